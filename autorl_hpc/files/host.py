@@ -1,0 +1,25 @@
+"""Which host, boot and job this process is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+
+def boot_id() -> str | None:
+    """Tells one boot of a host from another."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def host_name() -> str:
+    """The node's name. Slurm's own name first: several nodes may share a host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def job_id() -> str | None:
+    """The scheduler's id of this job."""
+    return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID")

@@ -1,0 +1,180 @@
+"""Where everything lies. Nothing else in the suite puts two path parts together.
+
+See docs/file-protocol.md for what each file is and who writes it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT_VARIABLE = "AUTORL_ROOT"
+
+
+def default_root() -> Path:
+    """`$AUTORL_ROOT`, else the current directory: the folder that holds store/, vault/ and runs/."""
+    return Path(os.environ.get(ROOT_VARIABLE) or ".").absolute()
+
+
+@dataclass(frozen=True)
+class Root:
+    """The folder with store/ (what agents may see), vault/ (what they may not) and runs/."""
+
+    path: Path
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store"
+
+    @property
+    def vault(self) -> Path:
+        return self.path / "vault"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def model(self, name: str) -> Path:
+        return self.store / "models" / name
+
+    def task_store(self, task: str) -> Path:
+        return self.store / "tasks" / task
+
+    def task_train(self, task: str) -> Path:
+        return self.task_store(task) / "train"
+
+    def task_vault(self, task: str) -> Path:
+        return self.vault / task
+
+    def experiment(self, name: str) -> ExperimentDir:
+        return ExperimentDir(self.runs / name)
+
+
+@dataclass(frozen=True)
+class ExperimentDir:
+    """`runs/<experiment>/`."""
+
+    path: Path
+
+    @property
+    def given(self) -> Path:
+        return self.path / "experiment.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        return self.path / "experiment.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def queue(self) -> Path:
+        return self.path / "queue"
+
+    @property
+    def claims(self) -> Path:
+        return self.path / "claims"
+
+    @property
+    def graders(self) -> Path:
+        return self.path / "graders"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / "artifacts"
+
+    @property
+    def baselines(self) -> Path:
+        return self.path / "baselines"
+
+    @property
+    def finished(self) -> Path:
+        """One empty file per closed run: how a grader sees, by one listing, that the experiment is over."""
+        return self.path / "finished"
+
+    @property
+    def cancel(self) -> Path:
+        """One file per cancelled run, or `all`."""
+        return self.path / "cancel"
+
+    @property
+    def jobs(self) -> Path:
+        """submitit's folder: scripts and logs of the jobs."""
+        return self.path / "jobs"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def run(self, run_id: str) -> RunDir:
+        return RunDir(self.path / run_id)
+
+    def folders(self) -> list[Path]:
+        """The folders that launch makes."""
+        return [
+            self.path,
+            self.code,
+            self.queue,
+            self.claims,
+            self.graders,
+            self.artifacts,
+            self.baselines,
+            self.finished,
+            self.cancel,
+            self.jobs,
+        ]
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<experiment>/<run_id>/`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger"
+
+    @property
+    def sealed_ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def items(self) -> Path:
+        return self.path / "items"
+
+    @property
+    def clock(self) -> Path:
+        """The supervisor's persisted clock."""
+        return self.path / "clock.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def events(self) -> Path:
+        return self.logs / "events.jsonl"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.logs / "agent.log"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    @property
+    def workspace_link(self) -> Path:
+        """A file that names the workspace, which may lie in scratch."""
+        return self.path / "workspace.json"

@@ -1,0 +1,185 @@
+"""A run's ledger: hash-chained entries, one file each, committed by `link` to the next number.
+
+Only one writer can win a number; a loser reads again and decides anew. So an entry that must stand once ("the score
+of submission 3") is written by `append(..., unless=...)`: the condition is tested against the whole chain right
+before the number that the entry would take, and nothing can slip in between.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.host import host_name, job_id
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.records.base import Strict, damaged, parse_record
+from autorl_hpc.records.ledger import BODIES, Entry, Writer
+from autorl_hpc.states import EntryKind
+
+MAX_APPEND_TRIES = 10_000
+"""Each try that fails means that another writer's entry stands; a run has far fewer writers than this."""
+
+
+def now_text() -> str:
+    """The wall clock for people, in UTC."""
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def sha256_hex(data: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def this_writer(role: str) -> Writer:
+    """The calling process as a Writer."""
+    return Writer(
+        role=role,  # type: ignore[arg-type]
+        host=host_name(),
+        pid=os.getpid(),
+        job_id=job_id(),
+    )
+
+
+@dataclass(frozen=True)
+class Linked:
+    """An entry with its typed body and the hash that the next one links to."""
+
+    entry: Entry
+    body: Any
+    sha256: str
+
+    @property
+    def kind(self) -> EntryKind:
+        return self.entry.kind
+
+
+class Ledger:
+    """The ledger of one run. Reading keeps what was read: entries never change, so only new ones are opened."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._entries: list[Linked] = []
+        self._genesis: str | None = None
+
+    def genesis(self) -> str:
+        """What the first entry links to: the hash of run.json."""
+        if self._genesis is None:
+            self._genesis = sha256_hex(reading.read_bytes(self.run.record))
+        return self._genesis
+
+    def head(self) -> str:
+        """The hash of the last entry read."""
+        return self._entries[-1].sha256 if self._entries else self.genesis()
+
+    def read(self) -> Sequence[Linked]:
+        """All entries, new ones included.
+
+        Raises:
+            AutorlError: an entry is missing, altered or out of order; the entry is named. What was read before
+                it stays in `entries`.
+        """
+        names = [name for name in reading.list_names(self.run.ledger) if name.endswith(".json")]
+        count = len(self._entries)
+        if not names and not count:
+            sealed = self._sealed_lines()
+            for line in sealed:
+                self._take(line, self.run.sealed_ledger)
+            return self._entries
+        known = set(names)
+        while f"{len(self._entries) + 1:06d}.json" in known:
+            name = f"{len(self._entries) + 1:06d}.json"
+            path = self.run.ledger / name
+            try:
+                data = reading.read_bytes(path)
+            except (OSError, ValueError) as error:
+                raise damaged(f"ledger entry {name} can't be read: {error}", path) from error
+            self._take(data, path)
+        beyond = [name for name in names if name > f"{len(self._entries):06d}.json"]
+        if beyond and name_is_number(beyond[0]):
+            missing = f"{len(self._entries) + 1:06d}.json"
+            # A writer may have linked this one after our listing began: look once more before it is called missing.
+            if missing in reading.list_names(self.run.ledger):
+                return self.read()
+            raise damaged(f"ledger entry {missing} is missing, though {beyond[0]} is there", self.run.ledger / missing)
+        return self._entries
+
+    @property
+    def entries(self) -> Sequence[Linked]:
+        """What the last `read` saw."""
+        return self._entries
+
+    def append(
+        self,
+        kind: EntryKind,
+        body: Strict,
+        *,
+        role: str,
+        unless: Callable[[Sequence[Linked]], bool] | None = None,
+    ) -> Linked | None:
+        """Commits one entry after all that stand, and returns it; None if `unless` says that it need not stand.
+
+        Raises:
+            OSError: the file system failed; nothing was committed.
+            AutorlError: the chain before it is damaged.
+        """
+        if not isinstance(body, BODIES[kind]):
+            raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
+        for _ in range(MAX_APPEND_TRIES):
+            entries = self.read()
+            if unless is not None and unless(entries):
+                return None
+            entry = Entry(
+                seq=len(entries) + 1,
+                prev=self.head(),
+                kind=kind,
+                at=now_text(),
+                writer=this_writer(role),
+                body=body.model_dump(mode="json"),
+            )
+            path = self.run.ledger / f"{entry.seq:06d}.json"
+            if atomic.publish_bytes(path, entry.canonical() + b"\n"):
+                self.read()
+                return self._entries[entry.seq - 1]
+        raise RuntimeError(f"no number of the ledger {self.run.ledger} could be won")
+
+    def seal_file(self) -> None:
+        """Writes ledger.jsonl, the entries one a line: a copy for readers that want one file."""
+        lines = b"".join(reading.read_bytes(self.run.ledger / f"{linked.entry.seq:06d}.json") for linked in self.read())
+        atomic.write_bytes(self.run.sealed_ledger, lines)
+
+    def _sealed_lines(self) -> list[bytes]:
+        try:
+            data = reading.read_bytes(self.run.sealed_ledger)
+        except (OSError, ValueError):
+            return []
+        return [line + b"\n" for line in data.split(b"\n") if line]
+
+    def _take(self, data: bytes, path: Path) -> None:
+        seq = len(self._entries) + 1
+        try:
+            entry = parse_record(Entry, json.loads(data), path)
+            body = parse_record(BODIES[entry.kind], entry.body, path)
+        except (ValueError, RecursionError, AutorlError) as error:
+            what = error.what if isinstance(error, AutorlError) else str(error)
+            raise damaged(f"ledger entry {seq:06d} is damaged: {what}", path) from None
+        if entry.seq != seq:
+            raise damaged(f"ledger entry {seq:06d} calls itself number {entry.seq}: the order was changed", path)
+        if entry.prev != self.head():
+            before = "run.json" if seq == 1 else f"entry {seq - 1:06d}"
+            raise damaged(f"the chain breaks before ledger entry {seq:06d}: {before} or this entry was altered", path)
+        if entry.canonical() + b"\n" != data:
+            raise damaged(f"ledger entry {seq:06d} is not written as this suite writes it: it was altered", path)
+        self._entries.append(Linked(entry, body, sha256_hex(data)))
+
+
+def name_is_number(name: str) -> bool:
+    """Whether a file name is that of a ledger entry."""
+    return name.removesuffix(".json").isdigit()

@@ -1,0 +1,89 @@
+"""Tolerant listing and reading: on a shared file system any OSError on a read means "look again".
+
+Waiters list directories and never wait on `exists()` of a name: an NFS client may go on believing for 30 s that a
+name it once missed is not there, while the listing already shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files.atomic import TEMPORARY_PREFIX
+
+RETRIES = 5
+"""A stale handle or a remote I/O error clears at the next open; five looks in a second see it gone."""
+
+RETRY_PAUSE_S = 0.05
+MAX_RECORD_BYTES = 32 * 1024 * 1024
+"""No record of ours comes near this; a larger file under a record's name is damage, not data."""
+
+
+def list_names(folder: Path) -> list[str]:
+    """The sorted names in `folder`, unfinished writes left out. A folder that is not there is empty.
+
+    Raises:
+        OSError: the folder is there and can't be listed after several looks.
+    """
+    for attempt in range(RETRIES):
+        try:
+            return sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY_PREFIX))
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            raise
+        except OSError:
+            if attempt == RETRIES - 1:
+                raise
+            time.sleep(RETRY_PAUSE_S * 2**attempt)
+    return []
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+    """The whole file, read through a fresh open (which is what makes NFS look at the server).
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is larger than `max_bytes`.
+        OSError: it can't be read after several looks.
+    """
+    for attempt in range(RETRIES):
+        try:
+            with open(path, "rb") as file:
+                data = file.read(max_bytes + 1)
+            break
+        except FileNotFoundError:
+            raise
+        except (IsADirectoryError, PermissionError):
+            raise
+        except OSError:
+            if attempt == RETRIES - 1:
+                raise
+            time.sleep(RETRY_PAUSE_S * 2**attempt)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes} bytes")
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is not JSON in UTF-8 (json.JSONDecodeError is a ValueError), or too large.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+
+
+def read_json_or_none(path: Path) -> Any | None:
+    """The JSON value in `path`, or None where it is absent or unreadable right now."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None

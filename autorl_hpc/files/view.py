@@ -1,0 +1,97 @@
+"""What a run's ledger says, as one object: used by supervisor, grader, status and report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autorl_hpc.files.ledger import Linked
+from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Closed, Score, Sealed, Submission
+from autorl_hpc.states import EntryKind, RunState
+
+
+@dataclass
+class RunView:
+    """The ledger's content by kind."""
+
+    attempts: list[AttemptStarted] = field(default_factory=list)
+    ended: list[AttemptEnded] = field(default_factory=list)
+    submissions: dict[int, Submission] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)
+    sealed: Sealed | None = None
+    closed: Closed | None = None
+
+    @classmethod
+    def of(cls, entries: Sequence[Linked]) -> RunView:
+        """The view of a chain."""
+        view = cls()
+        for linked in entries:
+            view.take(linked)
+        return view
+
+    def take(self, linked: Linked) -> None:
+        """Adds one entry. First come, first counted: a second entry of what must stand once changes nothing."""
+        body = linked.body
+        if linked.kind is EntryKind.ATTEMPT_STARTED:
+            self.attempts.append(body)
+        elif linked.kind is EntryKind.ATTEMPT_ENDED:
+            self.ended.append(body)
+        elif linked.kind is EntryKind.SUBMISSION:
+            self.submissions.setdefault(body.submission_id, body)
+        elif linked.kind is EntryKind.SCORE:
+            self.scores.setdefault(body.submission_id, body)
+        elif linked.kind is EntryKind.SEALED:
+            self.sealed = self.sealed or body
+        elif linked.kind is EntryKind.CLOSED:
+            self.closed = self.closed or body
+
+    @property
+    def attempt(self) -> int:
+        """The number of the newest attempt, 0 before the first."""
+        return max((a.attempt for a in self.attempts), default=0)
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands. A dead supervisor can't be told from a living one by the ledger alone."""
+        if self.closed:
+            return RunState.FINISHED
+        if self.sealed:
+            return RunState.CLOSING
+        if not self.attempts:
+            return RunState.QUEUED
+        return RunState.INTERRUPTED if any(e.attempt == self.attempt for e in self.ended) else RunState.RUNNING
+
+    def accepted(self) -> list[Submission]:
+        """Accepted submissions in order."""
+        return [s for _, s in sorted(self.submissions.items()) if s.status == "accepted"]
+
+    def refused(self) -> list[Submission]:
+        """Refused submissions in order."""
+        return [s for _, s in sorted(self.submissions.items()) if s.status == "refused"]
+
+    def score_of(self, submission: Submission) -> Score | None:
+        """The score that answers a submission: its own, or that of the equal one before it."""
+        return self.scores.get(submission.same_as or submission.submission_id)
+
+    def unscored(self) -> list[Submission]:
+        """Accepted submissions that still wait for a score of their own."""
+        return [s for s in self.accepted() if s.same_as is None and s.submission_id not in self.scores]
+
+    def best(self) -> Submission | None:
+        """The accepted submission with the highest score, the earliest of equals."""
+        best: tuple[float, Submission] | None = None
+        for submission in self.accepted():
+            score = self.score_of(submission)
+            if score is None or score.evaluation.score is None:
+                continue
+            if best is None or score.evaluation.score > best[0]:
+                best = (score.evaluation.score, submission)
+        return None if best is None else best[1]
+
+    def final(self) -> Submission | None:
+        """The last submission that the agent marked final and that has a score."""
+        for submission in reversed(self.accepted()):
+            score = self.score_of(submission)
+            if submission.final and score is not None and score.evaluation.score is not None:
+                return submission
+        return None

@@ -1,0 +1,98 @@
+"""One evaluation with its failures sorted: whose fault is it when an engine breaks on a checkpoint?
+
+An artifact is blamed only after it broke the engine twice and the base model is answered by a fresh engine on the same
+node. Where the base model fails too, the fault is the cluster's and the work goes back to the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import artifacts
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.grading.evaluate import Bench, Scored, write_items
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.records.run import Science
+from autorl_hpc.rollouts.engine import WeightsChanged
+from autorl_hpc.states import Fault, Split
+
+log = logging.getLogger("autorl_hpc.grader")
+
+DEATHS_BEFORE_BLAME = 3
+"""Graders that died while they held an entry. Three, because nodes do die; two is the design's lower limit."""
+
+CHECK_ITEMS = 4
+"""Items on which the base model is tried: enough to see a broken engine, a second of work."""
+
+
+class ClusterTrouble(Exception):
+    """The node can't score even the base model: the entry goes back to the queue."""
+
+
+@dataclass
+class Attempts:
+    """Evaluates artifacts for one grader."""
+
+    experiment: ExperimentDir
+    bench: Bench
+
+    def evaluate(
+        self, science: Science, content_hash: str, split: Split, items: Path, entry: str, generation: int
+    ) -> Evaluation:
+        """The evaluation of an artifact: a score with its items file written, or null with a fault.
+
+        Raises:
+            ClusterTrouble: this node can't do it; nothing is said about the artifact.
+        """
+        if generation > DEATHS_BEFORE_BLAME:
+            self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
+            return self._null(science, content_hash, split, Fault.ARTIFACT, f"{generation - 1} graders died while scoring it; the base model is scored without trouble on the same node")
+        weights = self.experiment.artifacts / content_hash
+        if not artifacts.artifact_ready(self.experiment.artifacts, content_hash):
+            return self._null(science, content_hash, split, Fault.CLUSTER, f"the accepted copy artifacts/{content_hash[:16]}... is gone")
+        problem = ""
+        for _ in range(2):
+            try:
+                return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items)
+            except WeightsChanged as error:
+                return self._null(science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}")
+            except AutorlError as error:
+                raise ClusterTrouble(str(error)) from error
+            except OSError as error:
+                raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
+            except Exception as error:  # noqa: BLE001  whatever an engine throws at bad weights
+                log.exception("evaluation of %s failed", entry)
+                problem = f"{type(error).__name__}: {error}"[:500]
+                self.bench.drop_engine()
+        self._check_base(science, split, problem)
+        return self._null(science, content_hash, split, Fault.ARTIFACT, f"the engine failed on it twice, and works for the base model: {problem}")
+
+    def _commit_items(self, scored: Scored, items: Path) -> Evaluation:
+        import time
+
+        started = time.monotonic()
+        digest = write_items(items, scored.outcomes)
+        timings = scored.evaluation.timings.model_copy(update={"commit_s": time.monotonic() - started})
+        return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
+
+    def _check_base(self, science: Science, split: Split, problem: str) -> None:
+        try:
+            self.bench.evaluate(science, self.bench.root.model(science.base_model), science.base_model_content_hash, split, limit=CHECK_ITEMS)
+        except Exception as error:
+            self.bench.drop_engine()
+            raise ClusterTrouble(f"the base model can't be scored on this node either ({error}); first seen: {problem}") from error
+
+    def _null(self, science: Science, content_hash: str, split: Split, fault: Fault, reason: str) -> Evaluation:
+        identity = self.bench.identity
+        return Evaluation(
+            split=split,
+            content_hash=content_hash,
+            score=None,
+            fault=fault,
+            reason=reason,
+            recipe_hash=science.recipe.hash(),
+            engine_hash=None if identity is None else identity.digest(),
+        )

@@ -1,0 +1,67 @@
+"""Base models' scores: once per model, split, recipe and engine hash, measured twice for the engine's own noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autorl_hpc.files import atomic
+from autorl_hpc.files.baselines import baseline_key, read_baseline
+from autorl_hpc.files.claims import Claims
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.grading.evaluate import Bench, write_items
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.run import Science
+from autorl_hpc.states import Split
+
+
+@dataclass
+class Baselines:
+    """The baselines folder, as one grader uses it."""
+
+    experiment: ExperimentDir
+    claims: Claims
+    bench: Bench
+    grader: str
+
+    def get(self, science: Science, split: Split) -> Baseline | None:
+        """The baseline by the engine that is up, if it has been measured."""
+        engine = self.bench.engine(science.base_model, science.recipe)
+        return read_baseline(self.experiment.baselines, baseline_key(science, split, engine.identity.digest()))
+
+    def ensure(self, science: Science, split: Split) -> Baseline | None:
+        """The baseline, measured now if need be; None while another living grader is measuring it."""
+        found = self.get(science, split)
+        if found is not None:
+            return found
+        engine = self.bench.engine(science.base_model, science.recipe)
+        key = baseline_key(science, split, engine.identity.digest())
+        entry = f"baseline-{key[:32]}"
+        if self.claims.take(entry, self.claims.current()) is None:
+            return None
+        try:
+            self._measure(science, split, key)
+        finally:
+            self.claims.drop(entry)
+        return self.get(science, split)
+
+    def _measure(self, science: Science, split: Split, key: str) -> None:
+        weights = self.bench.root.model(science.base_model)
+        content = science.base_model_content_hash
+        first = self.bench.evaluate(science, weights, content, split)
+        backwards = list(range(first.evaluation.n))[::-1]
+        second = self.bench.evaluate(science, weights, content, split, order=backwards)
+        changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
+        items = write_items(self.experiment.baselines / f"{key}.items.jsonl.gz", first.outcomes)
+        identity = self.bench.identity
+        assert identity is not None  # evaluate() has just used it
+        record = Baseline(
+            key=key,
+            task=science.task,
+            base_model=science.base_model,
+            evaluation=first.evaluation.model_copy(update={"items_sha256": items}),
+            repeat_score=second.evaluation.score,
+            repeat_changed_items=changed,
+            engine=identity,
+            grader=self.grader,
+        )
+        atomic.publish_bytes(self.experiment.baselines / f"{key}.json", record.canonical() + b"\n")

@@ -1,0 +1,119 @@
+"""Closing a run: choose the checkpoint, score it and the base model on the report split, commit, free artifacts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autorl_hpc.files import artifacts
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.attempts import Attempts
+from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.ledger import Closed, Evaluation, Submission
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EntryKind, Fault, Protocol, Split
+
+
+class NotReady(Exception):
+    """Something that the closing needs is still being worked on elsewhere; try again later."""
+
+
+@dataclass
+class Closing:
+    """Closes runs for one grader."""
+
+    experiment: ExperimentDir
+    baselines: Baselines
+    attempts: Attempts
+    grader: str
+    keep_all: bool
+
+    def close(self, record: RunRecord, entry: str, generation: int) -> None:
+        """Closes a sealed run whose submissions are all scored; does nothing on one that is closed.
+
+        Raises:
+            NotReady: scores or a baseline are still due.
+        """
+        run = self.experiment.run(record.run_id)
+        ledger = Ledger(run)
+        view = RunView.of(ledger.read())
+        if view.closed is None:
+            if view.sealed is None or view.unscored():
+                raise NotReady
+            body = self._decide(record, run, view, entry, generation)
+            ledger.append(EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None)
+            view = RunView.of(ledger.read())
+        self.finish(run, ledger, view)
+
+    def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:
+        """What follows from a closed ledger, and may be done twice: the sealed copy, the mark, the artifacts."""
+        ledger.seal_file()
+        (self.experiment.finished / run.run_id).touch()
+        if self.keep_all:
+            return
+        selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
+        keep = selected.content_hash if selected else None
+        for content in {s.content_hash for s in view.accepted()}:
+            if content is not None and content != keep:
+                artifacts.release(self.experiment.artifacts, content, run.run_id)
+
+    def _decide(self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int) -> Closed:
+        assert view.sealed is not None
+        science = record.science
+        feedback_split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        feedback = self._baseline(record, feedback_split)
+        report = feedback if science.protocol is Protocol.PAPER else self._baseline(record, Split.REPORT)
+        keys = {"baseline_feedback": feedback.key, "baseline_report": report.key, "grader": self.grader}
+        chosen, how = (view.final(), "final") if view.final() else (view.best(), "best_feedback")
+        if chosen is None:
+            fault, reason = _why_nothing(view)
+            if fault in (Fault.CLUSTER, Fault.GRADER):
+                return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **keys)
+            return Closed(selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **keys)
+        evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation)
+        return Closed(
+            selected=chosen.submission_id,
+            selected_by="final" if how == "final" else "best_feedback",
+            report=evaluation,
+            fault=evaluation.fault,
+            reason=evaluation.reason,
+            **keys,
+        )
+
+    def _report_evaluation(
+        self, record: RunRecord, run: RunDir, view: RunView, chosen: Submission, base: Baseline, entry: str, generation: int
+    ) -> Evaluation:
+        if record.science.protocol is Protocol.PAPER:
+            score = view.score_of(chosen)
+            assert score is not None
+            return score.evaluation
+        if chosen.is_base:
+            return base.evaluation
+        assert chosen.content_hash is not None
+        items = run.items / f"{chosen.submission_id:06d}.report.jsonl.gz"
+        return self.attempts.evaluate(record.science, chosen.content_hash, Split.REPORT, items, entry, generation)
+
+    def _baseline(self, record: RunRecord, split: Split) -> Baseline:
+        found = self.baselines.ensure(record.science, split)
+        if found is None:
+            raise NotReady
+        return found
+
+
+def _why_nothing(view: RunView) -> tuple[Fault, str]:
+    """Whose fault it is that a run has no score."""
+    assert view.sealed is not None
+    if view.sealed.fault is not None and view.sealed.fault is not Fault.AGENT:
+        return view.sealed.fault, view.sealed.reason or "the run was lost to the infrastructure"
+    failed = [score.evaluation for score in view.scores.values() if score.evaluation.score is None]
+    infrastructure = [e for e in failed if e.fault in (Fault.GRADER, Fault.CLUSTER)]
+    if infrastructure:
+        return infrastructure[0].fault or Fault.GRADER, infrastructure[0].reason or "an evaluation failed"
+    if failed:
+        return Fault.ARTIFACT, f"none of {len(failed)} accepted submissions could be evaluated: {failed[0].reason}"
+    if view.refused():
+        last = view.refused()[-1]
+        return Fault.ARTIFACT, f"all {view.sealed.refused} submissions were refused, the last one: {last.message}"
+    return Fault.AGENT, "no submission"

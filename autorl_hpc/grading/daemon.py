@@ -1,0 +1,267 @@
+"""The grader's main loop: look, choose, claim, score, commit. Any number of these may run.
+
+`python -m autorl_hpc job grader EXPERIMENT` runs one. It ends when the experiment is over or when it has been idle for
+`idle_exit_s`; it may be killed at any moment: what it held is taken over, and a score is committed once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
+from autorl_hpc.files.host import host_name, job_id
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.files import queue as queues
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
+from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.closing import Closing, NotReady
+from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.exchange import Heartbeat, QueueEntry
+from autorl_hpc.records.ledger import Score
+from autorl_hpc.records.run import ExperimentRecord, RunRecord
+from autorl_hpc.states import EntryKind, Protocol, QueueKind, Split
+
+log = logging.getLogger("autorl_hpc.grader")
+
+POLL_BUSY_S = 0.25
+"""4 Hz while there is work: a median wait of an eighth of a second costs one listing."""
+
+POLL_IDLE_S = 0.7
+"""After a minute without work; with the listing itself an entry is still claimed within 0.8 s in the median."""
+
+IDLE_AFTER_S = 60.0
+BEATS_PER_STALENESS = 6
+"""A heartbeat may be late five times before its claims are taken over."""
+
+RETRY_AFTER_TROUBLE_S = 5.0
+OVER_CHECK_S = 2.0
+MAX_TROUBLES = 5
+"""Cluster troubles in a row after which a grader gives its place to the next of the chain."""
+
+
+class Heart(threading.Thread):
+    """Writes the heartbeat; says whether it could."""
+
+    def __init__(self, experiment: ExperimentDir, beat: Heartbeat, period_s: float) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.experiment = experiment
+        self.beat = beat
+        self.period_s = period_s
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def set(self, **changes: object) -> None:
+        """Changes fields of the next beat."""
+        with self._lock:
+            self.beat = self.beat.model_copy(update=changes)
+
+    def write(self) -> None:
+        """One beat now."""
+        with self._lock:
+            self.beat = self.beat.model_copy(update={"counter": self.beat.counter + 1})
+            try:
+                write_heartbeat(self.experiment.graders, self.beat)
+            except OSError as error:
+                log.warning("heartbeat not written: %s", error)
+
+    def run(self) -> None:
+        while not self._stop.wait(self.period_s):
+            self.write()
+
+    def end(self) -> None:
+        """The last beat."""
+        self._stop.set()
+        self.set(state="ended", working_on=None)
+        self.write()
+
+
+class Grader:
+    """One grader daemon."""
+
+    def __init__(self, experiment: ExperimentDir) -> None:
+        self.experiment = experiment
+        self.record: ExperimentRecord = read_experiment(experiment)
+        spec = self.record.grader
+        self.root = Root(Path(self.record.root))
+        self.host = host_name()
+        self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
+        beat = Heartbeat(
+            grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id()
+        )
+        self.heart = Heart(experiment, beat, min(2.0, spec.stale_after_s / BEATS_PER_STALENESS))
+        self.claims = Claims(experiment.claims, self.id, self.host, HeartbeatWatch(experiment.graders, spec.stale_after_s))
+        self.bench = Bench(self.root, spec)
+        self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
+        self.attempts = Attempts(experiment, self.bench)
+        keep_all = self.record.spec.retention.artifacts == "all"
+        self.closing = Closing(experiment, self.baselines, self.attempts, self.id, keep_all)
+        self.order = queues.Order()
+        self._runs: dict[str, RunRecord] = {}
+        self._ledgers: dict[str, Ledger] = {}
+        self._not_before: dict[str, float] = {}
+        self._stop = False
+        self._held: str | None = None
+        self._troubles = 0
+
+    def run(self) -> None:
+        """Works until the experiment is over, there has been nothing to do for `idle_exit_s`, or a signal comes."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._on_signal)
+        if self.is_over():
+            log.info("the experiment is over: nothing to do")
+            return
+        self.heart.write()
+        self.heart.start()
+        last_work = last_over_check = time.monotonic()
+        try:
+            while not self._stop and self._troubles < MAX_TROUBLES:
+                if self.step():
+                    last_work = time.monotonic()
+                    continue
+                now = time.monotonic()
+                if now - last_over_check >= OVER_CHECK_S:
+                    last_over_check = now
+                    if self.is_over():
+                        log.info("the experiment is over")
+                        return
+                if now - last_work > self.record.grader.idle_exit_s:
+                    log.info("idle for %.0f s: ending", now - last_work)
+                    return
+                time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
+        finally:
+            if self._held is not None:
+                self.claims.drop(self._held)
+            self.heart.end()
+            self.bench.drop_engine()
+
+    def is_over(self) -> bool:
+        """Whether every run has been closed."""
+        return set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
+
+    def step(self) -> bool:
+        """Does one piece of work; False if there was none to get."""
+        names = queues.waiting(self.experiment.queue)
+        if not names:
+            return False
+        current = self.claims.current()
+        now = time.monotonic()
+        for name in self.order.sort(names):
+            if self._not_before.get(name, 0.0) > now:
+                continue
+            generation = self.claims.take(name, current)
+            if generation is None:
+                continue
+            self._work(name, generation)
+            return True
+        return False
+
+    def _work(self, name: str, generation: int) -> None:
+        self._held = name
+        self.heart.set(state="scoring", working_on=name)
+        try:
+            done = self._do(name, generation)
+            self._troubles = 0
+        except NotReady:
+            done = False
+            self._not_before[name] = time.monotonic() + 1.0
+        except (ClusterTrouble, AutorlError, OSError) as error:
+            log.error("%s goes back to the queue: %s", name, error)
+            done = False
+            self._troubles += 1
+            self._not_before[name] = time.monotonic() + RETRY_AFTER_TROUBLE_S
+        if done:
+            _unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
+            self._not_before.pop(name, None)
+        self.claims.drop(name)
+        self._held = None
+        self.heart.set(state="idle", working_on=None, engine_hash=None if self.bench.identity is None else self.bench.identity.digest())
+
+    def _do(self, name: str, generation: int) -> bool:
+        path = self.experiment.queue / f"{name}{queues.SUFFIX}"
+        try:
+            entry = parse_record(QueueEntry, reading.read_json(path), path)
+        except FileNotFoundError:
+            return True  # another grader finished it between our listing and our claim
+        if entry.kind is QueueKind.BASELINE:
+            return self._do_baseline(entry)
+        record = self._run(entry.run_id or "")
+        if entry.kind is QueueKind.CLOSE:
+            self.closing.close(record, name, generation)
+            self._ledgers.pop(record.run_id, None)
+            return True
+        return self._do_feedback(record, entry, name, generation)
+
+    def _do_baseline(self, entry: QueueEntry) -> bool:
+        for run_id in self.record.runs:
+            science = self._run(run_id).science
+            same = science.task == entry.task and science.base_model == entry.base_model
+            if same and science.recipe.hash() == entry.recipe_hash:
+                return self.baselines.ensure(science, entry.split or Split.FEEDBACK) is not None
+        return True  # no run asks for it
+
+    def _do_feedback(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:
+        run = self.experiment.run(record.run_id)
+        ledger = self._ledgers.setdefault(record.run_id, Ledger(run))
+        view = RunView.of(ledger.read())
+        number = entry.submission_id or 0
+        submission = view.submissions.get(number)
+        if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
+            return True
+        science = record.science
+        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        assert submission.content_hash is not None
+        if submission.is_base:
+            baseline = self.baselines.ensure(science, split)
+            if baseline is None:
+                raise NotReady
+            evaluation = baseline.evaluation
+        else:
+            items = run.items / f"{number:06d}.{split}.jsonl.gz"
+            evaluation = self.attempts.evaluate(science, submission.content_hash, split, items, name, generation)
+        score = Score(submission_id=number, evaluation=evaluation, grader=self.id, generation=generation)
+        ledger.append(EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores)
+        self.order.count(name)
+        self.heart.set(scored=self.heart.beat.scored + 1)
+        log.info("%s submission %d: %s", record.run_id, number, evaluation.score if evaluation.score is not None else evaluation.reason)
+        return True
+
+    def _run(self, run_id: str) -> RunRecord:
+        if run_id not in self._runs:
+            self._runs[run_id] = read_run(self.experiment.run(run_id))
+        return self._runs[run_id]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """A stop that was asked for: the claim is given back at once, so that the next grader need not wait."""
+        self._stop = True
+        raise KeyboardInterrupt
+
+
+def _unlink_quietly(path: Path) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def run_grader(experiment: ExperimentDir) -> int:
+    """The payload of a grader job; 0 when it ended as it should."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    grader = Grader(experiment)
+    try:
+        grader.run()
+    except KeyboardInterrupt:
+        return 130
+    return 1 if grader._troubles >= MAX_TROUBLES else 0

@@ -1,0 +1,188 @@
+"""Scoring one checkpoint on one split: prompts by the recipe, answers by the engine, outcomes by the scorer."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.files import atomic
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import verify_model
+from autorl_hpc.records.exchange import Engine as EngineIdentity
+from autorl_hpc.records.experiment import GraderSpec
+from autorl_hpc.records.ledger import Evaluation, Timings
+from autorl_hpc.records.run import Science
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.rollouts.engine import Answer, Engine
+from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.states import Split
+from autorl_hpc.tasks.heldout import Item, load_items, load_shots
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """One line of an items file: no texts, no gold."""
+
+    id: str
+    outcome: float
+    output_sha256: str
+    tokens: int
+
+    def as_dict(self) -> dict[str, object]:
+        return {"id": self.id, "outcome": self.outcome, "output_sha256": self.output_sha256, "tokens": self.tokens}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An evaluation with its per-item outcomes."""
+
+    evaluation: Evaluation
+    outcomes: tuple[ItemOutcome, ...]
+
+
+class Bench:
+    """Keeps the engine and the held-out items warm between evaluations."""
+
+    def __init__(self, root: Root, spec: GraderSpec) -> None:
+        self.root = root
+        self.spec = spec
+        self._engine: Engine | None = None
+        self._engine_for: tuple[str, str] | None = None
+        self._items: dict[tuple[str, str, str], list[Item]] = {}
+        self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
+
+    def engine(self, base_model: str, recipe: Recipe) -> Engine:
+        """The warm engine of a base model and dtype; another one is closed first."""
+        wanted = (base_model, recipe.dtype)
+        if self._engine is None or self._engine_for != wanted:
+            self.drop_engine()
+            from autorl_hpc.grading.engines import make_engine
+
+            verify_model(self.root, base_model)  # config and tokenizer too: they decide what is asked
+            self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype)
+            self._engine_for = wanted
+        return self._engine
+
+    @property
+    def identity(self) -> EngineIdentity | None:
+        """The engine that is up, if one is."""
+        return None if self._engine is None else self._engine.identity
+
+    def drop_engine(self) -> None:
+        """Closes the engine; the next evaluation starts a new one."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self._engine_for = None
+        self._prompts.clear()
+
+    def items(self, science: Science, split: Split) -> list[Item]:
+        """The split's items, from the vault."""
+        pin = science.splits[split]
+        key = (science.task, split, pin.sha256)
+        if key not in self._items:
+            self._items[key] = load_items(self.root, science.task, split, pin)
+        return self._items[key]
+
+    def evaluate(
+        self,
+        science: Science,
+        weights: Path,
+        content_hash: str,
+        split: Split,
+        *,
+        order: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> Scored:
+        """Scores the weights in `weights` on a split.
+
+        Args:
+            order: ask in this order (the outcomes come back in the split's own): another batch composition.
+            limit: ask only the first items, to see whether the engine works at all.
+
+        Raises:
+            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Anything else is a defect or an
+                engine that broke; the caller decides whose fault it is.
+        """
+        recipe = science.recipe
+        items = self.items(science, split)[:limit]
+        judge = scorer(recipe.scorer, recipe.scorer_version)
+        engine = self.engine(science.base_model, recipe)
+        prompts = self._tokens(science, split, engine)[:limit]
+        loaded = engine.load(weights, content_hash)
+        started = time.monotonic()
+        answers = _in_order(engine, prompts, recipe, science.seed, order)
+        generated = time.monotonic()
+        outcomes = tuple(_outcome(item, answer, judge(answer.text, item.answer)) for item, answer in zip(items, answers, strict=True))
+        total = sum(o.outcome for o in outcomes)
+        whole = all(o.outcome in (0.0, 1.0) for o in outcomes)
+        evaluation = Evaluation(
+            split=split,
+            content_hash=content_hash,
+            score=100.0 * total / len(outcomes),
+            n=len(outcomes),
+            correct=int(total) if whole else None,
+            recipe_hash=recipe.hash(),
+            engine_hash=engine.identity.digest(),
+            truncated=sum(answer.truncated for answer in answers),
+            timings=Timings(
+                load_s=loaded.load_s,
+                swap_s=loaded.swap_s,
+                generate_s=generated - started,
+                score_s=time.monotonic() - generated,
+            ),
+        )
+        return Scored(evaluation, outcomes)
+
+    def _tokens(self, science: Science, split: Split, engine: Engine) -> list[list[int]]:
+        key = (science.task, split, science.splits[split].sha256, science.recipe.hash())
+        if key not in self._prompts:
+            shots = load_shots(self.root, science.task, science.recipe)
+            self._prompts[key] = [prompt_tokens(engine, science.recipe, shots, item.question) for item in self.items(science, split)]
+        return self._prompts[key]
+
+
+def prompt_tokens(engine: Engine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:
+    """The token ids that are asked. `str.replace`, not `format`: a question may hold braces."""
+    text = recipe.prompt.replace("{question}", question)
+    if recipe.chat == "auto":
+        system = [{"role": "system", "content": recipe.system}] if recipe.system else []
+        tokens = engine.chat([*system, *shots, {"role": "user", "content": text}])
+        if tokens is not None:
+            return tokens
+    turns = "".join(m["content"] + ("\n\n" if m["role"] == "assistant" else "\n") for m in shots)
+    lead = f"{recipe.system}\n\n" if recipe.system else ""
+    return engine.encode(lead + turns + text)
+
+
+def _in_order(
+    engine: Engine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
+) -> list[Answer]:
+    if order is None:
+        return engine.generate(prompts, recipe.sampling, seed)
+    half = len(order) // 2
+    answers: dict[int, Answer] = {}
+    for part in (order[:half], order[half:]):
+        answers.update(zip(part, engine.generate([prompts[i] for i in part], recipe.sampling, seed), strict=True))
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _outcome(item: Item, answer: Answer, value: float) -> ItemOutcome:
+    if not 0.0 <= value <= 1.0:  # NaN fails this too
+        raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
+    digest = hashlib.sha256(answer.text.encode("utf-8", "replace")).hexdigest()
+    return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=answer.tokens)
+
+
+def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
+    """Writes an items file (JSON lines, gzip with no time in it) and returns its sha256."""
+    lines = "".join(json.dumps(o.as_dict(), sort_keys=True, separators=(",", ":")) + "\n" for o in outcomes)
+    data = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(path, data)
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""Experiment -> runs -> jobs."""

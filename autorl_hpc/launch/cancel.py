@@ -1,0 +1,68 @@
+"""`cancel`: a mark in the experiment's cancel folder, which supervisors see within a second; then the jobs, if asked for
+everything. What was accepted is still scored and the runs are closed, so a cancelled run has a report too."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment
+from autorl_hpc.files.view import RunView
+from autorl_hpc.launch.local import alive_jobs, stop_all
+
+SEAL_WAIT_S = 60.0
+CLOSE_WAIT_S = 600.0
+POLL_S = 0.3
+
+
+def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
+    """Cancels the given runs, or all, and waits until they are sealed.
+
+    Raises:
+        AutorlError: a run id that the experiment doesn't have.
+    """
+    record = read_experiment(experiment)
+    unknown = [run for run in runs if run not in record.runs]
+    if unknown:
+        raise AutorlError(f"this experiment has no run {unknown[0]}", where=experiment.path, next_step="see `autorl-hpc status` for the run ids")
+    wanted = runs or list(record.runs)
+    for name in runs or ["all"]:
+        (experiment.cancel / name).touch()
+    if not any(job.role == "agents" for job in alive_jobs(experiment)):
+        _seal_here(experiment, wanted)
+    open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
+    graders = any(job.role.startswith("grader") for job in alive_jobs(experiment))
+    if graders and not open_runs:
+        _wait(CLOSE_WAIT_S, lambda: [run for run in wanted if run not in reading.list_names(experiment.finished)] if alive_jobs(experiment) else [])
+    left = [] if runs else stop_all(experiment)
+    closed = set(reading.list_names(experiment.finished))
+    text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"
+    if open_runs:
+        text += f"; still not sealed: {', '.join(open_runs)} (their supervisors don't answer)"
+    elif len([r for r in wanted if r in closed]) < len(wanted):
+        text += "; no grader is running: `autorl-hpc launch` again scores what was accepted and closes them"
+    return {"cancelled": wanted, "not_sealed": open_runs, "jobs_left": [j.pid for j in left], "text": text}
+
+
+def _seal_here(experiment: ExperimentDir, runs: list[str]) -> None:
+    """No supervisor is there to see the mark: seal in its place. The supervisor's own code does it."""
+    from autorl_hpc.supervise.supervisor import Supervisor
+
+    for run in runs:
+        if not _view(experiment, run).sealed:
+            Supervisor(experiment, run).work()
+
+
+def _view(experiment: ExperimentDir, run: str) -> RunView:
+    return RunView.of(Ledger(experiment.run(run)).read())
+
+
+def _wait(limit_s: float, due: Any) -> list[str]:
+    deadline = time.monotonic() + limit_s
+    while (left := due()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return list(left)

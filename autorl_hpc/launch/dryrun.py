@@ -1,0 +1,80 @@
+"""`launch --dry-run`: what an experiment would do and cost, without starting anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autorl_hpc.files.layout import Root
+from autorl_hpc.launch.launcher import Plan
+from autorl_hpc.scoring.stats import smallest_visible_gain
+
+ARTIFACTS_PER_RUN = 4
+"""Accepted checkpoints that a run may hold at once in this estimate; closing a run frees all but the selected one."""
+
+WORKSPACE_COPIES = 6
+"""Base model, checkpoints and optimizer states of a run in its scratch, in sizes of the base model; an estimate."""
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """The plan as data for people and programs."""
+    spec = plan.spec
+    root = Root(plan.experiment.path.parent.parent)
+    sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
+    hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
+    disk = sum(sizes[cell.science.base_model] * (ARTIFACTS_PER_RUN + WORKSPACE_COPIES) for cell in plan.cells)
+    return {
+        "experiment": str(plan.experiment.path),
+        "protocol": str(spec.protocol),
+        "runs": [
+            {"run_id": cell.run_id, "state": "finished" if cell.run_id in plan.finished else "new" if cell in plan.new else "to resume"}
+            for cell in plan.cells
+        ],
+        "jobs": _jobs(plan),
+        "agent_hours": round(hours, 2),
+        "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
+        "disk_peak_bytes_estimate": disk,
+        "smallest_visible_gain_points": {
+            task: {
+                split: _rounded(smallest_visible_gain(pin.n))
+                for split, pin in next(cell.science.splits for cell in plan.cells if cell.science.task == task).items()
+            }
+            for task in spec.matrix.task
+        },
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _size_bytes(root: Root, model: str) -> int:
+    folder = root.model(model)
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _jobs(plan: Plan) -> list[dict[str, Any]]:
+    """The commands of the jobs, as submitit will start them."""
+    path = str(plan.experiment.path)
+    return [
+        {"role": "agents", "command": f"python -m autorl_hpc job array {path}", "at_once": plan.spec.parallel},
+        *(
+            {"role": f"grader-{i}", "command": f"python -m autorl_hpc job chain {path}", "chain": plan.spec.grader.chain}
+            for i in range(plan.spec.grader.count)
+        ),
+        {"role": "report", "command": f"python -m autorl_hpc job report {path}"},
+    ]
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"experiment {facts['experiment']}, protocol {facts['protocol']}, {len(facts['runs'])} runs"]
+    lines += [f"  {row['state']:<9}  {row['run_id']}" for row in facts["runs"]]
+    lines.append("jobs")
+    lines += [f"  {row['role']:<9}  {row['command']}" for row in facts["jobs"]]
+    lines.append(f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end")
+    lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
+    for task, splits in facts["smallest_visible_gain_points"].items():
+        shown = ", ".join(f"{split} {gain} points" for split, gain in splits.items())
+        lines.append(f"smallest gain that one run on {task} can show (80 % power): {shown}")
+    lines.append("nothing was started")
+    return "\n".join(lines)

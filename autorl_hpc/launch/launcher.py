@@ -1,0 +1,175 @@
+"""`launch`: makes or resumes an experiment's folder, queues what graders can do at once, and submits the jobs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc import __version__
+from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.ledger import now_text, sha256_hex
+from autorl_hpc.files.queue import put
+from autorl_hpc.files.records import read_experiment
+from autorl_hpc.launch.expand import Cell, expand, read_spec
+from autorl_hpc.launch.freeze import code_hash, freeze, frozen_is_whole, git_revision
+from autorl_hpc.records.exchange import QueueEntry
+from autorl_hpc.records.experiment import ExperimentSpec
+from autorl_hpc.records.run import ExperimentRecord, RunRecord
+from autorl_hpc.states import Fault, Protocol, QueueKind, Split
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch would do."""
+
+    spec: ExperimentSpec
+    cells: list[Cell]
+    experiment: ExperimentDir
+    new: list[Cell]
+    finished: list[str]
+
+
+def plan(path: Path, root: Root) -> Plan:
+    """Reads and checks everything; writes nothing.
+
+    Raises:
+        AutorlError: anything that would make a job fail later.
+    """
+    spec = read_spec(path)
+    if spec.cluster != "local":
+        raise AutorlError(
+            f"field `cluster`: there is no cluster profile `{spec.cluster}`",
+            where=path,
+            next_step="use `cluster: local`; Slurm profiles come with the next version",
+        )
+    cells = expand(spec, root, path)
+    experiment = root.experiment(spec.name)
+    done = set(reading.list_names(experiment.finished))
+    known = set(reading.list_names(experiment.path))
+    return Plan(
+        spec,
+        cells,
+        experiment,
+        [cell for cell in cells if cell.run_id not in known],
+        [cell.run_id for cell in cells if cell.run_id in done],
+    )
+
+
+def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan, ExperimentRecord]:
+    """Makes the experiment's folder, or completes the one that stands.
+
+    Raises:
+        AutorlError: see `plan`; or the code or a task changed since the first launch; or the folder can't be written.
+    """
+    planned = plan(path, root)
+    experiment = planned.experiment
+    try:
+        for folder in experiment.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        before = read_experiment(experiment) if experiment.resolved.exists() else None
+        frozen = _frozen_code(experiment, before, keep_frozen)
+        atomic.write_bytes(experiment.given, reading.read_bytes(path))
+        record = _experiment_record(planned, root, before, frozen, path)
+        for cell in planned.cells:
+            _write_run(experiment, record, cell, frozen)
+        atomic.write_json(experiment.resolved, record.model_dump(mode="json"))
+        for cell in planned.cells:
+            _queue_baselines(experiment, cell)
+    except OSError as error:
+        raise from_os_error(error, "preparing the experiment", error.filename or experiment.path) from error
+    return planned, record
+
+
+def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, keep_frozen: bool) -> str:
+    if before is None:
+        return freeze(experiment)
+    if not frozen_is_whole(experiment, before.code_hash):
+        raise AutorlError(
+            "the frozen code of this experiment was changed or is incomplete",
+            where=experiment.code / before.code_hash,
+            fault=Fault.CLUSTER,
+            next_step="launch under another name: its scores would not be those of the code that is named",
+            exit_code=Exit.FAILED,
+        )
+    if before.code_hash != code_hash() and not keep_frozen:
+        raise AutorlError(
+            "the package, a task or a template changed since this experiment was launched",
+            where=experiment.resolved,
+            next_step="add --keep-frozen to go on with the code as it was launched, or give the experiment another name",
+        )
+    return before.code_hash
+
+
+def _experiment_record(planned: Plan, root: Root, before: ExperimentRecord | None, frozen: str, path: Path) -> ExperimentRecord:
+    runs = list(before.runs) if before else []
+    runs += [cell.run_id for cell in planned.cells if cell.run_id not in runs]
+    return ExperimentRecord(
+        spec=planned.spec,
+        spec_sha256=sha256_hex(reading.read_bytes(path)),
+        root=str(root.path.resolve()),
+        code_hash=frozen,
+        git_revision=before.git_revision if before else git_revision(),
+        created_at=before.created_at if before else now_text(),
+        runs=tuple(runs),
+        grader=planned.spec.grader,
+        versions=_versions(),
+        host={"name": platform.node(), "system": platform.platform()},
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"autorl-hpc": __version__, "python": platform.python_version()}
+    for name in ("torch", "transformers", "trl", "accelerate", "pydantic", "submitit", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, frozen: str) -> None:
+    run = experiment.run(cell.run_id)
+    if run.record.exists():
+        return
+    for folder in (run.path, run.ledger, run.items, run.logs):
+        folder.mkdir(exist_ok=True)
+    body = RunRecord(
+        run_id=cell.run_id,
+        experiment=experiment.path.name,
+        index=record.runs.index(cell.run_id),
+        science=cell.science,
+        recipe_hash=cell.science.recipe.hash(),
+        task_hash=cell.task_hash,
+        agent_hash=cell.agent_hash,
+        code_hash=frozen,
+        created_at=now_text(),
+        versions=record.versions,
+    )
+    atomic.write_json(run.record, body.model_dump(mode="json"))
+
+
+def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
+    science = cell.science
+    done = set(reading.list_names(experiment.finished))
+    if cell.run_id in done:
+        return
+    for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
+        put(
+            experiment.queue,
+            QueueEntry(kind=QueueKind.BASELINE, task=science.task, base_model=science.base_model, recipe_hash=science.recipe.hash(), split=split),
+        )
+
+
+def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
+    """The environment in which jobs are submitted: they run the frozen code."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
+    env["AUTORL_ROOT"] = record.root
+    env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    return env

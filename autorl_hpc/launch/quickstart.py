@@ -1,0 +1,58 @@
+"""`quickstart`: stage, launch, follow, report, with nothing but what the package ships."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.share import share
+from autorl_hpc.launch import launcher, local
+from autorl_hpc.states import Fault
+
+
+def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> int:
+    """Runs `jobs/quickstart.yaml` under `place` and prints the report; returns the exit code."""
+    from rich.console import Console
+
+    from autorl_hpc.report import api, live
+    from autorl_hpc.report.terminal import print_summary
+    from autorl_hpc.stage.models import stage_model
+    from autorl_hpc.stage.tasks import stage_task
+    from autorl_hpc.tasks.loader import load_task
+
+    started = time.monotonic()
+    root = Root(place)
+    say(f"quickstart in {place}: a tiny base model, word problems, scripted agents that really train, one grader")
+    place.mkdir(parents=True, exist_ok=True)
+    stage_task(root, load_task("arithmetic"), None, say=say)
+    stage_model(root, "tiny", None, say=say)
+    job = _job_file(place, parallel)
+    planned, record = launcher.prepare(job, root)
+    local.submit(planned.experiment, record)
+    say(f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})")
+    live.watch([planned.experiment.path])
+    if not set(record.runs) <= set(reading.list_names(planned.experiment.finished)):
+        raise AutorlError(
+            "the jobs ended before every run was closed",
+            where=planned.experiment.jobs,
+            fault=Fault.CLUSTER,
+            next_step="read the *.out files there; the same command goes on where it stopped",
+            exit_code=Exit.FAILED,
+        )
+    merged = api.build([planned.experiment.path])
+    where = api.write_reports(merged, None)
+    print_summary(merged, Console(), where)
+    say(f"done in {time.monotonic() - started:.0f} s. Next: README.md, section \"On your cluster\"")
+    return int(Exit.OK)
+
+
+def _job_file(place: Path, parallel: int) -> Path:
+    """The shipped job with the number of agents at once put in."""
+    text = (share("jobs") / "quickstart.yaml").read_text(encoding="utf-8")
+    path = place / "quickstart.yaml"
+    atomic.write_bytes(path, text.replace("parallel: 2", f"parallel: {parallel}").encode())
+    return path

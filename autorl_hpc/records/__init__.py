@@ -1,0 +1,1 @@
+"""What lies on disk, as typed models with a schema_version. JSON Schemas of them are in docs/schemas/."""

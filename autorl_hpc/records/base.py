@@ -1,0 +1,105 @@
+"""The base of every record, and how a record is read so that a mistake is named by file and field."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.states import Fault
+
+SCHEMA_VERSION = 1
+"""Raised when a record changes so that an older reader would misread it."""
+
+
+class Strict(BaseModel):
+    """A part of a record: unknown fields are errors, values don't change, NaN is no number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def canonical(self) -> bytes:
+        """The bytes that hashes of this record are taken over."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        """sha256 of the canonical bytes, in hex."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+
+class Record(Strict):
+    """A file of its own on disk."""
+
+    TITLE: ClassVar[str] = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+RecordT = TypeVar("RecordT", bound=Strict)
+
+
+def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_step: str | None = None) -> RecordT:
+    """`value` as a `model`.
+
+    Raises:
+        AutorlError: naming `where`, the first wrong field and what it should be.
+    """
+    version = value.get("schema_version", SCHEMA_VERSION) if isinstance(value, dict) else SCHEMA_VERSION
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise AutorlError(
+            f"this file was written by a newer autorl-hpc (schema_version {version}, this one reads {SCHEMA_VERSION})",
+            where=where,
+            next_step="use the newer autorl-hpc to read it",
+        )
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(model, error, where, next_step) from None
+
+
+def _explain(model: type[Strict], error: ValidationError, where: str | Path, next_step: str | None) -> AutorlError:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown field{_suggestion(model, first['loc'])}"
+    elif first["type"] == "missing":
+        message = "this field is missing"
+    elif "input" in first and first["type"] != "value_error" and not isinstance(first["input"], (dict, list)):
+        message = f"{message}, but it is {first['input']!r}"[:300]
+    more = error.error_count() - 1
+    return AutorlError(
+        f"field `{field}`: {message}" + (f" (and {more} more)" if more else ""),
+        where=where,
+        fault=None,
+        next_step=next_step or "correct this field and run the same command again",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """The nearest known field, or all of them."""
+    fields: dict[str, Any] = dict(model.model_fields)
+    for part in location[:-1]:
+        inner = getattr(fields.get(str(part)), "annotation", None)
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return ""
+        fields = dict(inner.model_fields)
+    near = difflib.get_close_matches(str(location[-1]), fields, n=1)
+    if near:
+        return f"; did you mean `{near[0]}`?"
+    return f"; known are {', '.join(sorted(set(fields) - {'schema_version'}))}"
+
+
+def damaged(what: str, where: str | Path) -> AutorlError:
+    """A file of ours that no longer says what we wrote."""
+    return AutorlError(
+        what,
+        where=where,
+        fault=Fault.CLUSTER,
+        next_step="run `autorl-hpc verify` on its run; the other runs are not touched by this",
+        exit_code=Exit.FAILED,
+    )

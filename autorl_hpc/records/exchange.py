@@ -1,0 +1,134 @@
+"""The small files that rooms hand to each other: manifests, queue entries, claims, heartbeats, clocks, baselines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.records.names import ModelName, Name, Sha256
+from autorl_hpc.states import QueueKind, Split
+
+MAX_NOTE_CHARS = 500
+
+
+class Manifest(Record):
+    """What an agent drops into submissions/: `<id>.json`, by temporary name and rename."""
+
+    model_path: str = Field(min_length=1, max_length=1024, description="A folder of the workspace, such as output/v1.")
+    id: Name | None = Field(None, description="If given, it equals the file's name without .json.")
+    note: str | None = Field(None, max_length=MAX_NOTE_CHARS)
+    final: bool = Field(False, description="Mark this one as the checkpoint to be scored on the report split.")
+
+    @field_validator("model_path")
+    @classmethod
+    def _plain_text(cls, value: str) -> str:
+        if any(ord(char) < 32 or ord(char) == 127 for char in value):
+            raise ValueError("must not hold control characters")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("must be valid UTF-8") from None
+        return value
+
+
+class QueueEntry(Record):
+    """One file in queue/: work for a grader. Everything it says can be checked against the ledger."""
+
+    kind: QueueKind
+    run_id: str | None = None
+    submission_id: int | None = None
+    task: Name
+    base_model: ModelName
+    recipe_hash: Sha256
+    split: Split | None = None
+
+
+class Claim(Record):
+    """claims/<entry>.<generation>: who works on an entry. The highest generation holds it."""
+
+    entry: str
+    generation: int = Field(ge=1)
+    grader: str
+    host: str
+    pid: int
+
+
+class Heartbeat(Record):
+    """graders/<grader>.json: rewritten every second with a higher counter; no clock is compared."""
+
+    grader: str
+    host: str
+    pid: int
+    counter: int
+    state: Literal["starting", "idle", "scoring", "ended"]
+    working_on: str | None = None
+    scored: int = 0
+    engine_hash: Sha256 | None = None
+    job_id: str | None = None
+
+
+class Clock(Record):
+    """clock.json: the budget as the supervisor last wrote it. Written by the supervisor alone, every 10 s."""
+
+    attempt: int
+    elapsed_s: float = Field(ge=0)
+    given_back_s: float = Field(0, ge=0)
+    suspended_s: float = Field(0, ge=0)
+    counter: int = Field(0, description="Rises with each write: a heartbeat.")
+    host: str
+    pid: int
+    boot_id: str | None = None
+    job_id: str | None = None
+
+
+class Engine(Strict):
+    """Who answers; its digest is the engine_hash."""
+
+    backend: str
+    versions: dict[str, str]
+    device: str
+    dtype: str
+    parallel: int = 1
+
+
+class Baseline(Record):
+    """baselines/<key>.json: a base model's score on one split, measured twice for the engine's own noise."""
+
+    key: Sha256
+    task: Name
+    base_model: ModelName
+    evaluation: Evaluation
+    repeat_score: float | None = None
+    repeat_changed_items: int = Field(0, description="Items whose outcome differed between the two measurements.")
+    engine: Engine
+    grader: str
+
+    def noise(self) -> float | None:
+        """Difference of the two measurements in points: the grader's own noise."""
+        if self.evaluation.score is None or self.repeat_score is None:
+            return None
+        return abs(self.evaluation.score - self.repeat_score)
+
+
+class StoreFile(Strict):
+    """One file of the store or the vault."""
+
+    path: str
+    sha256: Sha256
+    size_bytes: int = Field(ge=0)
+
+
+class StoreManifest(Record):
+    """MANIFEST.json of a staged model or task."""
+
+    name: str
+    kind: Literal["model", "task", "vault"]
+    source: str
+    revision: str | None = None
+    licence: str | None = None
+    content_hash: Sha256 | None = Field(None, description="For models: the hash over names, dtypes, shapes and data.")
+    derived: str | None = Field(None, description="How the files were made, if they aren't the source's own.")
+    files: tuple[StoreFile, ...]

@@ -1,0 +1,106 @@
+"""An experiment: one YAML file, a matrix of runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.names import ModelName, Name
+from autorl_hpc.states import Protocol
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration_s(value: Any) -> float:
+    """Seconds from a number (seconds) or text such as `90s`, `20m`, `1h30m`, `2d`."""
+    if isinstance(value, bool):
+        raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, str):
+        text = value.strip().lower().replace(" ", "")
+        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+            return sum(float(n) * _UNITS_S[u] for n, u in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+    raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
+
+
+def _as_tuple(value: Any) -> Any:
+    """One value for a list of one. YAML reads a bare `null` as nothing: inside a list it means the agent of that name."""
+    if isinstance(value, list):
+        value = ["null" if entry is None else entry for entry in value]
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, (str, int)) else value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+ModelNames = Annotated[tuple[ModelName, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Seeds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+class Matrix(Strict):
+    """Every combination is a run. A single value may stand for a list of one."""
+
+    task: Names
+    agent: Names
+    base_model: ModelNames
+    driver: Names = ("none",)
+    mode: Annotated[tuple[Literal["free", "sft-only", "rl-only"], ...], BeforeValidator(_as_tuple)] = ("free",)
+    seed: Seeds = (0,)
+
+
+class Budget(Strict):
+    """What an agent may use."""
+
+    wall_clock_s: Duration = Field(description="Time the agent runs, over all attempts; queue time doesn't count.")
+    give_back_after_s: float = Field(60.0, ge=0, description="Waiting for a grader beyond this is given back.")
+    give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
+
+
+class GraderSpec(Strict):
+    """The grader daemons of an experiment."""
+
+    count: int = Field(1, ge=1, le=64)
+    chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
+    engine: Literal["transformers"] = "transformers"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(1, ge=0, description="torch threads on the CPU; 0 leaves torch's default. One is best for tiny models.")
+    batch_tokens: int = Field(131072, ge=256, description="Upper limit of prompt plus answer tokens in one batch.")
+    idle_exit_s: float = Field(600.0, gt=0)
+    stale_after_s: float = Field(60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over.")
+
+
+class Retention(Strict):
+    """Which accepted checkpoints stay on disk when a run is closed."""
+
+    artifacts: Literal["selected", "all"] = "selected"
+
+
+class ExperimentSpec(Record):
+    """jobs/<name>.yaml as a user writes it."""
+
+    name: Name
+    description: str = ""
+    matrix: Matrix
+    exclude: tuple[dict[str, Any], ...] = ()
+    budget: Budget
+    protocol: Protocol = Protocol.TWO_SPLIT
+    recipe: dict[Name, Name] = Field(default_factory=dict, description="Task name to recipe name; the default is the task's first.")
+    grader: GraderSpec = GraderSpec()
+    parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
+    attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")
+    retention: Retention = Retention()
+    cluster: Name = "local"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_shorthand(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("budget"), dict) and "wall_clock" in value["budget"]:
+            budget = dict(value["budget"])
+            budget.setdefault("wall_clock_s", budget.pop("wall_clock"))
+            return {**value, "budget": budget}
+        return value

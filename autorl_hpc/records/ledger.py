@@ -1,0 +1,148 @@
+"""The ledger's entries: the only source of truth for a run's scores."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.names import Sha256
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Split
+
+
+class Writer(Strict):
+    """Who wrote an entry."""
+
+    role: Literal["supervisor", "grader", "launch"]
+    host: str
+    pid: int
+    job_id: str | None = None
+
+
+class Entry(Record):
+    """One entry, one file. `prev` is the sha256 of the bytes of the entry before (of run.json for the first)."""
+
+    seq: int = Field(ge=1)
+    prev: Sha256
+    kind: EntryKind
+    at: str = Field(description="The writer's wall clock, for people; nothing is decided by it.")
+    writer: Writer
+    body: dict[str, Any]
+
+
+class AttemptStarted(Strict):
+    """A supervisor took the run over. An older attempt that meets this entry steps back."""
+
+    attempt: int = Field(ge=1)
+    elapsed_s: float = Field(ge=0, description="Budget already used when it began.")
+    workspace: str
+
+
+class AttemptEnded(Strict):
+    """A supervisor stopped without sealing: a signal, a preemption, a lost node."""
+
+    attempt: int
+    elapsed_s: float
+    reason: str
+
+
+class Submission(Strict):
+    """A manifest that was taken in or refused."""
+
+    submission_id: int = Field(ge=1)
+    manifest_id: str
+    status: Literal["accepted", "refused"]
+    model_path: str | None
+    note: str | None = None
+    final: bool = False
+    elapsed_s: float = Field(ge=0, description="Budget used when the manifest was seen.")
+    attempt: int = 1
+    content_hash: Sha256 | None = None
+    same_as: int | None = Field(None, description="An earlier submission with the same content: its score answers.")
+    is_base: bool = Field(False, description="The content is the base model's, tensor by tensor.")
+    size_bytes: int | None = None
+    tensors: int | None = None
+    intake_s: float | None = None
+    ignored_files: tuple[str, ...] = ()
+    fault: Fault | None = None
+    code: str | None = None
+    message: str | None = None
+    advice: str | None = None
+
+
+class Timings(Strict):
+    """Where the seconds of one evaluation went; each is a difference of one process's monotonic clock."""
+
+    load_s: float = 0.0
+    swap_s: float = 0.0
+    generate_s: float = 0.0
+    score_s: float = 0.0
+    commit_s: float = Field(0.0, description="Writing the per-item file; the ledger entry itself can't time itself.")
+
+    def overhead_s(self) -> float:
+        """Everything beside generation."""
+        return self.load_s + self.swap_s + self.score_s + self.commit_s
+
+
+class Evaluation(Strict):
+    """The outcome of scoring one checkpoint on one split: a number, or null with a fault."""
+
+    split: Split
+    content_hash: Sha256
+    score: float | None = Field(None, ge=0, le=100, description="0 to 100, higher is better.")
+    n: int = Field(0, ge=0)
+    correct: int | None = Field(None, ge=0)
+    fault: Fault | None = None
+    reason: str | None = None
+    recipe_hash: Sha256
+    engine_hash: Sha256 | None = None
+    items_sha256: Sha256 | None = None
+    truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
+    timings: Timings = Timings()
+
+
+class Score(Strict):
+    """A feedback score committed for a submission."""
+
+    submission_id: int
+    evaluation: Evaluation
+    grader: str
+    generation: int = Field(ge=1)
+
+
+class Sealed(Strict):
+    """The end of the agent's part: these submissions are scored, later ones never."""
+
+    submissions: tuple[int, ...]
+    ended_by: EndedBy
+    exit_code: int | None
+    elapsed_s: float
+    given_back_s: float
+    refused: int = 0
+    refused_unrecorded: int = Field(0, description="Refusals beyond the number that the ledger keeps one by one.")
+    fault: Fault | None = None
+    reason: str | None = None
+
+
+class Closed(Strict):
+    """The run is finished."""
+
+    selected: int | None = Field(description="The selected submission; null: the base model is kept.")
+    selected_by: Literal["final", "best_feedback", "base_kept", "infrastructure"]
+    report: Evaluation | None = None
+    baseline_report: str | None = Field(None, description="Key of the base model's scores on the report split.")
+    baseline_feedback: str | None = None
+    fault: Fault | None = None
+    reason: str | None = None
+    grader: str
+
+
+BODIES: dict[EntryKind, type[Strict]] = {
+    EntryKind.ATTEMPT_STARTED: AttemptStarted,
+    EntryKind.ATTEMPT_ENDED: AttemptEnded,
+    EntryKind.SUBMISSION: Submission,
+    EntryKind.SCORE: Score,
+    EntryKind.SEALED: Sealed,
+    EntryKind.CLOSED: Closed,
+}

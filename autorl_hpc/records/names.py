@@ -1,0 +1,22 @@
+"""The shapes of names and hashes that records share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A task, agent, driver, mode, experiment or manifest: safe as a file name."""
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$")]
+"""`name` or `org/name`."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may stand as a file name of ours."""
+    return re.fullmatch(NAME_PATTERN, text) is not None and ".." not in text

@@ -1,0 +1,66 @@
+"""run.json: the frozen run; experiment.json: the experiment as resolved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
+from autorl_hpc.records.names import ModelName, Name, Sha256
+from autorl_hpc.records.task import Recipe, SplitPin
+from autorl_hpc.states import Protocol
+
+
+class Science(Strict):
+    """What makes a run another run. Its digest gives the 8 hex digits of the run_id."""
+
+    task: Name
+    agent: Name
+    driver: Name
+    base_model: ModelName
+    mode: str
+    seed: int
+    budget: Budget
+    protocol: Protocol
+    recipe: Recipe
+    splits: dict[str, SplitPin]
+    base_model_content_hash: Sha256
+
+    def run_id(self) -> str:
+        """`<task>-<agent>-<model>-<mode>-s<seed>-<8 hex>`: readable and unique."""
+        model = self.base_model.rsplit("/", 1)[-1]
+        return f"{self.task}-{self.agent}-{model}-{self.mode}-s{self.seed}-{self.digest()[:8]}"
+
+
+class RunRecord(Record):
+    """run.json. The hash of its bytes is what the first ledger entry links to."""
+
+    run_id: str
+    experiment: Name
+    index: int = Field(ge=0, description="The run's place in the experiment's array of agent jobs.")
+    science: Science
+    recipe_hash: Sha256
+    task_hash: Sha256
+    agent_hash: Sha256
+    code_hash: Sha256
+    created_at: str
+    sandbox: str = "none"
+    network: str = "open"
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class ExperimentRecord(Record):
+    """experiment.json: the experiment as resolved."""
+
+    spec: ExperimentSpec
+    spec_sha256: Sha256
+    root: str = Field(description="The folder with store/ and vault/ when the experiment was launched.")
+    code_hash: Sha256
+    git_revision: str | None = None
+    created_at: str
+    runs: tuple[str, ...]
+    grader: GraderSpec
+    versions: dict[str, str] = Field(default_factory=dict)
+    host: dict[str, Any] = Field(default_factory=dict)

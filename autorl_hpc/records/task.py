@@ -1,0 +1,79 @@
+"""A task folder's task.yaml, and the recipe that says what is asked and how it is scored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.names import Name, Sha256
+
+
+class Sampling(Strict):
+    """How tokens are drawn. Greedy is temperature 0."""
+
+    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    max_new_tokens: int = Field(gt=0, le=32768)
+    stop: tuple[str, ...] = ()
+
+
+class Recipe(Strict):
+    """What is asked of a model, and how its answer is scored. Its digest is the `recipe_hash` of every score."""
+
+    name: Name
+    version: int = Field(ge=1)
+    prompt: str = Field(description="The user's text; {question} stands for the item's question.")
+    chat: Literal["none", "auto"] = Field(
+        "none",
+        description="auto: one user turn in the base model's chat template where it has one, else plain text.",
+    )
+    system: str | None = None
+    shots_file: str | None = Field(None, description="A staged JSON file with `messages`, put before the prompt.")
+    shots_sha256: Sha256 | None = None
+    sampling: Sampling
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    scorer: Name
+    scorer_version: str
+
+    def hash(self) -> str:
+        """The recipe_hash."""
+        return self.digest()
+
+
+class SplitPin(Strict):
+    """A held-out split: how many items, and the sha256 of its items.jsonl."""
+
+    n: int = Field(gt=0)
+    sha256: Sha256
+
+
+class SourceFile(Strict):
+    """A file that `stage` takes in, with the hash that the task pins."""
+
+    file: str
+    sha256: Sha256
+    url: str | None = None
+    optional: bool = False
+
+
+class TaskFile(Record):
+    """task.yaml."""
+
+    name: Name
+    title: str
+    level: Literal[1, 2, 3] = Field(1, description="The benchmark's level: static data, judge, interaction.")
+    unit: Literal["item", "cluster"] = "item"
+    source: str
+    licence: str
+    sources: tuple[SourceFile, ...] = ()
+    train_files: dict[str, Sha256]
+    splits: dict[Literal["feedback", "report"], SplitPin]
+    recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
+
+    def recipe(self, name: str | None) -> Recipe | None:
+        """The recipe of that name, the first for None."""
+        if name is None:
+            return self.recipes[0]
+        return next((recipe for recipe in self.recipes if recipe.name == name), None)

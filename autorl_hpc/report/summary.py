@@ -1,0 +1,235 @@
+"""What a report says, as typed records: summary.json is the JSON of these.
+
+Scores, differences, gaps and intervals are points (0 to 100); intervals are 95 %. Null means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
+
+Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete"]
+"""Why a run's improvement does not enter the statistics. Failing by the agent's fault is no such reason."""
+
+
+class ScoreSummary(Strict):
+    """One model on one split."""
+
+    split: Split
+    score: float | None = Field(description="Points; null: it could not be scored, see fault.")
+    low: float | None = Field(None, description="Lower end of the interval: Wilson for right or wrong outcomes.")
+    high: float | None = None
+    n: int = Field(0, description="Items.")
+    truncated: int = Field(0, description="Answers cut off by the token limit.")
+    submission_id: int | None = Field(None, description="Null: the base model.")
+    engine_hash: str | None = None
+    fault: Fault | None = None
+    reason: str | None = None
+
+
+class BaselineSummary(ScoreSummary):
+    """The base model on one split, measured twice."""
+
+    key: str
+    repeat_score: float | None = None
+    noise: float | None = Field(None, description="Difference of the two measurements: the grader's own noise.")
+    repeat_changed_items: int = 0
+
+
+class Gain(Strict):
+    """Selected against base on the report split."""
+
+    difference: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    won: int | None = Field(None, description="Items that only the selected model solved.")
+    lost: int | None = Field(None, description="Items that only the base model solved.")
+    n: int | None = None
+    how: Literal["paired_items", "graded_items", "base_kept", "scores_only"] = Field(
+        description="paired_items: McNemar's mid-p test and Tango's interval. graded_items: sign-flip test and BCa "
+        "bootstrap. base_kept: 0 by rule. scores_only: the items can't be used, so there is no interval."
+    )
+
+
+class Gap(Strict):
+    """(feedback selected - feedback base) - (report selected - report base)."""
+
+    gap: float
+    standard_error: float
+
+
+class Noise(Strict):
+    """Expected maximum of noise over the feedback queries: an upper bound on what the best owes to luck."""
+
+    queries: int = Field(description="Distinct checkpoints that got a feedback score.")
+    standard_error: float = Field(description="Largest standard error of one feedback score.")
+    expected_maximum: float
+    is_upper_bound: Literal[True] = True
+
+
+class Point(Strict):
+    """One submission on the run's way."""
+
+    submission_id: int
+    manifest_id: str
+    elapsed_s: float = Field(description="Budget used when it was dropped.")
+    status: SubmissionState
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    model_path: str | None = None
+    note: str | None = None
+    final: bool = False
+    is_base: bool = False
+    same_as: int | None = None
+    fault: Fault | None = None
+    reason: str | None = None
+
+
+class RunSummary(Record):
+    """One run."""
+
+    TITLE: ClassVar[str] = "run summary"
+
+    run_id: str
+    experiment: str
+    task: str
+    agent: str
+    agent_hash: str
+    driver: str
+    base_model: str
+    base_model_content_hash: str
+    mode: str
+    seed: int
+    protocol: Protocol
+    state: RunState
+    damage: str | None = Field(None, description="What is wrong with the ledger.")
+    budget_s: float
+    elapsed_s: float
+    given_back_s: float = 0.0
+    attempts: int = 0
+    accepted: int = 0
+    refused: int = 0
+    failed: int = Field(0, description="Accepted submissions that could not be scored.")
+    waiting: int = Field(0, description="Accepted submissions whose score is due.")
+    baseline_feedback: BaselineSummary | None = None
+    best_feedback: ScoreSummary | None = None
+    selected: int | None = None
+    selected_by: str | None = None
+    report: ScoreSummary | None = None
+    baseline_report: BaselineSummary | None = None
+    improvement: Gain | None = None
+    gap: Gap | None = None
+    noise: Noise | None = None
+    visible_gain_report: float | None = Field(None, description="Smallest true gain that the report split can show.")
+    visible_gain_feedback: float | None = None
+    counted: bool = Field(description="Whether its improvement enters the statistics over runs.")
+    excluded: Excluded | None = None
+    ranked: bool = Field(description="False: its sandbox level never ranks.")
+    fault: Fault | None = None
+    reason: str | None = None
+    ended_by: EndedBy | None = None
+    exit_code: int | None = None
+    trajectory: tuple[Point, ...] = ()
+    recipe_hash: str
+    engine_hash: str | None = None
+    split_hashes: dict[str, str]
+    code_hash: str
+    task_hash: str
+    ledger_head: str = Field(description="Hash of the last entry read: compare it with the one that was printed.")
+    ledger_entries: int
+    network: str
+    sandbox: str
+    notes: tuple[str, ...] = ()
+
+
+class Comparable(Strict):
+    """What must be equal before two scores are compared."""
+
+    task: str
+    base_model: str
+    base_model_content_hash: str
+    budget_s: float
+    protocol: Protocol
+    network: str
+    sandbox: str
+    recipe_hash: str
+    engine_hash: str | None
+    split_hashes: dict[str, str]
+
+
+class OverRuns(Strict):
+    """A mean over runs and what its number of runs allows."""
+
+    n: int
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    interval: Literal["t over runs", "range of two runs", "items of one run, not over runs", "none"]
+    bootstrap_low: float | None = Field(None, description="Bootstrap over runs, from five runs on.")
+    bootstrap_high: float | None = None
+
+
+class CellSummary(Strict):
+    """The runs of one agent, driver and mode under equal conditions."""
+
+    agent: str
+    agent_hash: str
+    driver: str
+    mode: str
+    counted: int
+    excluded: dict[Excluded, int]
+    base_kept: int = Field(description="Counted runs whose improvement is 0 because nothing valid was submitted.")
+    improvement: OverRuns
+    report: OverRuns
+    best_of: tuple[float, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")
+    run_ids: tuple[str, ...]
+
+
+class Comparison(Strict):
+    """One agent against another under equal conditions, over runs."""
+
+    a: str
+    b: str
+    difference: float = Field(description="Mean improvement of a less that of b.")
+    p_value: float = Field(description="Permutation of runs.")
+    p_holm: float = Field(description="Adjusted for the number of comparisons in this group.")
+    p_least: float = Field(description="The least p value that this number of runs can give.")
+    probability_of_improvement: float
+
+
+class Group(Strict):
+    """Everything that may be compared with one another."""
+
+    comparable: Comparable
+    cells: tuple[CellSummary, ...]
+    comparisons: tuple[Comparison, ...] = ()
+
+
+class LeftOut(Strict):
+    """What is not in the report, or not in its statistics, and why."""
+
+    what: str
+    why: str
+    next_step: str | None = None
+
+
+class MergedReport(Record):
+    """Several runs in one report."""
+
+    TITLE: ClassVar[str] = "merged report"
+
+    tool_version: str
+    experiments: tuple[str, ...]
+    runs: tuple[RunSummary, ...]
+    groups: tuple[Group, ...]
+    excluded: dict[Excluded, int]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()
+    run_folders: tuple[str, ...] = Field((), exclude=True, description="Folders of `runs`, in this process only.")
+    default_out: str = Field("report", exclude=True)

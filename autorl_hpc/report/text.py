@@ -1,0 +1,57 @@
+"""Text that others wrote (agents above all), made harmless for a terminal, HTML, Markdown and CSV."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MAX_CHARS = 500
+"""A note or a reason longer than this is cut: a report is read by people."""
+
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # DCS, SOS, PM, APC
+    r"|\x1b[ -/]*[0-~]?"
+)
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-!|~])")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "|", "%")
+"""What a spreadsheet may take for a formula or a command at the start of a cell."""
+
+
+def clean(text: str | None, limit: int = MAX_CHARS) -> str | None:
+    """One line without terminal escapes, control, direction and zero-width characters; None stays None."""
+    if text is None:
+        return None
+    if text.isascii() and text.isprintable() and len(text) <= limit:
+        return " ".join(text.split())
+    plain = _ESCAPE.sub("", text[: 20 * limit])
+    kept = []
+    for char in plain:
+        category = unicodedata.category(char)
+        if category in ("Cc", "Zl", "Zp"):
+            kept.append(" ")
+        elif category not in ("Cf", "Cs", "Co", "Cn"):
+            kept.append(char)
+    line = " ".join("".join(kept).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def markdown(text: object) -> str:
+    """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
+    shown = clean("" if text is None else str(text)) or ""
+    shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    shown = _MARKDOWN.sub(r"\\\1", shown)
+    return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+
+
+def csv_cell(value: object) -> object:
+    """A number as it is, text so that no spreadsheet takes it for a formula (OWASP's advice: a quote before it)."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return value
+    shown = clean(str(value)) or ""
+    return "'" + shown if shown.startswith(_FORMULA_STARTS) else shown

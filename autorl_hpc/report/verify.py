@@ -1,0 +1,147 @@
+"""`verify`: re-computes each ledger's chain and every hash that it names, and says what the proof is worth."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import artifacts, reading
+from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.report.live import experiments_in
+
+NOTE = (
+    "A whole chain shows that nothing was altered after the head was known elsewhere. It proves tampering only if this "
+    "head was kept outside the account that holds the runs; whoever can write here can also write a new chain."
+)
+
+
+@dataclass
+class Verdict:
+    """The result for one run."""
+
+    run_id: str
+    entries: int = 0
+    head: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {"run_id": self.run_id, "entries": self.entries, "head": self.head, "whole": self.whole, "problems": self.problems, "anchored": False, "note": NOTE}
+
+
+def verify_paths(paths: Sequence[Path]) -> list[Verdict]:
+    """Verdicts of all runs in `paths` (runs, experiments, or folders of them)."""
+    verdicts: list[Verdict] = []
+    for path in paths:
+        if (path / "run.json").is_file():
+            verdicts.append(verify_run(ExperimentDir(path.absolute().parent), RunDir(path.absolute())))
+            continue
+        for experiment in experiments_in([path]):
+            for run_id in read_experiment(experiment).runs:
+                verdicts.append(verify_run(experiment, experiment.run(run_id)))
+    return verdicts
+
+
+def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
+    """Checks one run: chain, run.json, sealed copy, items files, accepted copies that are kept."""
+    verdict = Verdict(run.run_id)
+    ledger = Ledger(run)
+    try:
+        record = read_run(run)
+        if record.run_id != run.run_id or record.science.run_id() != run.run_id:
+            verdict.problems.append(f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}")
+        ledger.read()
+    except (AutorlError, OSError) as error:
+        verdict.problems.append(error.what if isinstance(error, AutorlError) else str(error))
+    verdict.entries = len(ledger.entries)
+    if not verdict.problems:
+        verdict.head = ledger.head()
+        _check_sealed(run, ledger, verdict)
+        _check_evidence(experiment, run, RunView.of(ledger.entries), verdict)
+    return verdict
+
+
+def _check_sealed(run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
+    if not run.sealed_ledger.exists() or not reading.list_names(run.ledger):
+        return
+    lines = [line for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
+    for number, (line, linked) in enumerate(zip(lines, ledger.entries, strict=False), 1):
+        if hashlib.sha256(line + b"\n").hexdigest() != linked.sha256:
+            verdict.problems.append(f"ledger.jsonl line {number} differs from ledger entry {number:06d}")
+            return
+    if len(lines) > len(ledger.entries):
+        verdict.problems.append(f"ledger entry {len(ledger.entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/")
+    elif RunView.of(ledger.entries).closed and len(lines) < len(ledger.entries) and not _only_late(ledger, len(lines)):
+        verdict.problems.append(f"ledger.jsonl lacks entry {len(lines) + 1:06d}")
+
+
+def _only_late(ledger: Ledger, count: int) -> bool:
+    """Entries after the closing (an attempt that came late) are no damage."""
+    return RunView.of(ledger.entries[:count]).closed is not None
+
+
+def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdict: Verdict) -> None:
+    evaluations = [(f"{number:06d}", s.evaluation) for number, s in view.scores.items()]
+    if view.closed and view.closed.report and view.closed.selected:
+        evaluations.append((f"{view.closed.selected:06d}", view.closed.report))
+    for name, evaluation in evaluations:
+        if evaluation.items_sha256 is None:
+            continue
+        path = run.items / f"{name}.{evaluation.split}.jsonl.gz"
+        if path.exists():
+            if hashlib.sha256(path.read_bytes()).hexdigest() != evaluation.items_sha256:
+                verdict.problems.append(f"items/{path.name} was altered: its hash is not the ledger's")
+        elif not _is_baseline_items(experiment, evaluation.items_sha256):
+            verdict.problems.append(f"items/{path.name} is missing")
+    for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
+        folder = experiment.artifacts / content
+        if artifacts.artifact_ready(experiment.artifacts, content):
+            _check_artifact(folder, content, verdict)
+
+
+def _check_artifact(folder: Path, content: str, verdict: Verdict) -> None:
+    try:
+        digest = folder_content_hash(folder, drop=_dropped(folder))
+    except Exception as error:  # noqa: BLE001  whatever a damaged file causes is the finding
+        verdict.problems.append(f"artifacts/{content[:16]}... can't be read: {error}")
+        return
+    if digest != content:
+        verdict.problems.append(f"artifacts/{content[:16]}... was altered: its content hash is {digest[:16]}...")
+
+
+def _dropped(folder: Path) -> frozenset[str]:
+    value = reading.read_json_or_none(folder / artifacts.READY_NAME)
+    names = value.get("not_in_hash", []) if isinstance(value, dict) else []
+    return frozenset(str(name) for name in names)
+
+
+def _is_baseline_items(experiment: ExperimentDir, digest: str) -> bool:
+    """The base model's own submission has the baseline's items, which lie in baselines/."""
+    for name in reading.list_names(experiment.baselines):
+        if re.fullmatch(r"[0-9a-f]{64}\.items\.jsonl\.gz", name) and hashlib.sha256((experiment.baselines / name).read_bytes()).hexdigest() == digest:
+            return True
+    return False
+
+
+def as_lines(verdicts: list[Verdict]) -> list[str]:
+    """For people."""
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.run_id}  {verdict.entries} entries  head {verdict.head or '-'}")
+        lines += [f"         {problem}" for problem in verdict.problems]
+    bad = sum(not verdict.whole for verdict in verdicts)
+    lines += ["", f"{len(verdicts)} runs, {bad} damaged. {NOTE}"]
+    return lines

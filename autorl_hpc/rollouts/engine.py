@@ -1,0 +1,68 @@
+"""The engine Protocol: who answers prompts. Token ids go in, so that the prompt is the recipe's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from autorl_hpc.records.exchange import Engine as EngineIdentity
+from autorl_hpc.records.task import Sampling
+
+
+class Answer(NamedTuple):
+    """One completion."""
+
+    text: str
+    tokens: int
+    truncated: bool  # ended by the token limit, not by an end token or a stop string
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How long it took to bring weights in."""
+
+    load_s: float  # reading and checking the files
+    swap_s: float  # putting them into the model
+
+
+class WeightsChanged(Exception):
+    """The artifact's data no longer have the content hash that the ledger names."""
+
+
+class EngineFailed(Exception):
+    """The engine could not answer: the grader's or the artifact's fault, which the caller finds out."""
+
+
+class Engine(Protocol):
+    """An engine stays up between submissions; only weights are swapped."""
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """Backend, versions, device, dtype: hashed into every score."""
+        ...
+
+    def load(self, weights: Path, content_hash: str) -> Loaded:
+        """Swaps in the weights of a folder of safetensors whose names and shapes equal the base model's.
+
+        Raises:
+            WeightsChanged: the data don't have `content_hash`.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text by the base model's tokenizer, without special tokens added."""
+        ...
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
+        """Token ids of a conversation in the base model's template with the answer's beginning, None without one."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
+        """One answer a prompt, in the order given."""
+        ...
+
+    def close(self) -> None:
+        """Gives memory back."""
+        ...

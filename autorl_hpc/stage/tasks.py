@@ -1,0 +1,152 @@
+"""Staging a task: its prepare.py makes the training files and the two held-out splits, and every hash is checked.
+
+Training files go to store/, held-out items to vault/ with mode 0700. A folder gets its manifest last and its name by
+rename, so a staging that was killed leaves nothing that looks staged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
+from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.states import Fault
+from autorl_hpc.tasks.loader import Task
+from autorl_hpc.tasks.staged import ITEMS_NAME, StagedTask, train_names, vault_names, verify_staged_task
+
+Say = Callable[[str], None]
+
+
+def stage_task(root: Root, task: Task, source: Path | None, *, again: bool = False, say: Say = lambda _: None) -> StagedTask:
+    """Stages `task` from the files in `source`, or from nothing where the task makes its own data.
+
+    Raises:
+        AutorlError: a source file is missing or is not the pinned one; a made file differs from the task's pin.
+    """
+    if not again and (root.task_store(task.name) / MANIFEST_NAME).exists() and (root.task_vault(task.name) / MANIFEST_NAME).exists():
+        say(f"{task.name}: staged already; verifying")
+        return verify_staged_task(root, task)
+    _check_sources(task, source, say)
+    work = root.store / "tasks" / f".tmp-{task.name}-{os.getpid()}"
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        root.vault.mkdir(parents=True, exist_ok=True)
+        os.chmod(root.vault, 0o700)
+        say(f"{task.name}: preparing")
+        _load_prepare(task).prepare(source, work)
+        _check_pins(task, work)
+        store = StoreManifest(
+            name=task.name, kind="task", source=task.file.source, licence=task.file.licence, files=describe_files(work, train_names(task))
+        )
+        vault = StoreManifest(
+            name=task.name,
+            kind="vault",
+            source=task.file.source,
+            licence=task.file.licence,
+            files=describe_files(work, vault_names(task)),
+        )
+        _install(work, [*train_names(task)], root.task_store(task.name), store, private=False)
+        _install(work, [*vault_names(task)], root.task_vault(task.name), vault, private=True)
+    except OSError as error:
+        raise from_os_error(error, f"staging {task.name}", work) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    say(f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}")
+    return StagedTask(store, vault)
+
+
+def _check_sources(task: Task, source: Path | None, say: Say) -> None:
+    if not task.file.sources:
+        return
+    if source is None:
+        raise AutorlError(
+            f"task {task.name} needs its source files",
+            where=task.folder / "task.yaml",
+            next_step=f"get {', '.join(s.file for s in task.file.sources)} from {task.file.source} and run: autorl-hpc stage {task.name} --from DIR",
+        )
+    for pinned in task.file.sources:
+        path = source / pinned.file
+        if not path.is_file():
+            if pinned.optional:
+                say(f"{task.name}: {pinned.file} is not there; the recipe that needs it can't be used")
+                continue
+            raise AutorlError(
+                f"{pinned.file} is missing", where=path, next_step=f"get it from {pinned.url or task.file.source} and stage again"
+            )
+        digest = file_sha256(path)
+        if digest != pinned.sha256:
+            raise AutorlError(
+                f"{pinned.file} has sha256 {digest}, the task pins {pinned.sha256}: truncated, re-encoded or altered",
+                where=path,
+                next_step=f"get the original from {pinned.url or task.file.source} and stage again",
+            )
+        say(f"{task.name}: {pinned.file} is the pinned file")
+
+
+def _load_prepare(task: Task) -> ModuleType:
+    path = task.folder / "prepare.py"
+    spec = importlib.util.spec_from_file_location(f"autorl_task_{task.name}_prepare", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise AutorlError(f"task {task.name} has no prepare.py", where=path, next_step="add one; see docs/adding-a-task.md")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_pins(task: Task, work: Path) -> None:
+    pins = {**task.file.train_files, **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}}
+    for name, digest in pins.items():
+        path = work / name
+        made = file_sha256(path) if path.is_file() else "no file"
+        if made != digest:
+            raise AutorlError(
+                f"prepare.py made another {name} than task.yaml pins ({made[:16]}, pinned {digest[:16]})",
+                where=task.folder / "prepare.py",
+                next_step="task.yaml and prepare.py must be changed together",
+                exit_code=Exit.FAILED,
+            )
+
+
+def _install(work: Path, names: list[str], target: Path, manifest: StoreManifest, *, private: bool) -> None:
+    fresh = target.parent / f".tmp-{target.name}-new-{os.getpid()}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name in names:
+        if (work / name).is_file():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(work / name, fresh / name)
+    write_manifest(fresh, manifest)
+    replace_folder(fresh, target, private=private)
+
+
+def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
+    """Puts `fresh` in the place of `target` and takes the write bits away."""
+    for parent, folders, names in os.walk(fresh):
+        for name in names:
+            os.chmod(Path(parent) / name, 0o400 if private else 0o444)
+        for name in folders:
+            os.chmod(Path(parent) / name, 0o700 if private else 0o755)
+    os.chmod(fresh, 0o700 if private else 0o755)
+    if target.exists():
+        old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
+        os.rename(target, old)
+        os.rename(fresh, target)
+        _remove(old)
+    else:
+        os.rename(fresh, target)
+
+
+def _remove(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        os.chmod(parent, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""What the agent is told: results/<manifest id>.json, and the same object over the bridge. The reference's fields
+(submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions)
+stand beside ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.baselines import baseline_key, read_baseline
+from autorl_hpc.files.ledger import now_text
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.exchange import Manifest
+from autorl_hpc.records.ledger import Submission
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import Protocol, Split, SubmissionState
+from autorl_hpc.supervise.workspace import Workspace
+
+FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState.FAILED)
+
+
+@dataclass
+class Answers:
+    """Writes answers and lets the bridge wait for them. Thread-safe."""
+
+    record: RunRecord
+    baselines: Path
+    workspace: Workspace
+    _told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def has(self, manifest_id: str) -> bool:
+        """Whether anything was told about this manifest by this process."""
+        with self._changed:
+            return manifest_id in self._told
+
+    def refuse(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> None:
+        """Tells a refusal that has no ledger entry of its own."""
+        body = Submission(
+            submission_id=1,
+            manifest_id=manifest_id,
+            status="refused",
+            model_path=None if manifest is None else manifest.model_path,
+            elapsed_s=elapsed_s,
+            fault=refusal.fault,
+            code=refusal.code,
+            message=refusal.message[:1000],
+            advice=refusal.advice,
+        )
+        self._tell(manifest_id, {**self._common(body, RunView()), "submission_id": None})
+
+    def update(self, view: RunView) -> None:
+        """Tells everything that the view says and that has not been told yet."""
+        for submission in view.submissions.values():
+            told = self._told.get(submission.manifest_id)
+            if told is None or told["status"] not in FINAL_STATES:
+                answer = self._answer(submission, view)
+                if told is None or told["status"] != answer["status"]:
+                    self._tell(submission.manifest_id, answer)
+
+    def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
+        """The answer to a manifest, once it is accepted or refused (or, with `scored`, has a score); None in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                told = self._told.get(manifest_id)
+                if told is not None and (not scored or told["status"] in FINAL_STATES):
+                    return told
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _tell(self, manifest_id: str, answer: dict[str, Any]) -> None:
+        self.workspace.write("results", f"{manifest_id}.json", answer)
+        with self._changed:
+            self._told[manifest_id] = answer
+            self._changed.notify_all()
+
+    def _common(self, submission: Submission, view: RunView) -> dict[str, Any]:
+        return {
+            "submission_id": submission.submission_id,
+            "manifest_id": submission.manifest_id,
+            "timestamp": now_text(),
+            "model_path": submission.model_path,
+            "status": str(SubmissionState.REFUSED if submission.status == "refused" else SubmissionState.ACCEPTED),
+            "score": None,
+            "baseline_score": None,
+            "improvement": None,
+            "elapsed_seconds": round(submission.elapsed_s, 2),
+            "content_hash": submission.content_hash,
+            "same_as": submission.same_as,
+            "is_base_model": submission.is_base,
+            "ignored_files": list(submission.ignored_files),
+            "fault": None if submission.fault is None else str(submission.fault),
+            "code": submission.code,
+            "error": submission.message,
+            "advice": submission.advice,
+            "total_submissions": len(view.submissions),
+        }
+
+    def _answer(self, submission: Submission, view: RunView) -> dict[str, Any]:
+        answer = self._common(submission, view)
+        score = view.score_of(submission)
+        if submission.status == "accepted" and score is not None:
+            evaluation = score.evaluation
+            answer["status"] = str(SubmissionState.FAILED if evaluation.score is None else SubmissionState.SCORED)
+            answer["score"] = evaluation.score
+            answer["n"], answer["truncated"] = evaluation.n, evaluation.truncated
+            answer["timings"] = evaluation.timings.model_dump(mode="json")
+            answer["overhead_s"] = evaluation.timings.overhead_s()
+            answer["fault"], answer["error"] = evaluation.fault and str(evaluation.fault), evaluation.reason
+            base = self._baseline(evaluation.engine_hash)
+            answer["baseline_score"] = base
+            if base is not None and evaluation.score is not None:
+                answer["improvement"] = round(evaluation.score - base, 6)
+        best = view.best()
+        best_score = None if best is None else view.score_of(best)
+        if best is not None and best_score is not None:
+            answer["best"] = {
+                "submission_id": best.submission_id,
+                "model_path": best.model_path,
+                "score": best_score.evaluation.score,
+            }
+        else:
+            answer["best"] = None
+        return answer
+
+    def _baseline(self, engine_hash: str | None) -> float | None:
+        if engine_hash is None:
+            return None
+        science = self.record.science
+        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        found = read_baseline(self.baselines, baseline_key(science, split, engine_hash))
+        return None if found is None else found.evaluation.score

@@ -1,0 +1,52 @@
+"""What the lint compares a submission with: the base model's config and tensors, read once from headers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files import reading
+from autorl_hpc.files.checkpoint import tensors_of
+
+EMBEDDING_NAMES = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+HEAD_NAME = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The base model as headers show it.
+
+    Attributes:
+        shapes: shape of each tensor by name.
+        elements: number of values in all tensors.
+    """
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    content_hash: str
+    elements: int
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head shares the embedding: no head of its own in the file."""
+        return HEAD_NAME not in self.shapes
+
+    @property
+    def embedding(self) -> str | None:
+        """Name of the embedding tensor, if it has a usual name."""
+        return next((name for name in EMBEDDING_NAMES if name in self.shapes), None)
+
+    @classmethod
+    def read(cls, folder: Path, content_hash: str) -> BaseModel:
+        """Reads a staged model's config and headers."""
+        config = json.loads(reading.read_bytes(folder / "config.json"))
+        shapes = {tensor.name: tensor.shape for tensor in tensors_of(folder)}
+        elements = 0
+        for shape in shapes.values():
+            count = 1
+            for size in shape:
+                count *= size
+            elements += count
+        return cls(config=config, shapes=shapes, content_hash=content_hash, elements=elements)

@@ -1,0 +1,164 @@
+"""The loopback HTTP bridge: the reference's protocol for agents that were written for it.
+
+`POST /submit` drops the same manifest into submissions/ as ./submit does and waits for the answer; `GET /time` and
+`GET /health` answer with the reference's fields. All paths lie under a token of this run, so that another run's agent on
+the same host can't ask here. `/set_baseline` is refused: a baseline is measured, never told.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from autorl_hpc.supervise.answers import Answers
+from autorl_hpc.supervise.workspace import Workspace
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+MAX_BODY_BYTES = 64 * 1024
+HOLD_S = 24 * 3600.0
+"""A submission is held open until its score is there; the run's end cuts it off before this does."""
+
+SOCKET_TIMEOUT_S = 60.0
+PICK_UP_S = 60.0
+"""How long `"wait": false` waits for intake to say accepted or refused."""
+
+
+class Bridge:
+    """One run's HTTP server, on a free port of the loopback."""
+
+    def __init__(self, workspace: Workspace, answers: Answers, meta: Callable[[], dict[str, Any]], left_s: Callable[[], float]) -> None:
+        self.workspace = workspace
+        self.answers = answers
+        self.meta = meta
+        self.left_s = left_s
+        self.token = secrets.token_urlsafe(24)
+        self.last_submit_time: int | None = None
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.server.daemon_threads = True
+        self._thread = threading.Thread(target=self.server.serve_forever, name="bridge", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """What agents get as GRADING_SERVER_URL."""
+        return f"http://127.0.0.1:{self.server.server_address[1]}/{self.token}"
+
+    def start(self) -> None:
+        """Starts answering."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops answering; requests that are held open end with their connections."""
+        if self._thread.is_alive():
+            self.server.shutdown()
+        self.server.server_close()
+
+    def submit(self, body: Any) -> tuple[int, dict[str, Any]]:
+        """POST /submit."""
+        if not isinstance(body, dict) or not isinstance(body.get("model_path"), str) or not body["model_path"]:
+            return 400, {"error": "Missing model_path"}
+        manifest_id = f"http-{time.time_ns():020d}-{secrets.token_hex(4)}"
+        manifest: dict[str, Any] = {"schema_version": 1, "model_path": body["model_path"], "final": body.get("final") is True}
+        if isinstance(body.get("note"), str):
+            manifest["note"] = body["note"][:500]
+        try:
+            json.dumps(manifest, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return 400, {"error": "Invalid request"}
+        self.last_submit_time = int(time.time())
+        if not self.workspace.write("submissions", f"{manifest_id}.json", manifest):
+            return 500, {"error": "Internal server error", "fault": "cluster", "advice": "submissions/ can't be written; try again"}
+        wait = body.get("wait") is not False
+        answer = self.answers.wait(manifest_id, scored=wait, timeout_s=HOLD_S if wait else PICK_UP_S)
+        if answer is None:
+            return 202, {"manifest_id": manifest_id, "status": "dropped", "score": None}
+        return (400 if answer["status"] == "refused" else 200), answer
+
+    def time(self) -> dict[str, Any]:
+        """GET /time."""
+        return {
+            **self.meta(),
+            "now": int(time.time()),
+            "remaining": int(self.left_s()),
+            "last_submit_time": self.last_submit_time,
+        }
+
+    def health(self) -> dict[str, Any]:
+        """GET /health."""
+        import os
+
+        gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        return {"status": "ok", "task": self.meta()["task"], "workspace": str(self.workspace.path), "available_gpus": gpus}
+
+
+def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """One request."""
+
+        timeout = SOCKET_TIMEOUT_S
+        protocol_version = "HTTP/1.1"
+        server_version = "autorl-hpc"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            action = self._action()
+            if action == "time":
+                self._send(200, bridge.time())
+            elif action == "health":
+                self._send(200, bridge.health())
+            else:
+                self._send(404, {"error": "Not found"})
+
+        def do_POST(self) -> None:
+            action = self._action()
+            body = self._body()
+            if action == "submit":
+                if body is None:
+                    self._send(400, {"error": "Missing model_path"})
+                else:
+                    self._send(*bridge.submit(body))
+            elif action == "set_baseline":
+                self._send(403, {"error": "the baseline is measured by the grader and can't be set"})
+            else:
+                self._send(404, {"error": "Not found"})
+
+        def _action(self) -> str | None:
+            token, _, action = self.path.split("?", 1)[0].strip("/").partition("/")
+            same = hmac.compare_digest(token.encode("utf-8", "replace"), bridge.token.encode())
+            return action if same else None
+
+        def _body(self) -> Any | None:
+            try:
+                length = int(self.headers.get("Content-Length") or 0)
+            except ValueError:
+                length = -1
+            if not 0 <= length <= MAX_BODY_BYTES:
+                self.close_connection = True
+                return None
+            try:
+                return json.loads(self.rfile.read(length) or b"{}")
+            except (ValueError, RecursionError):
+                return None
+
+        def _send(self, status: int, value: dict[str, Any]) -> None:
+            data = json.dumps(value).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """The request line holds the token: it is not logged."""
+
+    return Handler

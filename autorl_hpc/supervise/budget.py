@@ -1,0 +1,134 @@
+"""The budget's clock, kept outside the agent: the sum of monotonic intervals over all attempts.
+
+Queue time doesn't count, since no supervisor ticks then. A gap between two ticks of more than three intervals is a
+suspension (a stopped job, a frozen node) and doesn't count either.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.host import boot_id, host_name, job_id
+from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.exchange import Clock
+from autorl_hpc.records.experiment import Budget
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+TICK_S = 0.5
+PERSIST_S = 10.0
+"""How much of the clock a lost node can cost; a killed supervisor loses nothing, see the keeper."""
+
+SUSPENSION_S = 3 * PERSIST_S
+
+
+def read_clock(path: Path) -> Clock | None:
+    """The clock as last written, None where there is none that can be read."""
+    value = reading.read_json_or_none(path)
+    if value is None:
+        return None
+    try:
+        return parse_record(Clock, value, path)
+    except AutorlError:
+        return None
+
+
+class BudgetClock:
+    """Counts the budget of one attempt on top of the earlier ones. Thread-safe."""
+
+    def __init__(self, path: Path, budget: Budget, attempt: int, *, elapsed_s: float, given_back_s: float, suspended_s: float) -> None:
+        self.path = path
+        self.budget = budget
+        self.attempt = attempt
+        self._elapsed_s = elapsed_s
+        self._given_back_s = given_back_s
+        self._suspended_s = suspended_s
+        self._counter = 0
+        self._last: float | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="clock", daemon=True)
+
+    def start(self) -> None:
+        """Starts counting."""
+        self._last = time.monotonic()
+        self.persist()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops counting and writes the clock a last time."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.tick()
+        self.persist()
+
+    def tick(self) -> None:
+        """Adds the interval since the last tick."""
+        with self._lock:
+            now = time.monotonic()
+            if self._last is not None:
+                gap = now - self._last
+                if gap > SUSPENSION_S:
+                    self._suspended_s += gap
+                else:
+                    self._elapsed_s += gap
+            self._last = now
+
+    @property
+    def elapsed_s(self) -> float:
+        """Budget used, what was given back not taken off."""
+        self.tick()
+        return self._elapsed_s
+
+    @property
+    def given_back_s(self) -> float:
+        """Time given back for waiting on graders."""
+        return self._given_back_s
+
+    @property
+    def left_s(self) -> float:
+        """Budget left; never negative."""
+        return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
+
+    def give_back(self, waited_s: float) -> float:
+        """Gives the wait for a grader beyond the free part back, up to the cap; returns how much."""
+        with self._lock:
+            more = max(0.0, waited_s - self.budget.give_back_after_s)
+            more = min(more, self.budget.give_back_cap_s - self._given_back_s)
+            self._given_back_s += max(0.0, more)
+            return max(0.0, more)
+
+    def persist(self) -> None:
+        """Writes clock.json. A failure is logged and tried again at the next time: the agent goes on."""
+        with self._lock:
+            self._counter += 1
+            record = Clock(
+                attempt=self.attempt,
+                elapsed_s=self._elapsed_s,
+                given_back_s=self._given_back_s,
+                suspended_s=self._suspended_s,
+                counter=self._counter,
+                host=host_name(),
+                pid=os.getpid(),
+                boot_id=boot_id(),
+                job_id=job_id(),
+            )
+        try:
+            atomic.write_bytes(self.path, record.canonical() + b"\n")
+        except OSError as error:
+            log.warning("clock not written: %s", error)
+
+    def _loop(self) -> None:
+        last_persist = time.monotonic()
+        while not self._stop.wait(TICK_S):
+            self.tick()
+            if time.monotonic() - last_persist >= PERSIST_S:
+                last_persist = time.monotonic()
+                self.persist()

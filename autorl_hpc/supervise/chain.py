@@ -1,0 +1,81 @@
+"""The supervisor's hand on the ledger: every entry is written only while this attempt is the newest one.
+
+Slurm may run two attempts of one job at once, and a node that was thought dead may come back. The newest
+`attempt_started` entry wins: an older attempt meets it at its next entry or look, and steps back.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.base import Strict
+from autorl_hpc.records.ledger import AttemptStarted
+from autorl_hpc.states import EntryKind
+
+
+class Superseded(Exception):
+    """A newer attempt of the same run has begun: this one must end without a word."""
+
+
+class Chain:
+    """The ledger of one run for one attempt. Thread-safe."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.ledger = Ledger(run)
+        self.view = RunView()
+        self.attempt = 0
+        self._taken = 0
+        self._lock = threading.RLock()
+
+    def look(self) -> RunView:
+        """The run's view, new entries included.
+
+        Raises:
+            Superseded: a newer attempt has begun.
+        """
+        with self._lock:
+            self._absorb()
+            if self.attempt and self.view.attempt > self.attempt:
+                raise Superseded
+            return self.view
+
+    def begin(self, elapsed_s: float, workspace: str) -> int:
+        """Starts an attempt and returns its number."""
+        with self._lock:
+            while True:
+                number = self.look().attempt + 1
+                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace)
+                written = self.ledger.append(
+                    EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=lambda entries: RunView.of(entries).attempt >= number
+                )
+                if written is not None:
+                    self.attempt = number
+                    self._absorb()
+                    return number
+
+    def write(self, kind: EntryKind, body: Strict) -> None:
+        """Commits an entry of this attempt.
+
+        Raises:
+            Superseded: a newer attempt has begun.
+        """
+        with self._lock:
+            newer = EntryKind.ATTEMPT_STARTED
+            written = self.ledger.append(
+                kind,
+                body,
+                role="supervisor",
+                unless=lambda entries: any(e.kind is newer and e.body.attempt > self.attempt for e in entries[self._taken :]),
+            )
+            if written is None:
+                raise Superseded
+            self._absorb()
+
+    def _absorb(self) -> None:
+        entries = self.ledger.read()
+        for linked in entries[self._taken :]:
+            self.view.take(linked)
+        self._taken = len(entries)

@@ -1,0 +1,186 @@
+"""Copies a linted checkpoint while hashing and scanning it: every byte is read once, and what was hashed is what is kept.
+
+Tensors are hashed one by one, so several threads can work on different tensors; hashlib, reads and writes let go of
+the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.checkpoint import TensorSpec, content_hash
+from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.lint import Linted
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Fits the caches well enough that hash and scan read it from there, and is a large read for a shared file system."""
+
+WRITEBACK_BYTES = 64 * 1024 * 1024
+"""Data are sent to disk in steps of this size while the copy goes on, so that the closing fsync has little left."""
+
+EXPONENT_BITS = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
+"""A value whose exponent bits are all set is Inf or NaN."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The result of a copy: the content hash, and each tensor's digest."""
+
+    content_hash: str
+    digests: dict[str, str]
+    size_bytes: int
+    not_in_hash: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Scan:
+    digest: str
+    all_zero: bool
+
+
+def workers() -> int:
+    """Threads for one copy: more than four outrun the disk."""
+    return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
+    """Copies the weight files into `target`.
+
+    Raises:
+        Refused: a tensor holds NaN or Inf, a head is all zero, a tied head differs, or a file changed meanwhile.
+        OSError: reading or writing failed (`errno` tells whose fault it is).
+    """
+    before = {name: _signature(fd) for name, fd in linted.files.items()}
+    outputs = {name: os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444) for name in linted.files}
+    stop = threading.Event()
+    flusher = _Flusher(list(outputs.values()))
+    try:
+        for name, fd in linted.files.items():
+            _copy_header(fd, outputs[name], min(t.begin for t in linted.tensors if t.file == name))
+        heads = {HEAD_NAME, base.embedding}
+        with ThreadPoolExecutor(workers(), thread_name_prefix="copy") as pool:
+
+            def work(tensor: TensorSpec) -> _Scan:
+                return _copy_tensor(tensor, linted.files[tensor.file], outputs[tensor.file], stop, flusher, tensor.name in heads)
+
+            # In file order: large sequential reads and writes, which shared file systems like.
+            ordered = sorted(linted.tensors, key=lambda t: (t.file, t.begin))
+            futures = [pool.submit(work, tensor) for tensor in ordered]
+            try:
+                scans = {tensor.name: future.result() for tensor, future in zip(ordered, futures, strict=True)}
+            except BaseException:
+                stop.set()
+                raise
+        for name, fd in linted.files.items():
+            if _signature(fd) != before[name]:
+                raise Refused("artifact_changed", f"{name} changed while it was copied", "submit after the save has ended, and don't write to the folder until you are told `accepted`")
+        for fd in outputs.values():
+            os.fsync(fd)
+    finally:
+        stop.set()
+        for fd in outputs.values():
+            os.close(fd)
+    return _judge(linted, base, scans)
+
+
+def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
+    head = HEAD_NAME if HEAD_NAME in scans and not linted.extra_head else base.embedding
+    if head is not None and scans[head].all_zero:
+        raise Refused("zero_head", f"every value of {head} is zero", "this model can't answer anything: check how it was saved")
+    digests = {name: scan.digest for name, scan in scans.items()}
+    kept: Sequence[TensorSpec] = linted.tensors
+    left_out: tuple[str, ...] = ()
+    if linted.extra_head:
+        embedding = base.embedding
+        if embedding is None or digests[HEAD_NAME] != digests[embedding]:
+            raise Refused("untied_head", f"{HEAD_NAME} differs from {embedding}, but the base model ties them", "keep tie_word_embeddings as in the base model")
+        kept = [tensor for tensor in linted.tensors if tensor.name != HEAD_NAME]
+        left_out = (HEAD_NAME,)
+    return Copied(
+        content_hash=content_hash((t.name, t.dtype, t.shape, digests[t.name]) for t in kept),
+        digests=digests,
+        size_bytes=linted.size_bytes,
+        not_in_hash=left_out,
+    )
+
+
+def _copy_header(source: int, target: int, length: int) -> None:
+    data = os.pread(source, length, 0)
+    if len(data) != length:
+        raise Refused("artifact_changed", "a file became shorter while it was copied", "submit after the save has ended")
+    view, position = memoryview(data), 0
+    while position < length:
+        position += os.pwrite(target, view[position:], position)
+
+
+def _copy_tensor(tensor: TensorSpec, source: int, target: int, stop: threading.Event, flusher: _Flusher, is_head: bool) -> _Scan:
+    import numpy as np
+
+    kind, mask = EXPONENT_BITS[tensor.dtype]
+    digest = hashlib.sha256()
+    buffer = bytearray(min(CHUNK_BYTES, max(8, tensor.end - tensor.begin)))
+    view = memoryview(buffer)
+    all_zero = True
+    position = tensor.begin
+    while position < tensor.end and not stop.is_set():
+        want = min(CHUNK_BYTES, tensor.end - position)
+        got = 0
+        while got < want:
+            part = os.preadv(source, [view[got:want]], position + got)
+            if part <= 0:
+                raise Refused("artifact_changed", f"{tensor.file} became shorter while it was copied", "submit after the save has ended")
+            got += part
+        chunk = view[:want]
+        digest.update(chunk)
+        values = np.frombuffer(chunk, dtype=kind)
+        if bool(np.any((values & mask) == mask)):
+            raise Refused("not_finite", f"tensor {tensor.name} of {tensor.file} holds NaN or Inf", "the training diverged: submit an earlier checkpoint")
+        if is_head and all_zero:
+            all_zero = not bool(values.any())
+        sent = 0
+        while sent < want:
+            sent += os.pwrite(target, chunk[sent:], position + sent)
+        flusher.wrote(target, want)
+        position += want
+    return _Scan(digest.hexdigest(), is_head and all_zero)
+
+
+class _Flusher:
+    """Starts write-back of what was written every WRITEBACK_BYTES, without waiting for it where the system can."""
+
+    def __init__(self, targets: list[int]) -> None:
+        self._written = dict.fromkeys(targets, 0)
+        self._lock = threading.Lock()
+        self._start = _writeback_function()
+
+    def wrote(self, target: int, count: int) -> None:
+        with self._lock:
+            before = self._written[target]
+            self._written[target] = before + count
+            due = before // WRITEBACK_BYTES != (before + count) // WRITEBACK_BYTES
+        if due and self._start is not None:
+            self._start(target)
+
+
+def _writeback_function() -> Callable[[int], object] | None:
+    """sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE): starts write-back and returns; Linux and glibc only."""
+    import ctypes
+
+    try:
+        function = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return lambda fd: function(fd, 0, 0, 2)
+
+
+def _signature(fd: int) -> tuple[int, int, int, int]:
+    info = os.fstat(fd)
+    return info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

@@ -1,0 +1,89 @@
+"""The keeper: the small process between supervisor and agent. Standard library only.
+
+It starts the agent, adopts every orphan of it (child subreaper), and ends them all: when the agent's first process ends,
+when the supervisor says so, or when the supervisor is gone, which shows as the end of its standard input. In that last
+case it leaves the exact time that the agent ran in a file, so that the next supervisor charges it.
+
+Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s), then `stop <grace_s>` lines; one JSON line
+out when everything has ended (exit_code, left).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+
+from autorl_hpc.supervise.processes import become_subreaper, end_all
+
+POLL_S = 0.1
+TERM_GRACE_S = 3.0
+
+
+def main() -> int:
+    """Runs one agent to its end."""
+    job = json.loads(sys.stdin.buffer.readline())
+    adopted = become_subreaper()
+    started = time.monotonic()
+    with open(job["log"], "ab", buffering=0) as log:
+        agent = subprocess.Popen(
+            job["argv"],
+            env=job["env"],
+            cwd=job["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            close_fds=True,
+        )
+    print(json.dumps({"pid": agent.pid, "subreaper": adopted}), flush=True)
+    grace_s, orphaned = _wait(agent)
+    ran_s = time.monotonic() - started
+    if orphaned:
+        _leave_elapsed(job["elapsed_file"], job["elapsed_s"] + ran_s)
+    code = agent.poll()
+    left = end_all(os.getpid(), job["mark"], grace_s=grace_s, spare=frozenset({os.getppid()}))
+    if code is None:
+        try:
+            code = agent.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass
+    while end_all(os.getpid(), job["mark"], collect=True, spare=frozenset({os.getppid()})) - left:
+        pass
+    if not orphaned:
+        print(json.dumps({"exit_code": code, "left": sorted(left), "ran_s": ran_s}), flush=True)
+    return 0
+
+
+def _wait(agent: subprocess.Popen[bytes]) -> tuple[float, bool]:
+    """Waits for the agent's end, a stop, or the supervisor's death; (grace for the rest, supervisor is gone)."""
+    stdin = sys.stdin.fileno()
+    while True:
+        if agent.poll() is not None:
+            return 0.0, False
+        ready, _, _ = select.select([stdin], [], [], POLL_S)
+        if ready:
+            data = os.read(stdin, 4096)
+            if not data:
+                return TERM_GRACE_S, True
+            if data.startswith(b"stop"):
+                return float(data.split()[1]), False
+
+
+def _leave_elapsed(path: str, elapsed_s: float) -> None:
+    temporary = f"{path}.tmp-{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"elapsed_s": elapsed_s}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        pass  # the clock file, at most ten seconds older, still stands
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Ending every process of an agent, also those that left its process group by setsid. Standard library only.
+
+The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and can be found
+by walking /proc from them. Processes that got away all the same are found by a mark in their environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+MARK_VARIABLE = "AUTORL_RUN_MARK"
+PR_SET_CHILD_SUBREAPER = 36
+KILL_ROUNDS = 200
+ROUND_PAUSE_S = 0.02
+
+
+def become_subreaper() -> bool:
+    """Makes orphaned descendants children of this process; False where the kernel refuses."""
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def parents() -> dict[int, int]:
+    """Parent of every process that can be seen."""
+    table: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    rest = file.read().rpartition(b")")[2].split()
+                if rest[0] != b"Z":
+                    table[int(name)] = int(rest[1])
+            except (OSError, IndexError, ValueError):
+                continue
+    return table
+
+
+def descendants(root: int) -> set[int]:
+    """All living descendants of `root`."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    stack = list(children.get(root, []))
+    while stack:
+        pid = stack.pop()
+        if pid not in found:
+            found.add(pid)
+            stack.extend(children.get(pid, []))
+    return found
+
+
+def marked(mark: str) -> set[int]:
+    """Living processes with the run's mark in their first environment, this one left out."""
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    found: set[int] = set()
+    for pid in parents():
+        if pid != os.getpid():
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0"):
+                        found.add(pid)
+            except OSError:
+                continue
+    return found
+
+
+def _send(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def reap() -> None:
+    """Collects children that have ended, so that they don't stay as zombies."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def end_all(root: int, mark: str, *, spare: frozenset[int] = frozenset(), grace_s: float = 0.0, collect: bool = False) -> set[int]:
+    """Ends all descendants of `root` and all marked processes; returns those that could not be ended.
+
+    First TERM and `grace_s` seconds; then STOP until no new process appears, which a fork bomb can't outrun; then KILL.
+    """
+
+    def targets() -> set[int]:
+        if collect:
+            reap()
+        return (descendants(root) | marked(mark)) - spare - {root, os.getpid()}
+
+    if grace_s > 0:
+        _send(targets(), signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and targets():
+            time.sleep(0.05)
+    for _ in range(KILL_ROUNDS):
+        stopped: set[int] = set()
+        while new := targets() - stopped:
+            _send(new, signal.SIGSTOP)
+            stopped |= new
+        if not stopped:
+            return set()
+        _send(stopped, signal.SIGKILL)
+        time.sleep(ROUND_PAUSE_S)
+    return targets()

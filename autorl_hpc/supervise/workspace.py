@@ -1,0 +1,213 @@
+"""The agent's workspace. It belongs to the agent, so the supervisor touches it by directory descriptors alone and follows
+no link in it: whatever the agent puts in the place of `results/`, nothing outside the workspace is ever written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from autorl_hpc.agents import Agent
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.share import share
+from autorl_hpc.files.store import MANIFEST_NAME
+from autorl_hpc.records.canonical import readable_json
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.tasks.loader import Task
+
+FOLDERS = ("code", "data", "models", "output", "submissions", "results")
+PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
+TOOLS = ("submit", "time", "scores")
+"""Names of one file, templates/workspace/submit, which looks at how it was called. `results` is taken by the folder."""
+
+DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def lay(path: Path, root: Root, record: RunRecord, task: Task, agent: Agent) -> None:
+    """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are."""
+    science = record.science
+    for name in (*FOLDERS, *PRIVATE_FOLDERS):
+        (path / name).mkdir(parents=True, exist_ok=True)
+    _copy_once(root.task_train(science.task), path / "data")
+    model = path / "models" / science.base_model
+    if not model.exists():
+        fresh = model.parent / f".tmp-{model.name}-{os.getpid()}"
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        _copy_tree(root.model(science.base_model), fresh)
+        os.rename(fresh, model)
+    for folder in agent.folders():
+        _copy_once(folder, path / ".agent" / folder.name)
+    tool = share("templates") / "workspace" / "submit"
+    for name in TOOLS:
+        if not (path / name).exists():
+            shutil.copyfile(tool, path / name)
+            os.chmod(path / name, 0o755)
+    _write_once(path / "description.md", task.description)
+    _write_once(path / "instructions.md", instructions(record, path))
+
+
+def instructions(record: RunRecord, path: Path) -> str:
+    """instructions.md, from its template."""
+    science = record.science
+    text = (share("templates") / "workspace" / "instructions.md").read_text(encoding="utf-8")
+    mode = (share("templates") / "workspace" / f"mode-{science.mode}.md").read_text(encoding="utf-8").strip()
+    return Template(text).safe_substitute(
+        task=science.task,
+        base_model=science.base_model,
+        workspace=str(path),
+        hours=f"{science.budget.wall_clock_s / 3600:.2f}",
+        mode=mode,
+        prompt=json.dumps(science.recipe.prompt, ensure_ascii=False),
+        max_new_tokens=science.recipe.sampling.max_new_tokens,
+    )
+
+
+def run_meta(record: RunRecord) -> dict[str, Any]:
+    """What run_meta.json tells the agent. Information only: nothing in it is ever read back."""
+    science = record.science
+    return {
+        "task": science.task,
+        "base_model": science.base_model,
+        "agent": science.agent,
+        "mode": science.mode,
+        "seed": science.seed,
+        "protocol": str(science.protocol),
+        "timeout_s": int(science.budget.wall_clock_s),
+        "recipe": {
+            "name": science.recipe.name,
+            "prompt": science.recipe.prompt,
+            "chat": science.recipe.chat,
+            "system": science.recipe.system,
+            "max_new_tokens": science.recipe.sampling.max_new_tokens,
+            "temperature": science.recipe.sampling.temperature,
+        },
+    }
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """A copy that the agent may write to; hard links would let it write into the store."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST_NAME, "__pycache__"), copy_function=shutil.copyfile)
+
+
+def _copy_once(source: Path, target: Path) -> None:
+    for parent, _, names in os.walk(source):
+        into = target / Path(parent).relative_to(source)
+        into.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if name != MANIFEST_NAME and not name.endswith(".pyc") and not (into / name).exists():
+                temporary = into / f".tmp-{name}-{os.getpid()}"
+                shutil.copyfile(Path(parent) / name, temporary)
+                os.replace(temporary, into / name)
+
+
+def _write_once(path: Path, text: str) -> None:
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+
+
+class Workspace:
+    """An open workspace, by descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, DIR_FLAGS)
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self._fd)
+
+    def open_folder(self, name: str) -> int | None:
+        """A descriptor of a first-level folder, made again if the agent removed it; None if something else is there."""
+        try:
+            return os.open(name, DIR_FLAGS, dir_fd=self._fd)
+        except FileNotFoundError:
+            try:
+                os.mkdir(name, 0o755, dir_fd=self._fd)
+                return os.open(name, DIR_FLAGS, dir_fd=self._fd)
+            except OSError:
+                return None
+        except OSError:
+            return None
+
+    def open_model_folder(self, given: str) -> tuple[int, str]:
+        """Opens the folder that a manifest names, part by part, following no link; (descriptor, relative path).
+
+        Raises:
+            Refused: the path leaves the workspace, meets a link, or is no folder.
+        """
+        parts = self._relative_parts(given)
+        fd = os.dup(self._fd)
+        done: list[str] = []
+        for part in parts:
+            try:
+                following = os.open(part, DIR_FLAGS, dir_fd=fd)
+            except OSError as error:
+                here = "/".join([*done, part])[:200]
+                os.close(fd)
+                if error.errno == errno.ELOOP or _is_link(self._fd, [*done, part]):
+                    raise Refused("symlink", f"model_path: {here} is a symbolic link", "submit a real folder of the workspace") from None
+                if error.errno == errno.ENOTDIR:
+                    raise Refused("not_a_folder", f"model_path: {here} is no folder", "give the folder, not a file in it") from None
+                raise Refused("no_such_folder", f"model_path: {here}: {error.strerror}", "check the path; it is relative to the workspace") from None
+            os.close(fd)
+            fd = following
+            done.append(part)
+        return fd, "/".join(done)
+
+    def _relative_parts(self, given: str) -> list[str]:
+        text = given
+        if text.startswith("/"):
+            for prefix in {str(self.path), str(self.path.resolve())}:
+                if text == prefix or text.startswith(prefix + "/"):
+                    text = text[len(prefix) :].lstrip("/")
+                    break
+            else:
+                raise Refused("path_outside", "model_path is an absolute path outside the workspace", "give a folder of the workspace, such as output/v1")
+        parts = [part for part in text.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise Refused("path_outside", "model_path holds `..`", "give a folder of the workspace, such as output/v1")
+        if not parts:
+            raise Refused("path_outside", "model_path is the workspace itself", "give a folder of the workspace, such as output/v1")
+        if parts[0] in ("submissions", "results", *PRIVATE_FOLDERS):
+            raise Refused("path_outside", f"model_path lies in {parts[0]}/", "save checkpoints under output/")
+        return parts
+
+    def write(self, folder: str | None, name: str, value: Any) -> bool:
+        """Writes a JSON file whole or not at all into a first-level folder (or the workspace); False if it can't."""
+        fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
+        if fd is None:
+            return False
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        try:
+            out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+            try:
+                data = memoryview(readable_json(value))
+                while data:
+                    data = data[os.write(out, data) :]
+            finally:
+                os.close(out)
+            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+            return True
+        except OSError:
+            try:
+                os.unlink(temporary, dir_fd=fd)
+            except OSError:
+                pass
+            return False
+        finally:
+            os.close(fd)
+
+
+def _is_link(root_fd: int, parts: list[str]) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat("/".join(parts), dir_fd=root_fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Finds and loads task folders; built-in ones by the same loader as users'."""

@@ -1,0 +1,68 @@
+"""Held-out items out of the vault. Only graders call this."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.ledger import sha256_hex
+from autorl_hpc.records.task import Recipe, SplitPin
+from autorl_hpc.states import Fault
+
+MAX_ITEMS_BYTES = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Item:
+    """One held-out item."""
+
+    id: str
+    question: str
+    answer: str
+
+
+def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
+    """The items of a split, after their file's hash was checked against the run's pin.
+
+    Raises:
+        AutorlError: not staged, or changed after staging.
+    """
+    path = root.task_vault(task) / split / "items.jsonl"
+    rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).decode("utf-8").splitlines()]
+    return [Item(id=str(row["id"]), question=row["question"], answer=row["answer"]) for row in rows]
+
+
+def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
+    """The recipe's worked examples as chat messages, none where it has none.
+
+    A message that holds `{question}` is the file's template for the question itself; the recipe's prompt stands for it.
+    """
+    if recipe.shots_file is None:
+        return []
+    path = root.task_vault(task) / recipe.shots_file
+    value: Any = json.loads(_read_pinned(path, recipe.shots_sha256 or "", task))
+    return [{"role": str(m["role"]), "content": str(m["content"])} for m in value["messages"] if "{question}" not in m["content"]]
+
+
+def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
+    command = f"autorl-hpc stage {task}"
+    try:
+        data = reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES)
+    except (OSError, ValueError) as error:
+        raise AutorlError(
+            f"held-out data of task {task} can't be read: {error}", where=path, fault=Fault.CLUSTER, next_step=f"run: {command}"
+        ) from None
+    if sha256_hex(data) != sha256:
+        raise AutorlError(
+            f"held-out data of task {task} were changed after staging",
+            where=path,
+            fault=Fault.CLUSTER,
+            next_step=f"put the original back or run: {command} --again",
+            exit_code=Exit.FAILED,
+        )
+    return data

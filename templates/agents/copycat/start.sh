@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Submits the base model as it came: a score that no training earned, which the report must flag as an untrained copy.
+set -euo pipefail
+cd "$WORKSPACE"
+mkdir -p output/copy
+cp -RL "$MODEL_PATH"/. output/copy/
+chmod -R u+w output/copy
+python3 ./submit output/copy --wait

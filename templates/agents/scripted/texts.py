@@ -1,0 +1,81 @@
+"""Prompts, answers and rewards of the scripted trainers. Standard library only.
+
+Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+_MARKS = re.compile(r"<<[^<>]*>>")
+_FINAL = re.compile(r"####\s*(-?\$?[\d,]*\.?\d+)")
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a JSON Lines file."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def prompt_text(recipe: Mapping[str, Any], question: str, tokenizer: Any) -> str:
+    """The text that the grader will put before the answer."""
+    text = _filled(recipe, question)
+    if not wears_template(recipe, tokenizer):
+        return text
+    return _rendered(tokenizer, _turns(recipe, text), add_generation_prompt=True)
+
+
+def completion_text(recipe: Mapping[str, Any], question: str, answer: str, tokenizer: Any) -> str:
+    """The answer as the model should write it after the prompt; trl adds the end token where it is not there yet."""
+    clean = strip_marks(answer)
+    if not wears_template(recipe, tokenizer):
+        return f" {clean}"
+    prompt = prompt_text(recipe, question, tokenizer)
+    turns = [*_turns(recipe, _filled(recipe, question)), {"role": "assistant", "content": clean}]
+    whole = _rendered(tokenizer, turns, add_generation_prompt=False)
+    return whole.removeprefix(prompt).rstrip() if whole.startswith(prompt) else clean
+
+
+def wears_template(recipe: Mapping[str, Any], tokenizer: Any) -> bool:
+    """Whether prompts go through the chat template."""
+    return recipe.get("chat", "none") == "auto" and bool(getattr(tokenizer, "chat_template", None))
+
+
+def strip_marks(answer: str) -> str:
+    """The answer without GSM8K's calculator marks such as `<<48/2=24>>`."""
+    return _MARKS.sub("", answer).strip()
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number after the first `####`; thousands separators and a dollar sign are allowed.
+
+    >>> final_number("so #### -$1,200.50"), final_number("#### none")
+    (Decimal('-1200.50'), None)
+    """
+    match = _FINAL.search(text)
+    if match is None:
+        return None
+    try:
+        return Decimal(match[1].replace(",", "").replace("$", ""))
+    except InvalidOperation:
+        return None
+
+
+def _filled(recipe: Mapping[str, Any], question: str) -> str:
+    return str(recipe["prompt"]).replace("{question}", question)
+
+
+def _turns(recipe: Mapping[str, Any], text: str) -> list[dict[str, str]]:
+    system = recipe.get("system")
+    first = [{"role": "system", "content": str(system)}] if system else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _rendered(tokenizer: Any, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+    return str(text).removeprefix(tokenizer.bos_token or "")  # tokenizing adds it again

@@ -1,0 +1,374 @@
+"""Statistics of one score: against scipy and statsmodels, published cases, brute force, and simulation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.proportion import proportion_confint
+
+from autorl_hpc.scoring.stats import (
+    Interval,
+    expected_max_noise,
+    mcnemar_midp,
+    mean_t_interval,
+    optimism_gap,
+    paired,
+    smallest_visible_gain,
+    tango,
+    wilson,
+)
+
+Z95 = NormalDist().inv_cdf(0.975)
+
+
+# Wilson
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 82, 1319])
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_wilson_equals_statsmodels(n: int, level: float) -> None:
+    for k in {0, 1, n // 3, n // 2, n - 1, n}:
+        expected = proportion_confint(k, n, alpha=1 - level, method="wilson")
+        assert wilson(k, n, level) == pytest.approx(expected, abs=1e-12)
+
+
+def test_wilson_published_case() -> None:
+    # Newcombe, Statistics in Medicine 17:857-872 (1998), table I: 81 of 263, and 15 of 148.
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+
+
+def test_wilson_at_the_edges() -> None:
+    assert wilson(0, 0) == Interval(0.0, 1.0)
+    assert wilson(0, 20).low == 0.0
+    assert wilson(20, 20).high == 1.0
+    assert wilson(0, 20).high == pytest.approx(Z95**2 / (20 + Z95**2))
+    assert wilson(1, 1).low == pytest.approx(1 / (1 + Z95**2))
+
+
+@pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (1, 0), (0, -1)])
+def test_wilson_refuses_impossible_counts(k: int, n: int) -> None:
+    with pytest.raises(ValueError, match="no count"):
+        wilson(k, n)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95.0, -0.5, math.nan])
+def test_a_level_is_a_proportion(level: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        wilson(1, 2, level)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        tango(1, 0, 2, level)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        mean_t_interval([1, 2, 4], level)
+
+
+def test_wilson_covers() -> None:
+    rng = np.random.default_rng(1)
+    for n, p in [(82, 0.3), (500, 0.05), (1319, 0.7)]:
+        covered = 0
+        for k in rng.binomial(n, p, 4000):
+            low, high = wilson(int(k), n)
+            covered += low <= p <= high
+        assert 0.935 <= covered / 4000 <= 0.97, (n, p)
+
+
+# McNemar
+
+
+def _midp_by_enumeration(b: int, c: int) -> float:
+    """Twice the smaller tail, half of the observed point in it, in exact fractions."""
+    n = b + c
+    mass = [Fraction(math.comb(n, i), 2**n) for i in range(n + 1)]
+    below = sum(mass[:b], Fraction(0)) + mass[b] / 2
+    return float(2 * min(below, 1 - below))
+
+
+def test_midp_equals_enumeration() -> None:
+    for b in range(25):
+        for c in range(25):
+            assert mcnemar_midp(b, c) == pytest.approx(_midp_by_enumeration(b, c), rel=1e-13)
+
+
+@pytest.mark.parametrize(("b", "c"), [(1, 7), (6, 16), (30, 10), (200, 260), (0, 9), (700, 619)])
+def test_midp_is_the_exact_test_less_the_observed_point(b: int, c: int) -> None:
+    exact = mcnemar(np.array([[0, b], [c, 0]]), exact=True).pvalue
+    point = scipy.stats.binom.pmf(b, b + c, 0.5)
+    assert mcnemar_midp(b, c) == pytest.approx(exact - point, rel=1e-9)
+
+
+def test_midp_published_cases() -> None:
+    # Fagerland, Lydersen, Laake, BMC Med. Res. Methodol. 13:91 (2013): airway data; exact test 0.070.
+    assert mcnemar_midp(1, 7) == 10 / 256
+    assert mcnemar_midp(6, 16) == pytest.approx(0.0347, abs=5e-5)
+
+
+def test_midp_at_the_edges() -> None:
+    assert mcnemar_midp(0, 0) == mcnemar_midp(1, 1) == mcnemar_midp(50, 50) == 1.0
+    assert mcnemar_midp(1, 0) == mcnemar_midp(0, 1) == 0.5
+    assert mcnemar_midp(5, 0) == 1 / 32
+    assert 0 < mcnemar_midp(1000, 0) < 1e-300
+    assert mcnemar_midp(5000, 0) == 0.0
+    with pytest.raises(ValueError, match="no counts"):
+        mcnemar_midp(-1, 3)
+
+
+# Tango
+
+
+def _score(d: float, b: int, c: int, n: int) -> float:
+    """The score statistic, its constrained estimate found by maximising the likelihood numerically."""
+    both = n - b - c
+
+    def slope(q: float) -> float:  # of b log(q + d) + c log(q) + both log(1 - 2q - d), falling in q
+        total = -2 * both / (1 - 2 * q - d) if both else 0.0
+        return total + (b / (q + d) if b else 0.0) + (c / q if c else 0.0)
+
+    low, high = max(0.0, -d), (1 - d) / 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if low < middle < high and slope(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    q = (1 - d) / 2 if not both else low
+    return (b - c - n * d) / math.sqrt(n * (2 * q + d * (1 - d)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 21, 82, 1319])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_tango_limits_solve_the_score_equation(n: int, level: float) -> None:
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    rng = random.Random(n)
+    pairs = {(0, 0), (1, 0), (0, 1), (n, 0), (0, n), (n // 2, n - n // 2), (n // 3, n // 3)}
+    pairs |= {(b, rng.randint(0, n - b)) for b in (rng.randint(0, n) for _ in range(30))}
+    for b, c in pairs:
+        low, high = tango(b, c, n, level)
+        assert -1 <= low <= (b - c) / n <= high <= 1
+        if c < n:
+            assert _score(low, b, c, n) == pytest.approx(z, abs=1e-5) if low > -1 else b - c == -n, (b, c)
+        if b < n:
+            assert _score(high, b, c, n) == pytest.approx(-z, abs=1e-5) if high < 1 else b - c == n, (b, c)
+
+
+def test_tango_equals_the_roots_of_the_quartic() -> None:
+    """Yang, Sun, Hardin (Statistics in Medicine 32:1336-1342, 2013): the limits are roots of a quartic."""
+    g = Z95**2
+    for n, b, c in [(50, 12, 2), (21, 1, 7), (161, 6, 16), (1319, 150, 90), (82, 9, 0), (30, 30, 0)]:
+        quartic = [
+            n**2 * (n / g + 1) ** 2,
+            -n * (b - c) * (n / g + 1) * (4 * n / g + 1),
+            2 * n * (b - c) ** 2 * (3 * n / g + 2) / g - n**2 * ((b + c) / g + 1),
+            n * (b - c) * (2 * (b + c) / g + 1) - (b - c) ** 3 * (4 * n / g + 1) / g,
+            (b - c) ** 2 * ((b - c) ** 2 / g - (b + c)) / g,
+        ]
+        roots = np.roots(quartic)
+        for limit in tango(b, c, n):
+            assert np.min(np.abs(roots - limit)) < 1e-6, (n, b, c)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "n", "expected"),
+    [
+        (12, 2, 50, (0.0611, 0.3447)),  # Newcombe's published worked example of Tango's interval
+        (1, 7, 21, (-0.517, -0.026)),  # airway data in Fagerland, Lydersen, Laake, Stat. Med. 33:2850 (2014)
+    ],
+)
+def test_tango_published_cases(b: int, c: int, n: int, expected: tuple[float, float]) -> None:
+    digits = len(str(expected[0]).split(".")[1])
+    assert tuple(round(limit, digits) for limit in tango(b, c, n)) == expected
+
+
+def test_tango_at_the_edges() -> None:
+    g = Z95**2
+    assert tango(0, 0, 0) == Interval(-1.0, 1.0)
+    for n in (1, 10, 1000):
+        assert tango(0, 0, n) == pytest.approx((-g / (n + g), g / (n + g)), abs=1e-12)
+        assert tango(n, 0, n) == pytest.approx(((n - g) / (n + g), 1.0), abs=1e-12)
+        assert tango(0, n, n) == pytest.approx((-1.0, (g - n) / (n + g)), abs=1e-12)
+    assert tango(7, 3, 40) == Interval(-tango(3, 7, 40).high, -tango(3, 7, 40).low)
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(-1, 0, 5), (0, -1, 5), (3, 3, 5), (1, 0, 0), (0, 0, -1)])
+def test_tango_refuses_impossible_counts(b: int, c: int, n: int) -> None:
+    with pytest.raises(ValueError, match="no counts"):
+        tango(b, c, n)
+
+
+def test_tango_and_midp_agree_on_what_is_no_change() -> None:
+    """Not by construction, but nearly always: the interval leaves 0 out where the test is below 0.05."""
+    agreed = 0
+    for b in range(40):
+        for c in range(40):
+            low, high = tango(b, c, 200)
+            agreed += (low > 0 or high < 0) == (mcnemar_midp(b, c) < 0.05)
+    assert agreed / 40**2 > 0.97
+
+
+def test_tango_covers() -> None:
+    rng = np.random.default_rng(2)
+    for n, won, lost in [(82, 0.15, 0.05), (500, 0.04, 0.04), (1319, 0.2, 0.1), (30, 0.3, 0.02)]:
+        counts = Counter(map(tuple, rng.multinomial(n, [won, lost, 1 - won - lost], 4000)[:, :2].tolist()))
+        covered = 0
+        for (b, c), times in counts.items():
+            low, high = tango(b, c, n)
+            covered += times * (low <= won - lost <= high)
+        assert 0.935 <= covered / 4000 <= 0.975, (n, won, lost)
+
+
+# Paired outcomes and the optimism gap
+
+
+def test_paired_by_hand() -> None:
+    base = [True, True, False, False, False, False, True, False]
+    new = [1, 0, 1, 1, 1, 0, 1, 1]
+    result = paired(base, new)
+    assert (result.n, result.won, result.lost, result.difference) == (8, 4, 1, 3 / 8)
+    assert result.p_value == mcnemar_midp(4, 1) == pytest.approx(2 * (1 + 5 / 2) / 32)
+    assert (result.low, result.high) == tango(4, 1, 8)
+    assert paired(base, new, level=0.5).low > result.low
+
+
+def test_paired_without_change() -> None:
+    result = paired([1, 0, 1], [1, 0, 1])
+    assert (result.won, result.lost, result.difference, result.p_value) == (0, 0, 0.0, 1.0)
+    assert result.low == -result.high < 0
+
+
+@pytest.mark.parametrize(
+    ("base", "new"), [([], []), ([1], [1, 0]), ([2], [1]), ([1], [None]), ([0.5], [1]), ([1], [math.nan])]
+)
+def test_paired_refuses_what_are_no_outcomes(base: list[float], new: list[float]) -> None:
+    with pytest.raises(ValueError, match="outcome|same items"):
+        paired(base, new)
+
+
+def test_optimism_gap_by_hand() -> None:
+    gap, error = optimism_gap([0, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0], [0, 1, 1])
+    assert gap == pytest.approx(1 / 2 - 1 / 3)
+    assert error == pytest.approx(math.sqrt((1 / 3) / 4 + (1 / 3) / 3))
+
+
+def test_optimism_gap_has_the_error_it_claims() -> None:
+    rng = np.random.default_rng(3)
+    gaps, errors = [], []
+    for _ in range(2000):
+        outcomes = []
+        for n, gain in ((200, 0.2), (400, 0.1)):
+            base = rng.random(n) < 0.4
+            outcomes += [base.astype(float).tolist(), (base | (rng.random(n) < gain)).astype(float).tolist()]
+        gap, error = optimism_gap(*outcomes)
+        gaps.append(gap)
+        errors.append(error)
+    assert fmean(gaps) == pytest.approx(0.6 * 0.1, abs=0.003)
+    assert fmean(errors) == pytest.approx(stdev(gaps), rel=0.05)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 2, 2), (2, 2, 1, 1), (2, 3, 2, 2), (2, 2, 3, 2), (0, 0, 0, 0)])
+def test_optimism_gap_refuses_unpaired_items(lengths: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="split"):
+        optimism_gap(*([1.0] * length for length in lengths))
+
+
+# What a split can show
+
+
+def test_smallest_visible_gain_of_the_tasks() -> None:
+    assert smallest_visible_gain(82) == 14.9
+    assert smallest_visible_gain(1319) == 2.8
+    assert 12 < (smallest_visible_gain(82, p_base=0.3) or 0) < 14
+
+
+@pytest.mark.parametrize(("n", "p_base"), [(82, 0.5), (134, 0.1), (500, 0.3)])
+def test_smallest_visible_gain_is_found_four_times_in_five(n: int, p_base: float) -> None:
+    points = smallest_visible_gain(n, p_base)
+    assert points is not None
+    rng = np.random.default_rng(4)
+    lost = 0.1 * p_base
+    powers = []
+    for gain in (points / 100, points / 100 - 0.01):
+        won = gain + lost
+        counts = Counter(map(tuple, rng.multinomial(n, [won, lost, 1 - won - lost], 40_000)[:, :2].tolist()))
+        shown = [times for (b, c), times in counts.items() if b > c and mcnemar_midp(b, c) < 0.05]
+        powers.append(sum(shown) / 40_000)
+    assert powers[1] < 0.8 <= powers[0] + 0.007
+    assert powers[0] < 0.85
+
+
+def test_smallest_visible_gain_shrinks_with_items() -> None:
+    gains = [smallest_visible_gain(n) or math.inf for n in (10, 20, 50, 100, 200, 500, 1000)]
+    assert gains == sorted(gains, reverse=True)
+
+
+@pytest.mark.parametrize(("n", "p_base"), [(0, 0.5), (4, 0.0), (10, 0.5), (100, 1.0), (100, 0.99)])
+def test_some_splits_show_nothing(n: int, p_base: float) -> None:
+    assert smallest_visible_gain(n, p_base) is None
+
+
+@pytest.mark.parametrize(("n", "p_base"), [(-1, 0.5), (10, 1.5), (10, -0.1), (10, math.nan)])
+def test_smallest_visible_gain_refuses_what_is_no_split(n: int, p_base: float) -> None:
+    with pytest.raises(ValueError, match="no split"):
+        smallest_visible_gain(n, p_base)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("n", [*range(3, 14), 30, 31, 101])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_t_interval_equals_scipy(n: int, level: float) -> None:
+    values = np.random.default_rng(n).normal(50, 10, n)
+    low, high = scipy.stats.t.interval(level, n - 1, values.mean(), scipy.stats.sem(values))
+    result = mean_t_interval(values.tolist(), level)
+    assert (result.n, result.kind) == (n, "t")
+    assert (result.mean, result.low, result.high) == pytest.approx((values.mean(), low, high), rel=1e-10)
+
+
+def test_few_runs_have_no_interval() -> None:
+    assert mean_t_interval([]) == (0, None, None, None, "none")
+    assert mean_t_interval([3.0]) == (1, 3.0, None, None, "none")
+    assert mean_t_interval([5.0, 3.0]) == (2, 4.0, 3.0, 5.0, "range")
+    assert mean_t_interval([2.0, 2.0, 2.0]) == (3, 2.0, 2.0, 2.0, "t")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_run_is_finite(value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        mean_t_interval([1.0, 2.0, value])
+
+
+# Choosing the best by luck
+
+
+def test_expected_max_noise_known_values() -> None:
+    assert expected_max_noise(0, 1) == expected_max_noise(1, 1) == expected_max_noise(5, 0) == 0.0
+    assert expected_max_noise(2, 1) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-9)
+    assert expected_max_noise(3, 4) == pytest.approx(4 * 1.5 / math.sqrt(math.pi), abs=1e-8)
+    assert expected_max_noise(10, 1) == pytest.approx(
+        1.5387527, abs=1e-7
+    )  # tables of normal order statistics
+    assert expected_max_noise(20, 2.3) == pytest.approx(2.3 * 1.8674751, abs=1e-6)
+
+
+@pytest.mark.parametrize("n_queries", [2, 5, 20, 195, 10_000])
+def test_expected_max_noise_equals_scipy(n_queries: int) -> None:
+    def integrand(x: float) -> float:
+        log_mass = scipy.stats.norm.logpdf(x) + (n_queries - 1) * scipy.stats.norm.logcdf(x)
+        return float(x * n_queries * np.exp(log_mass))
+
+    expected, _ = scipy.integrate.quad(integrand, -10, 12, epsabs=1e-11, limit=500)
+    assert expected_max_noise(n_queries, 1) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("n_queries", "se"), [(-1, 1.0), (3, -1.0), (3, math.nan), (3, math.inf)])
+def test_expected_max_noise_refuses_what_is_no_noise(n_queries: int, se: float) -> None:
+    with pytest.raises(ValueError, match="no noise"):
+        expected_max_noise(n_queries, se)
