@@ -73,5 +73,7 @@ def load_agent(name: str) -> Agent:
     agent = Agent(folder, parse_record(AgentFile, read_yaml(path), path))
     for needed in (folder / agent.file.start, *agent.folders()):
         if not needed.exists():
-            raise AutorlError(f"agent {name} lacks {needed.name}", where=needed, next_step="complete the agent's folder")
+            raise AutorlError(
+                f"agent {name} lacks {needed.name}", where=needed, next_step="complete the agent's folder"
+            )
     return agent

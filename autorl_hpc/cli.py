@@ -28,7 +28,9 @@ app.add_typer(job_app)
 
 RootOption = Annotated[
     Path | None,
-    typer.Option("--root", help=f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."),
+    typer.Option(
+        "--root", help=f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -53,7 +55,10 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
-def quickstart(root: Annotated[Path | None, typer.Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None, jobs: Annotated[int, typer.Option("--parallel", help="Agents at once.")] = 2) -> None:
+def quickstart(
+    root: Annotated[Path | None, typer.Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None,
+    jobs: Annotated[int, typer.Option("--parallel", help="Agents at once.")] = 2,
+) -> None:
     """The whole loop on this machine: tiny base model, embedded task, scripted agents, a grader, a report.
 
     Needs no Slurm, no GPU and no network; takes a few minutes on two cores.
@@ -96,8 +101,12 @@ def stage(
 @app.command()
 def launch(
     job: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matrix and what it may cost; start nothing.")] = False,
-    keep_frozen: Annotated[bool, typer.Option("--keep-frozen", help="Resume with the code as it was launched, though it changed since.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the matrix and what it may cost; start nothing.")
+    ] = False,
+    keep_frozen: Annotated[
+        bool, typer.Option("--keep-frozen", help="Resume with the code as it was launched, though it changed since.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show the status until the experiment is over.")] = False,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -125,7 +134,9 @@ def launch(
     if as_json:
         _print_json(facts)
     else:
-        print(f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before), {len(running)} jobs running")
+        print(
+            f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before), {len(running)} jobs running"
+        )
         print(f"watch them:  autorl-hpc status {planned.experiment.path} --watch")
         print(f"then:        autorl-hpc report {planned.experiment.path}")
     if follow:
@@ -156,7 +167,9 @@ def status(
 @app.command()
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders; several are merged.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Merge ledgers into one report: index.html, summary.json, summary.csv, summary.md, and one per run.
@@ -178,7 +191,10 @@ def report(
 
 
 @app.command()
-def verify(paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")], as_json: JsonOption = False) -> None:
+def verify(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")],
+    as_json: JsonOption = False,
+) -> None:
     """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered.
 
     Example: autorl-hpc verify runs/

@@ -55,7 +55,9 @@ def parse_json(data: bytes, file: str) -> Any:
     try:
         return json.loads(data, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise Refused("not_json", f"{file}: not readable as JSON ({error})"[:300], "save the checkpoint again") from None
+        raise Refused(
+            "not_json", f"{file}: not readable as JSON ({error})"[:300], "save the checkpoint again"
+        ) from None
 
 
 def read_header(fd: int, file: str) -> list[TensorSpec]:
@@ -97,7 +99,9 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         numbers_ok = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} is not described as the format asks", again) from None
+        raise Refused(
+            "header_broken", f"{file}: tensor {name[:100]!r} is not described as the format asks", again
+        ) from None
     if not numbers_ok or len(shape) > 8:
         raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has impossible numbers", again)
     if dtype not in ITEM_BYTES:
@@ -107,7 +111,9 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
             "convert the model first: `model.to(torch.bfloat16).save_pretrained(...)`; quantised weights are not taken",
         )
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has {end - begin} bytes, its shape needs others", again)
+        raise Refused(
+            "header_broken", f"{file}: tensor {name[:100]!r} has {end - begin} bytes, its shape needs others", again
+        )
     return TensorSpec(name, dtype, shape, base + begin, base + end, file)
 
 

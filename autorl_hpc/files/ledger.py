@@ -41,7 +41,7 @@ def sha256_hex(data: bytes) -> str:
 def this_writer(role: str) -> Writer:
     """The calling process as a Writer."""
     return Writer(
-        role=role,  # type: ignore[arg-type]
+        role=role,
         host=host_name(),
         pid=os.getpid(),
         job_id=job_id(),

@@ -35,7 +35,9 @@ def _read(path: Path) -> Any:
         return reading.read_json(path)
     except FileNotFoundError:
         raise AutorlError(
-            f"there is no {path.name}", where=path, next_step="give a folder that `autorl-hpc launch` made, such as runs/quickstart"
+            f"there is no {path.name}",
+            where=path,
+            next_step="give a folder that `autorl-hpc launch` made, such as runs/quickstart",
         ) from None
     except (OSError, ValueError) as error:
         raise damaged(f"{path.name} can't be read: {error}", path) from None

@@ -39,7 +39,10 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
         ) from None
     except (OSError, ValueError) as error:
         raise AutorlError(
-            f"the manifest of {name} is unreadable: {error}", where=path, fault=Fault.CLUSTER, next_step=f"run: {stage_command} --again"
+            f"the manifest of {name} is unreadable: {error}",
+            where=path,
+            fault=Fault.CLUSTER,
+            next_step=f"run: {stage_command} --again",
         ) from None
     return parse_record(StoreManifest, value, path, next_step=f"stage it again: {stage_command} --again")
 
@@ -58,11 +61,15 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
         except OSError:
             raise _changed(f"{file.path} of {manifest.name} is missing", path, again) from None
         if size != file.size_bytes:
-            raise _changed(f"{file.path} of {manifest.name} has {size} bytes, staged were {file.size_bytes}", path, again)
+            raise _changed(
+                f"{file.path} of {manifest.name} has {size} bytes, staged were {file.size_bytes}", path, again
+            )
         digest = file_sha256(path)
         if digest != file.sha256:
             raise _changed(
-                f"{file.path} of {manifest.name} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...", path, again
+                f"{file.path} of {manifest.name} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...",
+                path,
+                again,
             )
 
 

@@ -26,21 +26,25 @@ def parse_yaml(data: bytes, where: str | Path) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key `{key.value}` stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key.value}` stands twice", key.start_mark
+                )
             seen.add(str(key.value))
         loader.flatten_mapping(node)
         return dict(loader.construct_pairs(node, deep=True))
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
-        return yaml.load(data.decode("utf-8"), Loader=Loader)  # noqa: S506  a SafeLoader
+        return yaml.load(data.decode("utf-8"), Loader=Loader)
     except UnicodeDecodeError as error:
         raise AutorlError(f"not UTF-8 (byte {error.start})", where=where, next_step="save it as UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise AutorlError(f"not readable as YAML{line}: {problem}", where=where, next_step="correct that line") from None
+        raise AutorlError(
+            f"not readable as YAML{line}: {problem}", where=where, next_step="correct that line"
+        ) from None
     except (RecursionError, ValueError, TypeError) as error:
         raise AutorlError(f"not readable as YAML: {error}", where=where, next_step="simplify it") from None
 
@@ -56,5 +60,7 @@ def read_yaml(path: Path) -> Any:
     except FileNotFoundError:
         raise AutorlError("there is no such file", where=path, next_step="check the path") from None
     except (OSError, ValueError) as error:
-        raise AutorlError(f"can't be read: {error}", where=path, next_step="check the path and its permissions") from None
+        raise AutorlError(
+            f"can't be read: {error}", where=path, next_step="check the path and its permissions"
+        ) from None
     return parse_yaml(data, path)

@@ -49,26 +49,46 @@ class Attempts:
         """
         if generation > DEATHS_BEFORE_BLAME:
             self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
-            return self._null(science, content_hash, split, Fault.ARTIFACT, f"{generation - 1} graders died while scoring it; the base model is scored without trouble on the same node")
+            return self._null(
+                science,
+                content_hash,
+                split,
+                Fault.ARTIFACT,
+                f"{generation - 1} graders died while scoring it; the base model is scored without trouble on the same node",
+            )
         weights = self.experiment.artifacts / content_hash
         if not artifacts.artifact_ready(self.experiment.artifacts, content_hash):
-            return self._null(science, content_hash, split, Fault.CLUSTER, f"the accepted copy artifacts/{content_hash[:16]}... is gone")
+            return self._null(
+                science,
+                content_hash,
+                split,
+                Fault.CLUSTER,
+                f"the accepted copy artifacts/{content_hash[:16]}... is gone",
+            )
         problem = ""
         for _ in range(2):
             try:
                 return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items)
             except WeightsChanged as error:
-                return self._null(science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}")
+                return self._null(
+                    science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
+                )
             except AutorlError as error:
                 raise ClusterTrouble(str(error)) from error
             except OSError as error:
                 raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
-            except Exception as error:  # noqa: BLE001  whatever an engine throws at bad weights
+            except Exception as error:
                 log.exception("evaluation of %s failed", entry)
                 problem = f"{type(error).__name__}: {error}"[:500]
                 self.bench.drop_engine()
         self._check_base(science, split, problem)
-        return self._null(science, content_hash, split, Fault.ARTIFACT, f"the engine failed on it twice, and works for the base model: {problem}")
+        return self._null(
+            science,
+            content_hash,
+            split,
+            Fault.ARTIFACT,
+            f"the engine failed on it twice, and works for the base model: {problem}",
+        )
 
     def _commit_items(self, scored: Scored, items: Path) -> Evaluation:
         import time
@@ -80,10 +100,18 @@ class Attempts:
 
     def _check_base(self, science: Science, split: Split, problem: str) -> None:
         try:
-            self.bench.evaluate(science, self.bench.root.model(science.base_model), science.base_model_content_hash, split, limit=CHECK_ITEMS)
+            self.bench.evaluate(
+                science,
+                self.bench.root.model(science.base_model),
+                science.base_model_content_hash,
+                split,
+                limit=CHECK_ITEMS,
+            )
         except Exception as error:
             self.bench.drop_engine()
-            raise ClusterTrouble(f"the base model can't be scored on this node either ({error}); first seen: {problem}") from error
+            raise ClusterTrouble(
+                f"the base model can't be scored on this node either ({error}); first seen: {problem}"
+            ) from error
 
     def _null(self, science: Science, content_hash: str, split: Split, fault: Fault, reason: str) -> Evaluation:
         identity = self.bench.identity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir, RunDir
@@ -43,7 +44,9 @@ class Closing:
             if view.sealed is None or view.unscored():
                 raise NotReady
             body = self._decide(record, run, view, entry, generation)
-            ledger.append(EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None)
+            ledger.append(
+                EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None
+            )
             view = RunView.of(ledger.read())
         self.finish(run, ledger, view)
 
@@ -65,13 +68,15 @@ class Closing:
         feedback_split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
         feedback = self._baseline(record, feedback_split)
         report = feedback if science.protocol is Protocol.PAPER else self._baseline(record, Split.REPORT)
-        keys = {"baseline_feedback": feedback.key, "baseline_report": report.key, "grader": self.grader}
+        keys: dict[str, Any] = {"baseline_feedback": feedback.key, "baseline_report": report.key, "grader": self.grader}
         chosen, how = (view.final(), "final") if view.final() else (view.best(), "best_feedback")
         if chosen is None:
             fault, reason = _why_nothing(view)
             if fault in (Fault.CLUSTER, Fault.GRADER):
                 return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **keys)
-            return Closed(selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **keys)
+            return Closed(
+                selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **keys
+            )
         evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation)
         return Closed(
             selected=chosen.submission_id,
@@ -83,7 +88,14 @@ class Closing:
         )
 
     def _report_evaluation(
-        self, record: RunRecord, run: RunDir, view: RunView, chosen: Submission, base: Baseline, entry: str, generation: int
+        self,
+        record: RunRecord,
+        run: RunDir,
+        view: RunView,
+        chosen: Submission,
+        base: Baseline,
+        entry: str,
+        generation: int,
     ) -> Evaluation:
         if record.science.protocol is Protocol.PAPER:
             score = view.score_of(chosen)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.files.host import host_name, job_id
@@ -23,7 +24,6 @@ from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
-from autorl_hpc.files import queue as queues
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing, NotReady
@@ -98,11 +98,11 @@ class Grader:
         self.root = Root(Path(self.record.root))
         self.host = host_name()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
-        beat = Heartbeat(
-            grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id()
-        )
+        beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
         self.heart = Heart(experiment, beat, min(2.0, spec.stale_after_s / BEATS_PER_STALENESS))
-        self.claims = Claims(experiment.claims, self.id, self.host, HeartbeatWatch(experiment.graders, spec.stale_after_s))
+        self.claims = Claims(
+            experiment.claims, self.id, self.host, HeartbeatWatch(experiment.graders, spec.stale_after_s)
+        )
         self.bench = Bench(self.root, spec)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
@@ -187,7 +187,11 @@ class Grader:
             self._not_before.pop(name, None)
         self.claims.drop(name)
         self._held = None
-        self.heart.set(state="idle", working_on=None, engine_hash=None if self.bench.identity is None else self.bench.identity.digest())
+        self.heart.set(
+            state="idle",
+            working_on=None,
+            engine_hash=None if self.bench.identity is None else self.bench.identity.digest(),
+        )
 
     def _do(self, name: str, generation: int) -> bool:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -232,10 +236,17 @@ class Grader:
             items = run.items / f"{number:06d}.{split}.jsonl.gz"
             evaluation = self.attempts.evaluate(science, submission.content_hash, split, items, name, generation)
         score = Score(submission_id=number, evaluation=evaluation, grader=self.id, generation=generation)
-        ledger.append(EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores)
+        ledger.append(
+            EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores
+        )
         self.order.count(name)
         self.heart.set(scored=self.heart.beat.scored + 1)
-        log.info("%s submission %d: %s", record.run_id, number, evaluation.score if evaluation.score is not None else evaluation.reason)
+        log.info(
+            "%s submission %d: %s",
+            record.run_id,
+            number,
+            evaluation.score if evaluation.score is not None else evaluation.reason,
+        )
         return True
 
     def _run(self, run_id: str) -> RunRecord:

@@ -118,7 +118,9 @@ class Bench:
         started = time.monotonic()
         answers = _in_order(engine, prompts, recipe, science.seed, order)
         generated = time.monotonic()
-        outcomes = tuple(_outcome(item, answer, judge(answer.text, item.answer)) for item, answer in zip(items, answers, strict=True))
+        outcomes = tuple(
+            _outcome(item, answer, judge(answer.text, item.answer)) for item, answer in zip(items, answers, strict=True)
+        )
         total = sum(o.outcome for o in outcomes)
         whole = all(o.outcome in (0.0, 1.0) for o in outcomes)
         evaluation = Evaluation(
@@ -143,7 +145,9 @@ class Bench:
         key = (science.task, split, science.splits[split].sha256, science.recipe.hash())
         if key not in self._prompts:
             shots = load_shots(self.root, science.task, science.recipe)
-            self._prompts[key] = [prompt_tokens(engine, science.recipe, shots, item.question) for item in self.items(science, split)]
+            self._prompts[key] = [
+                prompt_tokens(engine, science.recipe, shots, item.question) for item in self.items(science, split)
+            ]
         return self._prompts[key]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
+from autorl_hpc.files.jobs import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
-from autorl_hpc.launch.local import alive_jobs, stop_all
+from autorl_hpc.launch.local import stop_all
 
 SEAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 600.0
@@ -28,7 +29,11 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:
-        raise AutorlError(f"this experiment has no run {unknown[0]}", where=experiment.path, next_step="see `autorl-hpc status` for the run ids")
+        raise AutorlError(
+            f"this experiment has no run {unknown[0]}",
+            where=experiment.path,
+            next_step="see `autorl-hpc status` for the run ids",
+        )
     wanted = runs or list(record.runs)
     for name in runs or ["all"]:
         (experiment.cancel / name).touch()
@@ -37,7 +42,14 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     graders = any(job.role.startswith("grader") for job in alive_jobs(experiment))
     if graders and not open_runs:
-        _wait(CLOSE_WAIT_S, lambda: [run for run in wanted if run not in reading.list_names(experiment.finished)] if alive_jobs(experiment) else [])
+        _wait(
+            CLOSE_WAIT_S,
+            lambda: (
+                [run for run in wanted if run not in reading.list_names(experiment.finished)]
+                if alive_jobs(experiment)
+                else []
+            ),
+        )
     left = [] if runs else stop_all(experiment)
     closed = set(reading.list_names(experiment.finished))
     text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"

@@ -26,7 +26,10 @@ def describe(plan: Plan) -> dict[str, Any]:
         "experiment": str(plan.experiment.path),
         "protocol": str(spec.protocol),
         "runs": [
-            {"run_id": cell.run_id, "state": "finished" if cell.run_id in plan.finished else "new" if cell in plan.new else "to resume"}
+            {
+                "run_id": cell.run_id,
+                "state": "finished" if cell.run_id in plan.finished else "new" if cell in plan.new else "to resume",
+            }
             for cell in plan.cells
         ],
         "jobs": _jobs(plan),
@@ -58,7 +61,11 @@ def _jobs(plan: Plan) -> list[dict[str, Any]]:
     return [
         {"role": "agents", "command": f"python -m autorl_hpc job array {path}", "at_once": plan.spec.parallel},
         *(
-            {"role": f"grader-{i}", "command": f"python -m autorl_hpc job chain {path}", "chain": plan.spec.grader.chain}
+            {
+                "role": f"grader-{i}",
+                "command": f"python -m autorl_hpc job chain {path}",
+                "chain": plan.spec.grader.chain,
+            }
             for i in range(plan.spec.grader.count)
         ),
         {"role": "report", "command": f"python -m autorl_hpc job report {path}"},
@@ -71,7 +78,9 @@ def as_text(facts: dict[str, Any]) -> str:
     lines += [f"  {row['state']:<9}  {row['run_id']}" for row in facts["runs"]]
     lines.append("jobs")
     lines += [f"  {row['role']:<9}  {row['command']}" for row in facts["jobs"]]
-    lines.append(f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end")
+    lines.append(
+        f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
+    )
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
     for task, splits in facts["smallest_visible_gain_points"].items():
         shown = ", ".join(f"{split} {gain} points" for split, gain in splits.items())

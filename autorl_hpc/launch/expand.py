@@ -47,7 +47,9 @@ def read_spec(path: Path) -> ExperimentSpec:
     """
     value = read_yaml(path)
     if not isinstance(value, dict):
-        raise AutorlError("an experiment is a table of fields", where=path, next_step="see jobs/quickstart.yaml for an example")
+        raise AutorlError(
+            "an experiment is a table of fields", where=path, next_step="see jobs/quickstart.yaml for an example"
+        )
     _refuse_empty_axes(value, path)
     return parse_record(ExperimentSpec, value, path, next_step="see docs/experiments.md for every field")
 
@@ -57,7 +59,11 @@ def _refuse_empty_axes(value: dict[str, Any], path: Path) -> None:
     if isinstance(matrix, dict):
         for axis, entries in matrix.items():
             if entries is None or entries == []:
-                raise AutorlError(f"field `matrix.{axis}` is empty: there is nothing to run", where=path, next_step="give at least one value")
+                raise AutorlError(
+                    f"field `matrix.{axis}` is empty: there is nothing to run",
+                    where=path,
+                    next_step="give at least one value",
+                )
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path) -> list[Cell]:
@@ -73,10 +79,14 @@ def expand(spec: ExperimentSpec, root: Root, where: Path) -> list[Cell]:
         _check_needs(agent)
     for name in spec.recipe:
         if name not in tasks:
-            raise AutorlError(f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name")
+            raise AutorlError(
+                f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name"
+            )
     pins = {name: _task_pins(root, task) for name, task in tasks.items()}
     models = {name: _model_hash(root, name) for name in spec.matrix.base_model}
-    hashes = {name: task.hash() for name, task in tasks.items()} | {f"agent:{name}": agent.hash() for name, agent in agents.items()}
+    hashes = {name: task.hash() for name, task in tasks.items()} | {
+        f"agent:{name}": agent.hash() for name, agent in agents.items()
+    }
     cells: list[Cell] = []
     for values in _combinations(spec, where):
         recipe = tasks[values["task"]].recipe(spec.recipe.get(values["task"]))
@@ -97,7 +107,9 @@ def _located(load: Any, name: str, where: Path, field: str) -> Any:
     try:
         return load(name)
     except AutorlError as error:
-        raise AutorlError(f"field `{field}`: {error.what}", where=where, next_step=error.next_step, exit_code=error.exit_code) from None
+        raise AutorlError(
+            f"field `{field}`: {error.what}", where=where, next_step=error.next_step, exit_code=error.exit_code
+        ) from None
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
@@ -105,15 +117,26 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
     for axis, values in zip(AXES, axes, strict=True):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
-            raise AutorlError(f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice", where=where, next_step="remove one")
+            raise AutorlError(
+                f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice",
+                where=where,
+                next_step="remove one",
+            )
     for rule in spec.exclude:
         unknown = set(rule) - set(AXES)
         if unknown or not rule:
-            raise AutorlError(f"field `exclude`: {sorted(unknown)[0] if unknown else 'an empty rule'!r} is no axis of the matrix", where=where, next_step=f"axes are {', '.join(AXES)}")
+            raise AutorlError(
+                f"field `exclude`: {sorted(unknown)[0] if unknown else 'an empty rule'!r} is no axis of the matrix",
+                where=where,
+                next_step=f"axes are {', '.join(AXES)}",
+            )
     kept = []
     for values in itertools.product(*axes):
         cell = dict(zip(AXES, values, strict=True))
-        if not any(all(cell[key] == value or (isinstance(value, list) and cell[key] in value) for key, value in rule.items()) for rule in spec.exclude):
+        if not any(
+            all(cell[key] == value or (isinstance(value, list) and cell[key] in value) for key, value in rule.items())
+            for rule in spec.exclude
+        ):
             kept.append(cell)
     if not kept:
         raise AutorlError("field `exclude` leaves no run of the matrix", where=where, next_step="exclude less")
@@ -140,7 +163,11 @@ def _task_pins(root: Root, task: Task) -> dict[str, SplitPin]:
 def _model_hash(root: Root, name: str) -> str:
     manifest = verify_model(root, name)
     if manifest.content_hash is None:
-        raise AutorlError(f"base model {name} was staged without a content hash", where=root.model(name), next_step=f"run: autorl-hpc stage {name} --again")
+        raise AutorlError(
+            f"base model {name} was staged without a content hash",
+            where=root.model(name),
+            next_step=f"run: autorl-hpc stage {name} --again",
+        )
     return manifest.content_hash
 
 

@@ -19,7 +19,10 @@ NOT_FROZEN = ("_share/", "models/")
 
 def _parts() -> dict[str, tuple[Path, list[str]]]:
     parts = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
-    return {name: (folder, [file for file in walk_files(folder) if not file.startswith(NOT_FROZEN)]) for name, folder in parts.items()}
+    return {
+        name: (folder, [file for file in walk_files(folder) if not file.startswith(NOT_FROZEN)])
+        for name, folder in parts.items()
+    }
 
 
 def code_hash() -> str:
@@ -63,10 +66,22 @@ def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
 def git_revision() -> str | None:
     """The revision of the checkout that the package runs from, `+` when it has local changes; None outside one."""
     try:
-        head = subprocess.run(["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+        head = subprocess.run(
+            ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
         if head.returncode or not (PACKAGE.parent / ".git").exists():
             return None
-        dirty = subprocess.run(["git", "-C", str(PACKAGE.parent), "status", "--porcelain"], capture_output=True, text=True, timeout=30, check=False)
+        dirty = subprocess.run(
+            ["git", "-C", str(PACKAGE.parent), "status", "--porcelain"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
     except (OSError, subprocess.TimeoutExpired):
         return None

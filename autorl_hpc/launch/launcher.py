@@ -104,7 +104,9 @@ def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, kee
     return before.code_hash
 
 
-def _experiment_record(planned: Plan, root: Root, before: ExperimentRecord | None, frozen: str, path: Path) -> ExperimentRecord:
+def _experiment_record(
+    planned: Plan, root: Root, before: ExperimentRecord | None, frozen: str, path: Path
+) -> ExperimentRecord:
     runs = list(before.runs) if before else []
     runs += [cell.run_id for cell in planned.cells if cell.run_id not in runs]
     return ExperimentRecord(
@@ -162,7 +164,13 @@ def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
     for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
         put(
             experiment.queue,
-            QueueEntry(kind=QueueKind.BASELINE, task=science.task, base_model=science.base_model, recipe_hash=science.recipe.hash(), split=split),
+            QueueEntry(
+                kind=QueueKind.BASELINE,
+                task=science.task,
+                base_model=science.base_model,
+                recipe_hash=science.recipe.hash(),
+                split=split,
+            ),
         )
 
 

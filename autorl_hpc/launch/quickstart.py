@@ -33,7 +33,9 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     job = _job_file(place, parallel)
     planned, record = launcher.prepare(job, root)
     local.submit(planned.experiment, record)
-    say(f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})")
+    say(
+        f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
+    )
     live.watch([planned.experiment.path])
     if not set(record.runs) <= set(reading.list_names(planned.experiment.finished)):
         raise AutorlError(
@@ -46,7 +48,7 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     merged = api.build([planned.experiment.path])
     where = api.write_reports(merged, None)
     print_summary(merged, Console(), where)
-    say(f"done in {time.monotonic() - started:.0f} s. Next: README.md, section \"On your cluster\"")
+    say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)
 
 

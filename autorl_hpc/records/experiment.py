@@ -68,10 +68,14 @@ class GraderSpec(Strict):
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
     engine: Literal["transformers"] = "transformers"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=0, description="torch threads on the CPU; 0 leaves torch's default. One is best for tiny models.")
+    threads: int = Field(
+        1, ge=0, description="torch threads on the CPU; 0 leaves torch's default. One is best for tiny models."
+    )
     batch_tokens: int = Field(131072, ge=256, description="Upper limit of prompt plus answer tokens in one batch.")
     idle_exit_s: float = Field(600.0, gt=0)
-    stale_after_s: float = Field(60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over.")
+    stale_after_s: float = Field(
+        60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over."
+    )
 
 
 class Retention(Strict):
@@ -89,7 +93,9 @@ class ExperimentSpec(Record):
     exclude: tuple[dict[str, Any], ...] = ()
     budget: Budget
     protocol: Protocol = Protocol.TWO_SPLIT
-    recipe: dict[Name, Name] = Field(default_factory=dict, description="Task name to recipe name; the default is the task's first.")
+    recipe: dict[Name, Name] = Field(
+        default_factory=dict, description="Task name to recipe name; the default is the task's first."
+    )
     grader: GraderSpec = GraderSpec()
     parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")

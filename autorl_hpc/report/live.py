@@ -122,10 +122,10 @@ def render(facts: list[dict[str, Any]]) -> Any:
             note = ": ".join(part for part in (row["fault"], row["reason"]) if part)
             if note:
                 notes.append(Text(f"  {row['run_id'].rsplit('-', 1)[0]}: {note}"[:300], style="dim"))
-        counts = f"{sum(r['state'] == 'finished' for r in experiment['runs'])} of {len(experiment['runs'])} runs finished"
+        done = f"{sum(r['state'] == 'finished' for r in experiment['runs'])} of {len(experiment['runs'])} runs finished"
         graders = ", ".join(f"{g['state']} ({g['scored']} scored)" for g in experiment["graders"]) or "none"
         jobs = ", ".join(experiment["jobs"]) or "none running"
-        parts += [Text(experiment["experiment"], style="bold"), table, *notes, Text(f"{counts}; queue {len(experiment['queue'])}; graders: {graders}; jobs: {jobs}", style="dim"), Text("")]
+        parts += [Text(experiment["experiment"], style="bold"), table, *notes, Text(f"{done}; queue {len(experiment['queue'])}; graders: {graders}; jobs: {jobs}", style="dim"), Text("")]
         if not experiment["jobs"] and not experiment["over"]:
             parts.insert(-1, Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
     return Group(*parts)

@@ -63,6 +63,12 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     return (found + 1) / (RESAMPLES + 1)
 
 
+def least_permutation_p(n_a: int, n_b: int) -> float:
+    """The least p value that `permutation_p` can give for so many runs: 0.1 for three against three."""
+    ways = math.comb(n_a + n_b, n_a)
+    return (2 if n_a == n_b else 1) / ways if ways <= EXACT_PERMUTATIONS else 1 / (RESAMPLES + 1)
+
+
 def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
     """Share of pairs of runs in which a beats b, ties half (Mann-Whitney's U over its maximum)."""
     if not a or not b:

@@ -105,9 +105,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
 _ANSWER = re.compile(r"(?<!to )\banswers?\b", re.IGNORECASE)
 _LINK = re.compile(r"[^\n.:=]{0,40}?(?P<link>\b(?:is|are|was|be|equals)\b|[:=])", re.IGNORECASE)
 # What may stand between a mark and its number: no letters, no digits, no sign.
-_NOISE = re.compile(
-    r"(?:[^\w.\\-]|\.(?!\d)|-(?![.$\x00\d]))*(?:(?:US|USD|INR|EUR|GBP|Rs\.?)(?=[\s$\d])[\s$]*)?"
-)
+_NOISE = re.compile(r"(?:[^\w.\\-]|\.(?!\d)|-(?![.$\x00\d]))*(?:(?:US|USD|INR|EUR|GBP|Rs\.?)(?=[\s$\d])[\s$]*)?")
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 _HEADING = re.compile(r"[.):]\**[ \t]+\**[^\W\d]")  # behind the number: `#### 1. Count the eggs`
 _NAMED = re.compile(r"[^\W\d]{1,20}\s?=")  # `#### x = 18`
@@ -222,7 +220,7 @@ def opencompass_extract(text: str) -> str:
     `NULL`.
     """
     if "<think>" not in text and "</think>" in text:
-        text = text.split("</think>")[-1].strip()
+        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
     else:
         text = _without_closed_thinking(text).strip()
     last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)

@@ -135,9 +135,7 @@ def optimism_gap(
     gains, squares = [], []
     for name, base, new in (("feedback", feedback_base, feedback_new), ("report", report_base, report_new)):
         if len(base) != len(new) or len(base) < 2:
-            raise ValueError(
-                f"{name} split: {len(base)} and {len(new)} outcomes, not the same two or more items"
-            )
+            raise ValueError(f"{name} split: {len(base)} and {len(new)} outcomes, not the same two or more items")
         differences = [float(now) - float(old) for old, now in zip(base, new, strict=True)]
         gains.append(fmean(differences))
         squares.append(variance(differences) / len(differences))
@@ -269,8 +267,7 @@ def _binomial(n: int, p: float) -> tuple[int, list[float]]:
     log_odds = math.log(p) - math.log1p(-p)
     base = math.lgamma(n + 1) + n * math.log1p(-p)
     return low, [
-        math.exp(base + k * log_odds - math.lgamma(k + 1) - math.lgamma(n - k + 1))
-        for k in range(low, high + 1)
+        math.exp(base + k * log_odds - math.lgamma(k + 1) - math.lgamma(n - k + 1)) for k in range(low, high + 1)
     ]
 
 

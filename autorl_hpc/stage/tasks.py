@@ -19,20 +19,25 @@ from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.states import Fault
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.staged import ITEMS_NAME, StagedTask, train_names, vault_names, verify_staged_task
 
 Say = Callable[[str], None]
 
 
-def stage_task(root: Root, task: Task, source: Path | None, *, again: bool = False, say: Say = lambda _: None) -> StagedTask:
+def stage_task(
+    root: Root, task: Task, source: Path | None, *, again: bool = False, say: Say = lambda _: None
+) -> StagedTask:
     """Stages `task` from the files in `source`, or from nothing where the task makes its own data.
 
     Raises:
         AutorlError: a source file is missing or is not the pinned one; a made file differs from the task's pin.
     """
-    if not again and (root.task_store(task.name) / MANIFEST_NAME).exists() and (root.task_vault(task.name) / MANIFEST_NAME).exists():
+    if (
+        not again
+        and (root.task_store(task.name) / MANIFEST_NAME).exists()
+        and (root.task_vault(task.name) / MANIFEST_NAME).exists()
+    ):
         say(f"{task.name}: staged already; verifying")
         return verify_staged_task(root, task)
     _check_sources(task, source, say)
@@ -46,7 +51,11 @@ def stage_task(root: Root, task: Task, source: Path | None, *, again: bool = Fal
         _load_prepare(task).prepare(source, work)
         _check_pins(task, work)
         store = StoreManifest(
-            name=task.name, kind="task", source=task.file.source, licence=task.file.licence, files=describe_files(work, train_names(task))
+            name=task.name,
+            kind="task",
+            source=task.file.source,
+            licence=task.file.licence,
+            files=describe_files(work, train_names(task)),
         )
         vault = StoreManifest(
             name=task.name,
@@ -61,7 +70,9 @@ def stage_task(root: Root, task: Task, source: Path | None, *, again: bool = Fal
         raise from_os_error(error, f"staging {task.name}", work) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    say(f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}")
+    say(
+        f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}"
+    )
     return StagedTask(store, vault)
 
 
@@ -81,7 +92,9 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
                 say(f"{task.name}: {pinned.file} is not there; the recipe that needs it can't be used")
                 continue
             raise AutorlError(
-                f"{pinned.file} is missing", where=path, next_step=f"get it from {pinned.url or task.file.source} and stage again"
+                f"{pinned.file} is missing",
+                where=path,
+                next_step=f"get it from {pinned.url or task.file.source} and stage again",
             )
         digest = file_sha256(path)
         if digest != pinned.sha256:
@@ -97,7 +110,9 @@ def _load_prepare(task: Task) -> ModuleType:
     path = task.folder / "prepare.py"
     spec = importlib.util.spec_from_file_location(f"autorl_task_{task.name}_prepare", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise AutorlError(f"task {task.name} has no prepare.py", where=path, next_step="add one; see docs/adding-a-task.md")
+        raise AutorlError(
+            f"task {task.name} has no prepare.py", where=path, next_step="add one; see docs/adding-a-task.md"
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -28,7 +28,16 @@ class AgentEnd:
 class AgentProcess:
     """One started agent."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, log: Path, mark: str, elapsed_file: Path, elapsed_s: float) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: Path,
+        log: Path,
+        mark: str,
+        elapsed_file: Path,
+        elapsed_s: float,
+    ) -> None:
         become_subreaper()
         self.mark = mark
         keeper_env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(PACKAGE.parent)}

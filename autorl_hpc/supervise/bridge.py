@@ -34,7 +34,9 @@ PICK_UP_S = 60.0
 class Bridge:
     """One run's HTTP server, on a free port of the loopback."""
 
-    def __init__(self, workspace: Workspace, answers: Answers, meta: Callable[[], dict[str, Any]], left_s: Callable[[], float]) -> None:
+    def __init__(
+        self, workspace: Workspace, answers: Answers, meta: Callable[[], dict[str, Any]], left_s: Callable[[], float]
+    ) -> None:
         self.workspace = workspace
         self.answers = answers
         self.meta = meta
@@ -65,7 +67,11 @@ class Bridge:
         if not isinstance(body, dict) or not isinstance(body.get("model_path"), str) or not body["model_path"]:
             return 400, {"error": "Missing model_path"}
         manifest_id = f"http-{time.time_ns():020d}-{secrets.token_hex(4)}"
-        manifest: dict[str, Any] = {"schema_version": 1, "model_path": body["model_path"], "final": body.get("final") is True}
+        manifest: dict[str, Any] = {
+            "schema_version": 1,
+            "model_path": body["model_path"],
+            "final": body.get("final") is True,
+        }
         if isinstance(body.get("note"), str):
             manifest["note"] = body["note"][:500]
         try:
@@ -74,7 +80,11 @@ class Bridge:
             return 400, {"error": "Invalid request"}
         self.last_submit_time = int(time.time())
         if not self.workspace.write("submissions", f"{manifest_id}.json", manifest):
-            return 500, {"error": "Internal server error", "fault": "cluster", "advice": "submissions/ can't be written; try again"}
+            return 500, {
+                "error": "Internal server error",
+                "fault": "cluster",
+                "advice": "submissions/ can't be written; try again",
+            }
         wait = body.get("wait") is not False
         answer = self.answers.wait(manifest_id, scored=wait, timeout_s=HOLD_S if wait else PICK_UP_S)
         if answer is None:
@@ -95,7 +105,12 @@ class Bridge:
         import os
 
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-        return {"status": "ok", "task": self.meta()["task"], "workspace": str(self.workspace.path), "available_gpus": gpus}
+        return {
+            "status": "ok",
+            "task": self.meta()["task"],
+            "workspace": str(self.workspace.path),
+            "available_gpus": gpus,
+        }
 
 
 def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:

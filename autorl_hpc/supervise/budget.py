@@ -42,7 +42,9 @@ def read_clock(path: Path) -> Clock | None:
 class BudgetClock:
     """Counts the budget of one attempt on top of the earlier ones. Thread-safe."""
 
-    def __init__(self, path: Path, budget: Budget, attempt: int, *, elapsed_s: float, given_back_s: float, suspended_s: float) -> None:
+    def __init__(
+        self, path: Path, budget: Budget, attempt: int, *, elapsed_s: float, given_back_s: float, suspended_s: float
+    ) -> None:
         self.path = path
         self.budget = budget
         self.attempt = attempt

@@ -6,10 +6,12 @@ Slurm may run two attempts of one job at once, and a node that was thought dead 
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Sequence
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.ledger import Ledger, Linked
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.base import Strict
 from autorl_hpc.records.ledger import AttemptStarted
@@ -18,6 +20,10 @@ from autorl_hpc.states import EntryKind
 
 class Superseded(Exception):
     """A newer attempt of the same run has begun: this one must end without a word."""
+
+
+def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
+    return RunView.of(entries).attempt >= number
 
 
 class Chain:
@@ -48,9 +54,8 @@ class Chain:
             while True:
                 number = self.look().attempt + 1
                 body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace)
-                written = self.ledger.append(
-                    EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=lambda entries: RunView.of(entries).attempt >= number
-                )
+                taken = functools.partial(_attempt_is_taken, number)
+                written = self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken)
                 if written is not None:
                     self.attempt = number
                     self._absorb()
@@ -68,7 +73,9 @@ class Chain:
                 kind,
                 body,
                 role="supervisor",
-                unless=lambda entries: any(e.kind is newer and e.body.attempt > self.attempt for e in entries[self._taken :]),
+                unless=lambda entries: any(
+                    e.kind is newer and e.body.attempt > self.attempt for e in entries[self._taken :]
+                ),
             )
             if written is None:
                 raise Superseded

@@ -58,7 +58,10 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
         OSError: reading or writing failed (`errno` tells whose fault it is).
     """
     before = {name: _signature(fd) for name, fd in linted.files.items()}
-    outputs = {name: os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444) for name in linted.files}
+    outputs = {
+        name: os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+        for name in linted.files
+    }
     stop = threading.Event()
     flusher = _Flusher(list(outputs.values()))
     try:
@@ -68,7 +71,9 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
         with ThreadPoolExecutor(workers(), thread_name_prefix="copy") as pool:
 
             def work(tensor: TensorSpec) -> _Scan:
-                return _copy_tensor(tensor, linted.files[tensor.file], outputs[tensor.file], stop, flusher, tensor.name in heads)
+                return _copy_tensor(
+                    tensor, linted.files[tensor.file], outputs[tensor.file], stop, flusher, tensor.name in heads
+                )
 
             # In file order: large sequential reads and writes, which shared file systems like.
             ordered = sorted(linted.tensors, key=lambda t: (t.file, t.begin))
@@ -80,7 +85,11 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
                 raise
         for name, fd in linted.files.items():
             if _signature(fd) != before[name]:
-                raise Refused("artifact_changed", f"{name} changed while it was copied", "submit after the save has ended, and don't write to the folder until you are told `accepted`")
+                raise Refused(
+                    "artifact_changed",
+                    f"{name} changed while it was copied",
+                    "submit after the save has ended, and don't write to the folder until you are told `accepted`",
+                )
         for fd in outputs.values():
             os.fsync(fd)
     finally:
@@ -93,14 +102,20 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
 def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
     head = HEAD_NAME if HEAD_NAME in scans and not linted.extra_head else base.embedding
     if head is not None and scans[head].all_zero:
-        raise Refused("zero_head", f"every value of {head} is zero", "this model can't answer anything: check how it was saved")
+        raise Refused(
+            "zero_head", f"every value of {head} is zero", "this model can't answer anything: check how it was saved"
+        )
     digests = {name: scan.digest for name, scan in scans.items()}
     kept: Sequence[TensorSpec] = linted.tensors
     left_out: tuple[str, ...] = ()
     if linted.extra_head:
         embedding = base.embedding
         if embedding is None or digests[HEAD_NAME] != digests[embedding]:
-            raise Refused("untied_head", f"{HEAD_NAME} differs from {embedding}, but the base model ties them", "keep tie_word_embeddings as in the base model")
+            raise Refused(
+                "untied_head",
+                f"{HEAD_NAME} differs from {embedding}, but the base model ties them",
+                "keep tie_word_embeddings as in the base model",
+            )
         kept = [tensor for tensor in linted.tensors if tensor.name != HEAD_NAME]
         left_out = (HEAD_NAME,)
     return Copied(
@@ -114,13 +129,17 @@ def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
 def _copy_header(source: int, target: int, length: int) -> None:
     data = os.pread(source, length, 0)
     if len(data) != length:
-        raise Refused("artifact_changed", "a file became shorter while it was copied", "submit after the save has ended")
+        raise Refused(
+            "artifact_changed", "a file became shorter while it was copied", "submit after the save has ended"
+        )
     view, position = memoryview(data), 0
     while position < length:
         position += os.pwrite(target, view[position:], position)
 
 
-def _copy_tensor(tensor: TensorSpec, source: int, target: int, stop: threading.Event, flusher: _Flusher, is_head: bool) -> _Scan:
+def _copy_tensor(
+    tensor: TensorSpec, source: int, target: int, stop: threading.Event, flusher: _Flusher, is_head: bool
+) -> _Scan:
     import numpy as np
 
     kind, mask = EXPONENT_BITS[tensor.dtype]
@@ -135,13 +154,21 @@ def _copy_tensor(tensor: TensorSpec, source: int, target: int, stop: threading.E
         while got < want:
             part = os.preadv(source, [view[got:want]], position + got)
             if part <= 0:
-                raise Refused("artifact_changed", f"{tensor.file} became shorter while it was copied", "submit after the save has ended")
+                raise Refused(
+                    "artifact_changed",
+                    f"{tensor.file} became shorter while it was copied",
+                    "submit after the save has ended",
+                )
             got += part
         chunk = view[:want]
         digest.update(chunk)
         values = np.frombuffer(chunk, dtype=kind)
         if bool(np.any((values & mask) == mask)):
-            raise Refused("not_finite", f"tensor {tensor.name} of {tensor.file} holds NaN or Inf", "the training diverged: submit an earlier checkpoint")
+            raise Refused(
+                "not_finite",
+                f"tensor {tensor.name} of {tensor.file} holds NaN or Inf",
+                "the training diverged: submit an earlier checkpoint",
+            )
         if is_head and all_zero:
             all_zero = not bool(values.any())
         sent = 0

@@ -34,7 +34,9 @@ ALLOWED = (
 """What makes programs run on this host, and no more: no tokens, no SLURM_*, no PYTHONPATH."""
 
 
-def agent_environment(record: RunRecord, workspace: Path, url: str, mark: str, attempt: int, outer: Mapping[str, str] = os.environ) -> dict[str, str]:
+def agent_environment(
+    record: RunRecord, workspace: Path, url: str, mark: str, attempt: int, outer: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """The variables of the agent's process; see docs/file-protocol.md."""
     science = record.science
     env = {name: outer[name] for name in ALLOWED if name in outer}

@@ -47,7 +47,9 @@ MAX_RECORDED_REFUSALS = 1000
 """Refusals beyond this get an answer, but no ledger entry each: the ledger must not be the agent's to fill."""
 
 RETRY_CLUSTER_S = 5.0
-CLUSTER_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO, errno.ENFILE, errno.EMFILE})
+CLUSTER_ERRNOS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO, errno.ENFILE, errno.EMFILE}
+)
 """Errors of the file system, not of the checkpoint: tried again, never charged to the agent."""
 
 
@@ -127,7 +129,12 @@ class Intake:
         view = self.chain.look()
         known = next((s for s in view.submissions.values() if s.manifest_id == manifest_id), None)
         if known is not None and self.answers.has(manifest_id):
-            again = Refused("duplicate_id", f"manifest {manifest_id} was handled before", "drop each manifest under a new name", Fault.AGENT)
+            again = Refused(
+                "duplicate_id",
+                f"manifest {manifest_id} was handled before",
+                "drop each manifest under a new name",
+                Fault.AGENT,
+            )
             self.answers.refuse(f"{manifest_id}.again", None, again, self.clock.elapsed_s)
             self.refused_unrecorded += 1
             return
@@ -142,13 +149,7 @@ class Intake:
             self._refuse(manifest_id, manifest, refusal, elapsed_s)
             return
         except OSError as error:
-            if error.errno in CLUSTER_ERRNOS:
-                if patient:
-                    raise _TryAgain(str(error)) from error
-                refusal = Refused("cluster", f"the file system failed: {error.strerror}", "not your fault; submit again if time is left", Fault.CLUSTER)
-            else:
-                refusal = Refused("unreadable", f"the checkpoint can't be read: {error.strerror}", "check the folder's files and permissions")
-            self._refuse(manifest_id, manifest, refusal, elapsed_s)
+            self._refuse(manifest_id, manifest, _from_os_error(error, patient), elapsed_s)
             return
         self.chain.write(EntryKind.SUBMISSION, submission)
         if submission.same_as is None:
@@ -168,7 +169,10 @@ class Intake:
             finally:
                 shutil.rmtree(target, ignore_errors=True)
         view = self.chain.look()
-        same = next((s.submission_id for s in view.accepted() if s.content_hash == copied.content_hash and s.same_as is None), None)
+        same = next(
+            (s.submission_id for s in view.accepted() if s.content_hash == copied.content_hash and s.same_as is None),
+            None,
+        )
         return Submission(
             submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
@@ -228,6 +232,17 @@ class _TryAgain(Exception):
     """The file system failed; the manifest stays where it is."""
 
 
+def _from_os_error(error: OSError, patient: bool) -> Refused:
+    """An OSError of an intake as a refusal; raises _TryAgain where waiting may help."""
+    if error.errno not in CLUSTER_ERRNOS:
+        what = f"the checkpoint can't be read: {error.strerror}"
+        return Refused("unreadable", what, "check the folder's files and permissions")
+    if patient:
+        raise _TryAgain(str(error)) from error
+    what = f"the file system failed: {error.strerror}"
+    return Refused("cluster", what, "not your fault; submit again if time is left", Fault.CLUSTER)
+
+
 def read_manifest(folder: int, name: str) -> Manifest:
     """Reads and validates a manifest by descriptor.
 
@@ -240,14 +255,21 @@ def read_manifest(folder: int, name: str) -> Manifest:
     except OSError as error:
         if error.errno in CLUSTER_ERRNOS:
             raise
-        raise Refused("manifest_unreadable", f"the manifest can't be opened: {error.strerror}", advice, Fault.AGENT) from None
+        raise Refused(
+            "manifest_unreadable", f"the manifest can't be opened: {error.strerror}", advice, Fault.AGENT
+        ) from None
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise Refused("manifest_unreadable", "the manifest is no regular file", advice, Fault.AGENT)
         data = os.read(fd, MAX_MANIFEST_BYTES + 1) if info.st_size <= MAX_MANIFEST_BYTES else b""
         if info.st_size > MAX_MANIFEST_BYTES or len(data) > MAX_MANIFEST_BYTES:
-            raise Refused("manifest_too_large", f"the manifest has {info.st_size} bytes, at most {MAX_MANIFEST_BYTES} are read", advice, Fault.AGENT)
+            raise Refused(
+                "manifest_too_large",
+                f"the manifest has {info.st_size} bytes, at most {MAX_MANIFEST_BYTES} are read",
+                advice,
+                Fault.AGENT,
+            )
     finally:
         os.close(fd)
     return parse_manifest(data, advice)
@@ -275,5 +297,10 @@ def parse_manifest(data: bytes, advice: str) -> Manifest:
 
 def _describe(target: Path, copied: Copied) -> None:
     """The artifact's manifest, written last: a folder without it is no artifact."""
-    value = {"schema_version": 1, "content_hash": copied.content_hash, "tensors": copied.digests, "not_in_hash": list(copied.not_in_hash)}
+    value = {
+        "schema_version": 1,
+        "content_hash": copied.content_hash,
+        "tensors": copied.digests,
+        "not_in_hash": list(copied.not_in_hash),
+    }
     atomic.write_json(target / artifacts.READY_NAME, value, mode=0o444)

@@ -29,10 +29,33 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors$")
 
 IGNORED_CONFIG = frozenset(
-    "_name_or_path _attn_implementation_autoset architectures attn_implementation bos_token_id dtype eos_token_id "
-    "initializer_range pad_token_id torch_dtype transformers_version use_cache attention_dropout "
-    "attention_probs_dropout_prob hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop output_attentions "
-    "output_hidden_states return_dict max_length task_specific_params pretraining_tp is_llama_config".split()
+    [
+        "_name_or_path",
+        "_attn_implementation_autoset",
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "initializer_range",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "hidden_dropout_prob",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "max_length",
+        "task_specific_params",
+        "pretraining_tp",
+        "is_llama_config",
+    ]
 )
 """Config fields that don't change what the base's architecture computes from given weights."""
 
@@ -90,19 +113,35 @@ def _survey(folder_fd: int, base: BaseModel) -> tuple[dict[str, int], list[str]]
     with os.scandir(folder_fd) as entries:
         for count, entry in enumerate(entries):
             if count >= MAX_FILES:
-                raise Refused("too_many_files", f"the folder holds more than {MAX_FILES} files", "submit a folder with the checkpoint alone")
+                raise Refused(
+                    "too_many_files",
+                    f"the folder holds more than {MAX_FILES} files",
+                    "submit a folder with the checkpoint alone",
+                )
             info = os.stat(entry.name, dir_fd=folder_fd, follow_symlinks=False)
             shown = entry.name.encode("utf-8", "replace").decode()[:120]
             if stat.S_ISDIR(info.st_mode):
                 folders.append(shown + "/")
             elif stat.S_ISLNK(info.st_mode):
-                raise Refused("symlink", f"{shown} is a symbolic link", "put real files into the folder: `cp -rL src dst`")
+                raise Refused(
+                    "symlink", f"{shown} is a symbolic link", "put real files into the folder: `cp -rL src dst`"
+                )
             elif not stat.S_ISREG(info.st_mode):
-                raise Refused("special_file", f"{shown} is no regular file (FIFO, socket or device)", "remove it from the folder")
+                raise Refused(
+                    "special_file", f"{shown} is no regular file (FIFO, socket or device)", "remove it from the folder"
+                )
             elif info.st_nlink > 1:
-                raise Refused("hard_link", f"{shown} is a hard link ({info.st_nlink} names)", "copy the file: `cp --reflink=auto src dst`")
+                raise Refused(
+                    "hard_link",
+                    f"{shown} is a hard link ({info.st_nlink} names)",
+                    "copy the file: `cp --reflink=auto src dst`",
+                )
             elif info.st_size > limit:
-                raise Refused("file_too_large", f"{shown} has {info.st_size} bytes; nothing of this model needs more than {limit}", "remove it from the folder")
+                raise Refused(
+                    "file_too_large",
+                    f"{shown} has {info.st_size} bytes; nothing of this model needs more than {limit}",
+                    "remove it from the folder",
+                )
             else:
                 sizes[entry.name] = info.st_size
     return sizes, folders
@@ -113,9 +152,15 @@ def _refuse_code(folder_fd: int, sizes: dict[str, int]) -> None:
         if name in sizes:
             value = _read_json(folder_fd, name, sizes)
             if "auto_map" in value:
-                raise Refused("auto_map", f"{name}: field auto_map names code to run", "remove auto_map; no code of a checkpoint is run")
+                raise Refused(
+                    "auto_map",
+                    f"{name}: field auto_map names code to run",
+                    "remove auto_map; no code of a checkpoint is run",
+                )
             if value.get("trust_remote_code"):
-                raise Refused("auto_map", f"{name}: field trust_remote_code", "remove it; no code of a checkpoint is run")
+                raise Refused(
+                    "auto_map", f"{name}: field trust_remote_code", "remove it; no code of a checkpoint is run"
+                )
 
 
 def _weight_names(folder_fd: int, sizes: dict[str, int]) -> dict[str, str]:
@@ -128,18 +173,36 @@ def _weight_names(folder_fd: int, sizes: dict[str, int]) -> dict[str, str]:
     if adapter and not weights - adapter:
         raise Refused("adapter_only", f"only an adapter is there ({', '.join(sorted(adapter))})", merge)
     if adapter:
-        raise Refused("adapter_beside_model", f"{sorted(adapter)[0]} lies beside full weights: which is meant?", f"{merge}; or remove the adapter files")
+        raise Refused(
+            "adapter_beside_model",
+            f"{sorted(adapter)[0]} lies beside full weights: which is meant?",
+            f"{merge}; or remove the adapter files",
+        )
     if not weights:
         pickles = [name for name in sizes if name.endswith(PICKLES)]
         if pickles:
-            raise Refused("pickle", f"{pickles[0]}: weights as pickle are not read", "save with `save_pretrained(DIR, safe_serialization=True)`")
-        raise Refused("no_weights", "no *.safetensors in the folder", "save with `save_pretrained(DIR, safe_serialization=True)`")
+            raise Refused(
+                "pickle",
+                f"{pickles[0]}: weights as pickle are not read",
+                "save with `save_pretrained(DIR, safe_serialization=True)`",
+            )
+        raise Refused(
+            "no_weights", "no *.safetensors in the folder", "save with `save_pretrained(DIR, safe_serialization=True)`"
+        )
     if INDEX_NAME in sizes:
         if SINGLE_NAME in sizes:
-            raise Refused("ambiguous_weights", f"both {SINGLE_NAME} and {INDEX_NAME} are there", "remove the older save from the folder")
+            raise Refused(
+                "ambiguous_weights",
+                f"both {SINGLE_NAME} and {INDEX_NAME} are there",
+                "remove the older save from the folder",
+            )
         return _read_index(folder_fd, sizes, weights)
     if weights != {SINGLE_NAME}:
-        raise Refused("ambiguous_weights", f"without {INDEX_NAME} there must be {SINGLE_NAME} alone, found {', '.join(sorted(weights))[:200]}", "save with save_pretrained into an empty folder")
+        raise Refused(
+            "ambiguous_weights",
+            f"without {INDEX_NAME} there must be {SINGLE_NAME} alone, found {', '.join(sorted(weights))[:200]}",
+            "save with save_pretrained into an empty folder",
+        )
     return {}
 
 
@@ -151,9 +214,17 @@ def _read_index(folder_fd: int, sizes: dict[str, int], weights: set[str]) -> dic
         raise Refused("index_broken", f"{INDEX_NAME}: field weight_map is missing or no table of names", again)
     for file in sorted(set(mapping.values())):
         if not PLAIN_NAME.match(file):
-            raise Refused("index_outside", f"{INDEX_NAME}: weight_map names {file[:120]!r}; only plain names of this folder are read", again)
+            raise Refused(
+                "index_outside",
+                f"{INDEX_NAME}: weight_map names {file[:120]!r}; only plain names of this folder are read",
+                again,
+            )
         if file not in weights:
-            raise Refused("shard_missing", f"{INDEX_NAME} names {file}, which is not there", "wait for the save to end, then submit again")
+            raise Refused(
+                "shard_missing",
+                f"{INDEX_NAME} names {file}, which is not there",
+                "wait for the save to end, then submit again",
+            )
     stray = weights - set(mapping.values())
     if stray:
         raise Refused("ambiguous_weights", f"{sorted(stray)[0]} is not named by {INDEX_NAME}", again)
@@ -165,26 +236,57 @@ def _compare_index(names: dict[str, str], tensors: list[TensorSpec]) -> None:
     if len(stored) != len(tensors):
         raise Refused("tensor_twice", "a tensor stands in two shards", "save with save_pretrained into an empty folder")
     for name in sorted(set(stored) ^ set(names)) or [n for n in sorted(stored) if stored[n] != names[n]]:
-        raise Refused("index_broken", f"{INDEX_NAME} and the shards disagree about tensor {name[:120]!r}", "save with save_pretrained into an empty folder")
+        raise Refused(
+            "index_broken",
+            f"{INDEX_NAME} and the shards disagree about tensor {name[:120]!r}",
+            "save with save_pretrained into an empty folder",
+        )
 
 
 def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
     found = {tensor.name: tensor.shape for tensor in tensors}
     extra_head = base.tied and HEAD_NAME in found
     if extra_head and (base.embedding is None or found[HEAD_NAME] != base.shapes[base.embedding]):
-        raise Refused("untied_head", f"the base model has no {HEAD_NAME} (tied embeddings), the checkpoint has one of another shape", "keep tie_word_embeddings as in the base model")
+        raise Refused(
+            "untied_head",
+            f"the base model has no {HEAD_NAME} (tied embeddings), the checkpoint has one of another shape",
+            "keep tie_word_embeddings as in the base model",
+        )
     if extra_head:
         del found[HEAD_NAME]
     missing, unknown = sorted(set(base.shapes) - set(found)), sorted(set(found) - set(base.shapes))
     if missing or unknown:
-        prefix = next((p for p in ("module.", "_orig_mod.", "base_model.model.", "_fsdp_wrapped_module.") if any(n.startswith(p) for n in unknown)), None)
+        prefix = next(
+            (
+                p
+                for p in ("module.", "_orig_mod.", "base_model.model.", "_fsdp_wrapped_module.")
+                if any(n.startswith(p) for n in unknown)
+            ),
+            None,
+        )
         if prefix:
-            raise Refused("tensor_names", f"tensor names begin with {prefix!r}, such as {unknown[0][:120]}", "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`")
-        what = f"missing {len(missing)} (first {missing[0][:120]})" if missing else f"unknown {len(unknown)} (first {unknown[0][:120]})"
-        raise Refused("tensor_names", f"the tensors are not the base model's: {what}", "submit the base model's architecture with all its tensors")
+            raise Refused(
+                "tensor_names",
+                f"tensor names begin with {prefix!r}, such as {unknown[0][:120]}",
+                "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`",
+            )
+        what = (
+            f"missing {len(missing)} (first {missing[0][:120]})"
+            if missing
+            else f"unknown {len(unknown)} (first {unknown[0][:120]})"
+        )
+        raise Refused(
+            "tensor_names",
+            f"the tensors are not the base model's: {what}",
+            "submit the base model's architecture with all its tensors",
+        )
     for name, shape in base.shapes.items():
         if found[name] != shape:
-            raise Refused("tensor_shapes", f"tensor {name} has shape {list(found[name])}, the base model's has {list(shape)}", "keep the base model's architecture and vocabulary size")
+            raise Refused(
+                "tensor_shapes",
+                f"tensor {name} has shape {list(found[name])}, the base model's has {list(shape)}",
+                "keep the base model's architecture and vocabulary size",
+            )
     return extra_head
 
 
@@ -194,7 +296,11 @@ def _compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
         a, b = mine.get(key), theirs.get(key)
         both = key in mine and key in theirs
         if a != b and (both or key in PRESENCE_MATTERS):
-            raise Refused("config_differs", f"config.json: field {key} is {_short(a)}, the base model's is {_short(b)}", "keep the base model's config; only weights may change")
+            raise Refused(
+                "config_differs",
+                f"config.json: field {key} is {_short(a)}, the base model's is {_short(b)}",
+                "keep the base model's config; only weights may change",
+            )
 
 
 def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -227,17 +333,23 @@ def _open_regular(folder_fd: int, name: str, stack: ExitStack) -> int:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except OSError as error:
-        raise Refused("unreadable", f"{name[:120]}: {error.strerror}", "make the file readable and submit again") from None
+        raise Refused(
+            "unreadable", f"{name[:120]}: {error.strerror}", "make the file readable and submit again"
+        ) from None
     stack.callback(os.close, fd)
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
-        raise Refused("special_file", f"{name[:120]} was exchanged while it was read", "submit a folder that nothing writes to")
+        raise Refused(
+            "special_file", f"{name[:120]} was exchanged while it was read", "submit a folder that nothing writes to"
+        )
     return fd
 
 
 def _read_json(folder_fd: int, name: str, sizes: dict[str, int]) -> dict[str, Any]:
     if sizes.get(name, 0) > MAX_JSON_BYTES:
-        raise Refused("not_json", f"{name}: {sizes[name]} bytes are too many", "save the checkpoint again with save_pretrained")
+        raise Refused(
+            "not_json", f"{name}: {sizes[name]} bytes are too many", "save the checkpoint again with save_pretrained"
+        )
     with ExitStack() as stack:
         fd = _open_regular(folder_fd, name, stack)
         data = b""

@@ -20,7 +20,7 @@ ROUND_PAUSE_S = 0.02
 def become_subreaper() -> bool:
     """Makes orphaned descendants children of this process; False where the kernel refuses."""
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
 
@@ -87,7 +87,9 @@ def reap() -> None:
         pass
 
 
-def end_all(root: int, mark: str, *, spare: frozenset[int] = frozenset(), grace_s: float = 0.0, collect: bool = False) -> set[int]:
+def end_all(
+    root: int, mark: str, *, spare: frozenset[int] = frozenset(), grace_s: float = 0.0, collect: bool = False
+) -> set[int]:
     """Ends all descendants of `root` and all marked processes; returns those that could not be ended.
 
     First TERM and `grace_s` seconds; then STOP until no new process appears, which a fork bomb can't outrun; then KILL.

@@ -109,7 +109,12 @@ class Supervisor:
         elapsed_s, given_back_s, suspended_s = self._used_so_far(view)
         attempt = self.chain.begin(elapsed_s, str(self.workspace_path))
         clock = BudgetClock(
-            self.run.clock, self.record.science.budget, attempt, elapsed_s=elapsed_s, given_back_s=given_back_s, suspended_s=suspended_s
+            self.run.clock,
+            self.record.science.budget,
+            attempt,
+            elapsed_s=elapsed_s,
+            given_back_s=given_back_s,
+            suspended_s=suspended_s,
         )
         try:
             return self._attempt(clock)
@@ -119,7 +124,9 @@ class Supervisor:
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
             what = error.what if isinstance(error, AutorlError) else str(error)
-            self.chain.write(EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=attempt, elapsed_s=clock.elapsed_s, reason=what[:500]))
+            self.chain.write(
+                EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=attempt, elapsed_s=clock.elapsed_s, reason=what[:500])
+            )
             return EXIT_RESUME
 
     def _attempt(self, clock: BudgetClock) -> int:
@@ -142,7 +149,13 @@ class Supervisor:
         self.run.logs.mkdir(exist_ok=True)
         append_event(self.run.events, "agent_started", attempt=clock.attempt, elapsed_s=clock.elapsed_s)
         process = AgentProcess(
-            ["bash", str(start)], env, self.workspace_path, self.run.agent_log, self.mark, self._elapsed_file(clock.attempt), clock.elapsed_s
+            ["bash", str(start)],
+            env,
+            self.workspace_path,
+            self.run.agent_log,
+            self.mark,
+            self._elapsed_file(clock.attempt),
+            clock.elapsed_s,
         )
         taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
         taker.start()
@@ -158,11 +171,21 @@ class Supervisor:
             taker.join()
             clock.stop()
             bridge.stop()
-        append_event(self.run.events, "agent_ended", ended_by=ended_by, exit_code=end.exit_code, elapsed_s=clock.elapsed_s, left=end.left)
+        append_event(
+            self.run.events,
+            "agent_ended",
+            ended_by=ended_by,
+            exit_code=end.exit_code,
+            elapsed_s=clock.elapsed_s,
+            left=end.left,
+        )
         if self._superseded.is_set():
             raise Superseded
         if ended_by is None:
-            self.chain.write(EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=clock.attempt, elapsed_s=clock.elapsed_s, reason=f"signal {self._signal}"))
+            self.chain.write(
+                EntryKind.ATTEMPT_ENDED,
+                AttemptEnded(attempt=clock.attempt, elapsed_s=clock.elapsed_s, reason=f"signal {self._signal}"),
+            )
             return EXIT_RESUME
         intake.poll(patient=False)  # what was dropped before the end
         self._seal(ended_by, end.exit_code, clock, intake)
@@ -170,7 +193,9 @@ class Supervisor:
         workspace.close()
         return 0
 
-    def _watch(self, process: AgentProcess, workspace: workspaces.Workspace, clock: BudgetClock, answers: Answers) -> EndedBy | None:
+    def _watch(
+        self, process: AgentProcess, workspace: workspaces.Workspace, clock: BudgetClock, answers: Answers
+    ) -> EndedBy | None:
         """Waits for what ends the attempt; None for a signal or a newer attempt."""
         next_look = next_tell = 0.0
         while True:
@@ -197,7 +222,16 @@ class Supervisor:
                     return EndedBy.CANCELLED
             if now >= next_tell:
                 next_tell = now + TELL_TIME_S
-                workspace.write(None, "time.json", {"remaining_s": round(clock.left_s, 1), "elapsed_s": round(clock.elapsed_s, 1), "given_back_s": round(clock.given_back_s, 1), "timeout_s": clock.budget.wall_clock_s})
+                workspace.write(
+                    None,
+                    "time.json",
+                    {
+                        "remaining_s": round(clock.left_s, 1),
+                        "elapsed_s": round(clock.elapsed_s, 1),
+                        "given_back_s": round(clock.given_back_s, 1),
+                        "timeout_s": clock.budget.wall_clock_s,
+                    },
+                )
             time.sleep(LOOP_S)
 
     def _take_in(self, intake: Intake) -> None:
@@ -251,7 +285,9 @@ class Supervisor:
             given_back_s=clock.given_back_s,
             refused=len(view.refused()),
             refused_unrecorded=intake.refused_unrecorded,
-            fault=Fault.AGENT if exit_code not in (0, None) and ended_by is EndedBy.AGENT_EXIT and not view.accepted() else None,
+            fault=Fault.AGENT
+            if exit_code not in (0, None) and ended_by is EndedBy.AGENT_EXIT and not view.accepted()
+            else None,
             reason=f"the agent exited with code {exit_code}" if exit_code not in (0, None) else None,
         )
         self.chain.write(EntryKind.SEALED, body)
@@ -279,7 +315,13 @@ class Supervisor:
         science = self.record.science
         put(
             self.experiment.queue,
-            QueueEntry(kind=QueueKind.CLOSE, run_id=self.run.run_id, task=science.task, base_model=science.base_model, recipe_hash=self.record.recipe_hash),
+            QueueEntry(
+                kind=QueueKind.CLOSE,
+                run_id=self.run.run_id,
+                task=science.task,
+                base_model=science.base_model,
+                recipe_hash=self.record.recipe_hash,
+            ),
         )
 
     def _cancelled(self) -> bool:

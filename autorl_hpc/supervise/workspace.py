@@ -94,7 +94,9 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
 def _copy_tree(source: Path, target: Path) -> None:
     """A copy that the agent may write to; hard links would let it write into the store."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(MANIFEST_NAME, "__pycache__"), copy_function=shutil.copyfile)
+    shutil.copytree(
+        source, target, ignore=shutil.ignore_patterns(MANIFEST_NAME, "__pycache__"), copy_function=shutil.copyfile
+    )
 
 
 def _copy_once(source: Path, target: Path) -> None:
@@ -153,10 +155,18 @@ class Workspace:
                 here = "/".join([*done, part])[:200]
                 os.close(fd)
                 if error.errno == errno.ELOOP or _is_link(self._fd, [*done, part]):
-                    raise Refused("symlink", f"model_path: {here} is a symbolic link", "submit a real folder of the workspace") from None
+                    raise Refused(
+                        "symlink", f"model_path: {here} is a symbolic link", "submit a real folder of the workspace"
+                    ) from None
                 if error.errno == errno.ENOTDIR:
-                    raise Refused("not_a_folder", f"model_path: {here} is no folder", "give the folder, not a file in it") from None
-                raise Refused("no_such_folder", f"model_path: {here}: {error.strerror}", "check the path; it is relative to the workspace") from None
+                    raise Refused(
+                        "not_a_folder", f"model_path: {here} is no folder", "give the folder, not a file in it"
+                    ) from None
+                raise Refused(
+                    "no_such_folder",
+                    f"model_path: {here}: {error.strerror}",
+                    "check the path; it is relative to the workspace",
+                ) from None
             os.close(fd)
             fd = following
             done.append(part)
@@ -170,12 +180,20 @@ class Workspace:
                     text = text[len(prefix) :].lstrip("/")
                     break
             else:
-                raise Refused("path_outside", "model_path is an absolute path outside the workspace", "give a folder of the workspace, such as output/v1")
+                raise Refused(
+                    "path_outside",
+                    "model_path is an absolute path outside the workspace",
+                    "give a folder of the workspace, such as output/v1",
+                )
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise Refused("path_outside", "model_path holds `..`", "give a folder of the workspace, such as output/v1")
         if not parts:
-            raise Refused("path_outside", "model_path is the workspace itself", "give a folder of the workspace, such as output/v1")
+            raise Refused(
+                "path_outside",
+                "model_path is the workspace itself",
+                "give a folder of the workspace, such as output/v1",
+            )
         if parts[0] in ("submissions", "results", *PRIVATE_FOLDERS):
             raise Refused("path_outside", f"model_path lies in {parts[0]}/", "save checkpoints under output/")
         return parts
@@ -187,7 +205,9 @@ class Workspace:
             return False
         temporary = f".tmp-{secrets.token_hex(8)}"
         try:
-            out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+            out = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd
+            )
             try:
                 data = memoryview(readable_json(value))
                 while data:

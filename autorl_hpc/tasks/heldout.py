@@ -46,7 +46,11 @@ def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
         return []
     path = root.task_vault(task) / recipe.shots_file
     value: Any = json.loads(_read_pinned(path, recipe.shots_sha256 or "", task))
-    return [{"role": str(m["role"]), "content": str(m["content"])} for m in value["messages"] if "{question}" not in m["content"]]
+    return [
+        {"role": str(m["role"]), "content": str(m["content"])}
+        for m in value["messages"]
+        if "{question}" not in m["content"]
+    ]
 
 
 def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
@@ -55,7 +59,10 @@ def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
         data = reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES)
     except (OSError, ValueError) as error:
         raise AutorlError(
-            f"held-out data of task {task} can't be read: {error}", where=path, fault=Fault.CLUSTER, next_step=f"run: {command}"
+            f"held-out data of task {task} can't be read: {error}",
+            where=path,
+            fault=Fault.CLUSTER,
+            next_step=f"run: {command}",
         ) from None
     if sha256_hex(data) != sha256:
         raise AutorlError(

@@ -74,7 +74,9 @@ def load_task(name: str) -> Task:
         if path.is_file():
             file = parse_record(TaskFile, read_yaml(path), path)
             if file.name != name:
-                raise AutorlError(f"field `name` is {file.name}, the folder is {name}", where=path, next_step="make them equal")
+                raise AutorlError(
+                    f"field `name` is {file.name}, the folder is {name}", where=path, next_step="make them equal"
+                )
             return Task(folder / name, file)
     from difflib import get_close_matches
 

@@ -33,7 +33,10 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
     vault = read_manifest(root.task_vault(task.name), name=f"held-out data of task {task.name}", stage_command=command)
     verify_files(root.task_store(task.name), store, command)
     verify_files(root.task_vault(task.name), vault, command)
-    pinned = {**task.file.train_files, **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}}
+    pinned = {
+        **task.file.train_files,
+        **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()},
+    }
     staged = {file.path: file.sha256 for file in (*store.files, *vault.files)}
     for name, digest in pinned.items():
         if staged.get(name) != digest:

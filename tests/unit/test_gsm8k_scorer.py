@@ -304,7 +304,7 @@ def test_opencompass_refuses_a_row_without_gold() -> None:
 def _reference_extract(text: str) -> str:
     """The reference's two steps with its own (partly quadratic) expressions."""
     if "<think>" not in text and "</think>" in text:
-        text = text.split("</think>")[-1].strip()
+        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
     else:
         text = re.sub(r"<think>(.*?)</think>", "", text, flags=re.DOTALL).strip()
     numbers: list[str] = re.findall(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0])

@@ -247,7 +247,7 @@ def test_paired_without_change() -> None:
     ("base", "new"), [([], []), ([1], [1, 0]), ([2], [1]), ([1], [None]), ([0.5], [1]), ([1], [math.nan])]
 )
 def test_paired_refuses_what_are_no_outcomes(base: list[float], new: list[float]) -> None:
-    with pytest.raises(ValueError, match="outcome|same items"):
+    with pytest.raises(ValueError, match=r"outcome|same items"):
         paired(base, new)
 
 

@@ -12,4 +12,6 @@ def make_engine(spec: GraderSpec, base: Path, dtype: str) -> Engine:
     """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`."""
     from autorl_hpc.grading.engines.transformers import TransformersEngine
 
-    return TransformersEngine(base, dtype=dtype, device=spec.device, threads=spec.threads, batch_tokens=spec.batch_tokens)
+    return TransformersEngine(
+        base, dtype=dtype, device=spec.device, threads=spec.threads, batch_tokens=spec.batch_tokens
+    )

@@ -58,7 +58,9 @@ class TransformersEngine:
         self._batch_tokens = batch_tokens
         config = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False, local_files_only=True)
-        self._model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
+        self._model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
         self._model.to(device).eval()
         self._targets: dict[str, Any] = dict(self._model.state_dict(keep_vars=True).items())
         self._tied = self._tied_names()
@@ -103,7 +105,9 @@ class TransformersEngine:
         missing = {n for n in self._targets if n not in tensors} - self._tied
         unknown = set(tensors) - set(self._targets)
         if missing or unknown:
-            raise EngineFailed(f"tensor names differ from the model's: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+            raise EngineFailed(
+                f"tensor names differ from the model's: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+            )
         with torch.no_grad():
             for key, value in tensors.items():
                 self._targets[key].copy_(value)

@@ -3,6 +3,6 @@
 set -euo pipefail
 cd "$WORKSPACE"
 mkdir -p output/copy
-cp -RL "$MODEL_PATH"/. output/copy/
-chmod -R u+w output/copy
+find "$MODEL_PATH/" -maxdepth 1 -type f ! -name '*.py' -exec cp -f {} output/copy/ \;
+chmod u+w output/copy/*
 python3 ./submit output/copy --wait

@@ -54,6 +54,11 @@ def seconds_left(workspace: Path, meta: Mapping[str, Any]) -> float:
         return float(meta["timeout_s"])
 
 
+def deadline(workspace: Path, meta: Mapping[str, Any], share: float) -> float:
+    """The moment, on the monotonic clock, when a share of the time left is used."""
+    return time.monotonic() + share * seconds_left(workspace, meta)
+
+
 def processes() -> int:
     """How many processes `accelerate launch` started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -100,17 +105,15 @@ def options(small: bool) -> dict[str, Any]:
     }
 
 
-def stop_after(seconds: float) -> Any:
-    """A callback that ends training after `seconds`, on all processes at the same step."""
+def stop_at(moment: float) -> Any:
+    """A callback that ends training at a moment of the monotonic clock, on all processes at the same step."""
     import torch
     import torch.distributed as dist
     from transformers import TrainerCallback
 
-    deadline = time.monotonic() + seconds
-
     class StopAtDeadline(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            late = torch.tensor(float(time.monotonic() > deadline), device=args.device)
+            late = torch.tensor(float(time.monotonic() > moment), device=args.device)
             if dist.is_initialized():
                 dist.all_reduce(late, op=dist.ReduceOp.MAX)
             if late.item() > 0:

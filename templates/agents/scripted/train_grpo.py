@@ -36,7 +36,7 @@ def main() -> None:
     chosen = machine.arguments("GRPO with trl")
     workspace = Path(os.environ["WORKSPACE"])
     meta = machine.read_meta(workspace)
-    allowed_s = chosen.share * machine.seconds_left(workspace, meta)
+    deadline = machine.deadline(workspace, meta, chosen.share)
 
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def main() -> None:
         processing_class=tokenizer,
         reward_funcs=right_number,
         train_dataset=dataset,
-        callbacks=[machine.stop_after(allowed_s)],
+        callbacks=[machine.stop_at(deadline)],
         args=GRPOConfig(
             output_dir=str(workspace / "output" / "log-grpo"),
             max_steps=SMALL_STEPS if small else LARGE_STEPS,

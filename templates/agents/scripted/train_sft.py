@@ -24,7 +24,7 @@ def main() -> None:
     chosen = machine.arguments("SFT with trl")
     workspace, data = Path(os.environ["WORKSPACE"]), Path(os.environ["DATA_PATH"])
     meta = machine.read_meta(workspace)
-    allowed_s = chosen.share * machine.seconds_left(workspace, meta)
+    deadline = machine.deadline(workspace, meta, chosen.share)
 
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def main() -> None:
         model=model,
         processing_class=tokenizer,
         train_dataset=dataset,
-        callbacks=[machine.stop_after(allowed_s)],
+        callbacks=[machine.stop_at(deadline)],
         args=SFTConfig(
             output_dir=str(workspace / "output" / "log-sft"),
             max_steps=steps,

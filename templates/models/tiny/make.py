@@ -12,7 +12,7 @@ format (`Question: ... #### N`) mostly in sloppy forms, so its score without tra
 demonstrations and rewards can raise it.
 
 What it has seen: plain facts `a + b = c` and `a - b = c` over all numbers of the task, and stories and questions made
-from problems of the task's *training* split only. No held-out problem stands in its corpus.
+from problems of the *training* split only. A held-out sum can occur as a bare fact, a held-out word problem never does.
 
 Simplified against real pre-training: one document a row, padded; the loss is taken only on the continuation, which
 follows from what stands before it. That is what makes a few thousand steps on one core enough.
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m['role'] == 'assistant' %} {{ m['content'] }}{{ eos_token }}\n"
     "{% elif m['role'] == 'user' and not m['content'].endswith('Answer:') %}Question: {{ m['content'] }}\nAnswer:"
-    "{% else %}{{ m['content'] }}{% if m['role'] == 'system' %}\n{% endif %}{% endif %}"
+    "{% else %}{{ m['content'] }}{% if m['role'] == 'system' %}{{ '\n' }}{% endif %}{% endif %}"
     "{% endfor %}"
 )
 """A turn of the user ends in `Answer:`, whether the prompt brings that along or not."""

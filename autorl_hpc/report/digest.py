@@ -1,0 +1,281 @@
+"""One run folder as a RunSummary: what its ledger says, with the noise of each number beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.records import read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.exchange import Baseline, Clock
+from autorl_hpc.records.ledger import Evaluation, Submission
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.bases import Bases
+from autorl_hpc.report.chain import Chain, read_chain
+from autorl_hpc.report.compare import Pair, gain, optimism
+from autorl_hpc.report.items import Items, ItemsReader, Unusable
+from autorl_hpc.report.notes import notes_of
+from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
+from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Gap, RunSummary
+from autorl_hpc.report.text import clean
+from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
+
+INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
+NEVER_RANKS = ("none",)
+"""Sandbox levels that stop nothing: an agent could have read what it is scored on."""
+
+
+class Library:
+    """Baselines and items files of all runs in a report, each read once."""
+
+    def __init__(self) -> None:
+        self.items = ItemsReader()
+        self._bases: dict[Path, Bases] = {}
+
+    def bases(self, experiment: ExperimentDir) -> Bases:
+        """The baselines of an experiment."""
+        return self._bases.setdefault(experiment.path, Bases(experiment.baselines))
+
+
+@dataclass
+class Findings:
+    """What comparing base and selected gave, and what stood in the way."""
+
+    improvement: Gain | None = None
+    gap: Gap | None = None
+    excluded: Excluded | None = None
+    troubles: list[str] = field(default_factory=list)
+    commonest_output_share: float | None = None
+
+
+def digest(run: RunDir, library: Library, chain: Chain | None = None) -> RunSummary:
+    """The summary of one run; a live or damaged run gives what is known.
+
+    Raises:
+        AutorlError: run.json can't be read.
+    """
+    return _Digest(run, read_run(run), chain or read_chain(run), library).summary()
+
+
+class _Digest:
+    """The steps of `digest`, which share the run's records."""
+
+    def __init__(self, run: RunDir, record: RunRecord, chain: Chain, library: Library) -> None:
+        self.run = run
+        self.record = record
+        self.science = record.science
+        self.chain = chain
+        self.view: RunView = chain.view
+        self.items = library.items
+        self.bases = library.bases(ExperimentDir(run.path.parent))
+        self.is_paper = self.science.protocol is Protocol.PAPER
+        self.feedback_split = Split.REPORT if self.is_paper else Split.FEEDBACK
+        self.found = Findings()
+
+    def summary(self) -> RunSummary:
+        """The whole summary."""
+        view, science, found = self.view, self.science, self.found
+        feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
+        self._judge(feedback_base, report_base)
+        points = points_of(view)
+        best, report = view.best(), view.closed.report if view.closed else None
+        best_score = view.score_of(best) if best else None
+        fault, reason = self._fault()
+        elapsed_s, given_back_s = self._used()
+        count = {status: sum(p.status is status for p in points) for status in SubmissionState}
+        unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
+        summary = RunSummary(
+            run_id=self.record.run_id,
+            experiment=self.record.experiment,
+            task=science.task,
+            agent=science.agent,
+            agent_hash=self.record.agent_hash,
+            driver=science.driver,
+            base_model=science.base_model,
+            base_model_content_hash=science.base_model_content_hash,
+            mode=clean(science.mode) or "",
+            seed=science.seed,
+            protocol=science.protocol,
+            state=RunState.DAMAGED if self.chain.damage else view.state,
+            damage=clean(self.chain.damage),
+            budget_s=science.budget.wall_clock_s,
+            elapsed_s=elapsed_s,
+            given_back_s=given_back_s,
+            attempts=view.attempt,
+            accepted=len(view.accepted()),
+            refused=count[SubmissionState.REFUSED] + unrecorded,
+            failed=count[SubmissionState.FAILED],
+            waiting=count[SubmissionState.ACCEPTED],
+            baseline_feedback=self._shown_base(feedback_base),
+            best_feedback=score_summary(best_score.evaluation, best.submission_id) if best and best_score else None,
+            selected=view.closed.selected if view.closed else None,
+            selected_by=view.closed.selected_by if view.closed else None,
+            report=score_summary(report, view.closed.selected, self._quiet_items(report)) if report and view.closed else None,
+            baseline_report=self._shown_base(report_base),
+            improvement=found.improvement,
+            gap=found.gap,
+            noise=noise_of_queries(view),
+            visible_gain_report=_visible(report_base),
+            visible_gain_feedback=_visible(feedback_base),
+            counted=found.excluded is None,
+            excluded=found.excluded,
+            ranked=self.record.sandbox not in NEVER_RANKS,
+            fault=fault,
+            reason=clean(reason),
+            ended_by=view.sealed.ended_by if view.sealed else None,
+            exit_code=view.sealed.exit_code if view.sealed else None,
+            trajectory=points,
+            recipe_hash=self.record.recipe_hash,
+            engine_hash=self._engine(report, report_base, feedback_base),
+            split_hashes={str(name): pin.sha256 for name, pin in sorted(science.splits.items())},
+            code_hash=self.record.code_hash,
+            task_hash=self.record.task_hash,
+            ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
+            ledger_entries=len(self.chain.hashes),
+            network=clean(self.record.network) or "",
+            sandbox=clean(self.record.sandbox) or "",
+        )
+        return summary.model_copy(update={"notes": notes_of(summary, found.troubles, found.commonest_output_share)})
+
+    def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
+        """Settles whether the run counts and, where it does, the improvement and the optimism gap."""
+        view, found = self.view, self.found
+        closed, sealed = view.closed, view.sealed
+        if self.chain.damage:
+            found.excluded = "damaged"
+        elif closed is None:
+            found.excluded = "unfinished"
+        elif sealed is not None and sealed.ended_by is EndedBy.CANCELLED:
+            found.excluded = "cancelled"
+        elif sealed is not None and sealed.ended_by is EndedBy.CRASHED:
+            found.excluded = "infrastructure"
+        elif closed.selected_by == "infrastructure" or (closed.report and closed.report.fault in INFRASTRUCTURE):
+            found.excluded = "infrastructure"
+        if self.chain.damage or closed is None:
+            return
+        if closed.selected is None or (closed.report is not None and closed.report.score is None):
+            if found.excluded is None:
+                found.improvement = Gain(difference=0.0, how="base_kept")
+            return
+        chosen = view.submissions.get(closed.selected)
+        if chosen is None or closed.report is None or closed.report.recipe_hash != self.record.recipe_hash:
+            found.troubles.append("the closing entry names a submission or a recipe that this run does not have")
+            found.excluded = found.excluded or "incomplete"
+            return
+        if report_base is None:
+            found.troubles.append("no base model score by the same engine: there is no improvement without one")
+            found.excluded = found.excluded or "incomplete"
+            return
+        self._compare(chosen, closed.report, report_base, feedback_base)
+
+    def _compare(self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None) -> None:
+        found = self.found
+        try:
+            report_pair = self._pair(chosen, chosen.submission_id, report, report_base)
+            found.improvement = gain(report_pair)
+            found.commonest_output_share = report_pair.new.commonest_output_share
+        except Unusable as error:
+            found.troubles.append(f"the improvement has no interval: {error}")
+            assert report.score is not None
+            if report_base.evaluation.score is not None:
+                found.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
+            else:
+                found.excluded = found.excluded or "incomplete"
+            return
+        score = self.view.score_of(chosen)
+        if self.is_paper or score is None:
+            return
+        if feedback_base is None:
+            found.troubles.append("no optimism gap: the base model has no feedback score by the engine that scored the checkpoint")
+            return
+        try:
+            found.gap = optimism(self._pair(chosen, score.submission_id, score.evaluation, feedback_base), report_pair)
+        except Unusable as error:
+            found.troubles.append(f"no optimism gap: {error}")
+
+    def _pair(self, chosen: Submission, number: int, evaluation: Evaluation, base: Baseline) -> Pair:
+        """The outcomes of base and checkpoint; a copy of the base is the base, so its outcomes are the base's own."""
+        if evaluation.engine_hash != base.evaluation.engine_hash:
+            raise Unusable("base model and checkpoint were scored by different engines")
+        base_items = self.items.read(self.bases.items_path(base), base.evaluation)
+        if chosen.is_base:
+            return Pair(base_items, base_items)
+        if self.is_paper:  # one evaluation answers both, filed under the submission that was scored
+            scored = self.view.score_of(chosen)
+            number = scored.submission_id if scored else number
+        path = self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
+        return Pair(base_items, self.items.read(path, evaluation))
+
+    def _base(self, split: Split) -> Baseline | None:
+        """The base model's score by the engine of the score that it stands beside."""
+        closed, engine = self.view.closed, None
+        if split is Split.REPORT and closed is not None and closed.report is not None:
+            engine = closed.report.engine_hash
+        elif split is self.feedback_split:
+            chosen = self.view.submissions.get(closed.selected) if closed and closed.selected else self.view.best()
+            score = self.view.score_of(chosen) if chosen else None
+            engine = score.evaluation.engine_hash if score else None
+        if engine is not None:
+            return self.bases.by_engine(self.science, split, engine)
+        return self.bases.any_engine(self.science, split)
+
+    def _shown_base(self, base: Baseline | None) -> BaselineSummary | None:
+        if base is None:
+            return None
+        items = None
+        if base.evaluation.correct is None:
+            try:
+                items = self.items.read(self.bases.items_path(base), base.evaluation)
+            except Unusable:
+                pass
+        return baseline_summary(base, items)
+
+    def _quiet_items(self, report: Evaluation) -> Items | None:
+        """The items behind a graded report score, for its interval; troubles with them are told by the comparison."""
+        if report.correct is not None or self.view.closed is None or self.view.closed.selected is None:
+            return None
+        try:
+            return self.items.read(self.run.items / f"{self.view.closed.selected:06d}.{report.split}.jsonl.gz", report)
+        except Unusable:
+            return None
+
+    def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
+        """The engine by which the run is compared: of the report score, else of the base model that stands for it."""
+        if report is not None and report.engine_hash is not None:
+            return report.engine_hash
+        return next((b.evaluation.engine_hash for b in bases if b is not None), None)
+
+    def _fault(self) -> tuple[Fault | None, str | None]:
+        closed, sealed = self.view.closed, self.view.sealed
+        for part in (closed, sealed):
+            if part is not None and part.fault is not None:
+                return part.fault, part.reason
+        ended = self.view.ended[-1] if self.view.state is RunState.INTERRUPTED else None
+        reason = sealed.reason if sealed is not None else ended.reason if ended is not None else None
+        return None, reason
+
+    def _used(self) -> tuple[float, float]:
+        """Elapsed and given-back seconds: as sealed, else as the supervisor last wrote them."""
+        view = self.view
+        if view.sealed is not None:
+            return view.sealed.elapsed_s, view.sealed.given_back_s
+        told = [a.elapsed_s for a in view.attempts] + [e.elapsed_s for e in view.ended]
+        told += [s.elapsed_s for s in view.submissions.values()]
+        raw = reading.read_json_or_none(self.run.clock)
+        try:
+            clock = None if raw is None else parse_record(Clock, raw, self.run.clock)
+        except AutorlError:
+            clock = None
+        if clock is not None:
+            told.append(clock.elapsed_s)
+        return max(told, default=0.0), clock.given_back_s if clock else 0.0
+
+
+def _visible(base: Baseline | None) -> float | None:
+    if base is None or base.evaluation.score is None:
+        return None
+    return visible_gain(base.evaluation.n, base.evaluation.score)

@@ -1,0 +1,124 @@
+"""Finds runs below the paths that a user gives: a run, an experiment, a runs/ folder, or the folder around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
+from autorl_hpc.files.records import read_experiment
+from autorl_hpc.report.summary import LeftOut
+
+RUN_FILE = "run.json"
+EXPERIMENT_FILE = "experiment.json"
+REPORT_FOLDER = "report"
+SEVERAL_ROOTS_OUT = "autorl-report"
+"""Runs of several sites share no folder of ours: their report goes into the current directory under this name."""
+
+NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launch` made, such as runs/quickstart"
+
+
+@dataclass
+class Found:
+    """What lies below the given paths.
+
+    Attributes:
+        out: where the merged report goes unless the user says otherwise.
+    """
+
+    experiments: list[ExperimentDir] = field(default_factory=list)
+    runs: list[RunDir] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    out: Path = Path(REPORT_FOLDER)
+
+    def add_run(self, path: Path) -> None:
+        """Adds a run once, by whatever path it was reached."""
+        if all(run.path != path for run in self.runs):
+            self.runs.append(RunDir(path))
+
+    def add_experiment(self, path: Path) -> None:
+        """Adds an experiment and its runs."""
+        experiment = ExperimentDir(path)
+        if experiment not in self.experiments:
+            self.experiments.append(experiment)
+        here = [name for name in reading.list_names(path) if _holds(path / name, RUN_FILE)]
+        for name in here:
+            self.add_run(path / name)
+        for run_id in sorted(set(self._planned(experiment)) - set(here)):
+            self.left_out.append(LeftOut(what=f"{path.name}/{run_id}", why="run.json is missing", next_step="launch the experiment again"))
+
+    def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
+        try:
+            return read_experiment(experiment).runs
+        except AutorlError as error:
+            why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
+            self.left_out.append(LeftOut(what=experiment.path.name, why=why))
+            return ()
+
+
+def find_runs(paths: Sequence[Path]) -> Found:
+    """All runs below the paths, each once.
+
+    Raises:
+        AutorlError: no path, one that is not there, or one with no run below it; says what to do.
+    """
+    if not paths:
+        raise AutorlError("no folder given", next_step=NEXT_STEP)
+    found = Found()
+    homes: list[Path] = []
+    for given in paths:
+        path = given.resolve()
+        before = len(found.runs) + len(found.left_out)
+        seen = len(found.experiments)
+        homes.append(_look(path, found, given))
+        if len(found.runs) + len(found.left_out) == before and len(found.experiments) == seen and not _known(path, found):
+            raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
+    if not found.runs:
+        raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
+    found.out = homes[0] if len(set(homes)) == 1 else _shared_home(homes)
+    return found
+
+
+def _look(path: Path, found: Found, given: Path) -> Path:
+    """Adds what lies at `path`; returns where a report on it alone would go."""
+    try:
+        names = reading.list_names(path)
+    except NotADirectoryError:
+        raise AutorlError("this is a file, not a folder", where=given, next_step=NEXT_STEP) from None
+    if not names and not path.is_dir():
+        raise AutorlError("this folder is not there", where=given, next_step=NEXT_STEP)
+    if RUN_FILE in names:
+        found.add_run(path)
+        return RunDir(path).report
+    if EXPERIMENT_FILE in names:
+        found.add_experiment(path)
+        return ExperimentDir(path).report
+    inside = [path / name for name in names if _holds(path / name, EXPERIMENT_FILE)]
+    runs = [path / name for name in names if _holds(path / name, RUN_FILE)]  # an experiment that lost its experiment.json
+    if not inside and not runs and Root(path).runs.name in names:
+        return _look(Root(path).runs, found, given)
+    for experiment in inside:
+        found.add_experiment(experiment)
+    for run in runs:
+        found.add_run(run)
+    return path / REPORT_FOLDER
+
+
+def _known(path: Path, found: Found) -> bool:
+    """Whether the path was covered by an earlier one."""
+    return any(run.path == path or path in run.path.parents for run in found.runs)
+
+
+def _shared_home(homes: Sequence[Path]) -> Path:
+    parents = {home.parent.parent for home in homes}
+    return parents.pop() / REPORT_FOLDER if len(parents) == 1 else Path.cwd() / SEVERAL_ROOTS_OUT
+
+
+def _holds(folder: Path, name: str) -> bool:
+    try:
+        return name in reading.list_names(folder)
+    except OSError:
+        return False

@@ -1,0 +1,52 @@
+"""Numbers as people read them: points with one decimal, units shown, a true minus sign, a dash for what is not known."""
+
+from __future__ import annotations
+
+UNKNOWN = "–"
+MINUS = "\N{MINUS SIGN}"
+
+
+def points(value: float | None) -> str:
+    """`43.2`."""
+    return UNKNOWN if value is None else f"{_no_negative_zero(value):.1f}".replace("-", MINUS)
+
+
+def signed(value: float | None) -> str:
+    """`+3.2`, `−0.4`, `0.0`."""
+    if value is None:
+        return UNKNOWN
+    rounded = _no_negative_zero(value)
+    return "0.0" if rounded == 0 else f"{rounded:+.1f}".replace("-", MINUS)
+
+
+def between(low: float | None, high: float | None) -> str:
+    """`[40.1, 46.3]`, empty where there is no interval."""
+    return "" if low is None or high is None else f"[{points(low)}, {points(high)}]"
+
+
+def signed_between(low: float | None, high: float | None) -> str:
+    """`[+1.1, +5.3]`."""
+    return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
+
+
+def p_value(value: float | None) -> str:
+    """`0.012`, `<0.001`."""
+    if value is None:
+        return UNKNOWN
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12.5 min`, `3.2 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def short_hash(value: str | None) -> str:
+    """The first eight digits: enough to tell two apart by eye."""
+    return UNKNOWN if value is None else value[:8]
+
+
+def _no_negative_zero(value: float) -> float:
+    return round(value, 1) + 0.0

@@ -1,0 +1,147 @@
+"""Groups of runs that may be compared, and in each the agents' cells with their statistics over runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import combinations
+from typing import get_args
+
+from autorl_hpc.report import statistics
+from autorl_hpc.report.summary import CellSummary, Comparable, Comparison, Excluded, Group, OverRuns, RunSummary
+from autorl_hpc.scoring.stats import mean_t_interval
+
+RUNS_TO_COMPARE = 2
+"""One run of each agent compares two runs, not two agents."""
+
+
+def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+    """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
+    groups: dict[str, list[RunSummary]] = defaultdict(list)
+    keys: dict[str, Comparable] = {}
+    engines = _engine_of_others(runs)
+    for run in runs:
+        comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
+        digest = comparable.digest()
+        keys[digest] = comparable
+        groups[digest].append(run)
+    order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
+    return tuple(_group(keys[digest], groups[digest]) for digest in order)
+
+
+def _comparable(run: RunSummary, engine_hash: str | None) -> Comparable:
+    return Comparable(
+        task=run.task,
+        base_model=run.base_model,
+        base_model_content_hash=run.base_model_content_hash,
+        budget_s=run.budget_s,
+        protocol=run.protocol,
+        network=run.network,
+        sandbox=run.sandbox,
+        recipe_hash=run.recipe_hash,
+        engine_hash=engine_hash,
+        split_hashes=run.split_hashes,
+    )
+
+
+def _without_engine(run: RunSummary) -> str:
+    return _comparable(run, None).digest()
+
+
+def _engine_of_others(runs: Sequence[RunSummary]) -> dict[str, str]:
+    """A run that was never scored is counted where its like are, if one engine scored all of them."""
+    seen: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        if run.engine_hash:
+            seen[_without_engine(run)].add(run.engine_hash)
+    return {key: next(iter(engines)) for key, engines in seen.items() if len(engines) == 1}
+
+
+def _group(comparable: Comparable, runs: Sequence[RunSummary]) -> Group:
+    cells: dict[tuple[str, str, str, str], list[RunSummary]] = defaultdict(list)
+    for run in runs:
+        cells[(run.agent, run.driver, run.mode, run.agent_hash)].append(run)
+    ordered = sorted(cells)
+    return Group(
+        comparable=comparable,
+        cells=tuple(_cell(cells[key]) for key in ordered),
+        comparisons=_comparisons([(_label(key, ordered), _improvements(cells[key])) for key in ordered]),
+    )
+
+
+def _label(key: tuple[str, str, str, str], keys: Sequence[tuple[str, str, str, str]]) -> str:
+    agent, driver, mode, agent_hash = key
+    parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
+    if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
+        parts.append(agent_hash[:8])
+    return " · ".join(parts)
+
+
+def _improvements(runs: Sequence[RunSummary]) -> list[float]:
+    return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
+
+
+def _cell(runs: Sequence[RunSummary]) -> CellSummary:
+    counted = [run for run in runs if run.counted]
+    improvements = _improvements(counted)
+    excluded = Counter(run.excluded for run in runs if run.excluded)
+    first = runs[0]
+    only = counted[0] if len(counted) == 1 else None
+    gain = only.improvement if only else None
+    score = _kept(only) if only else None
+    return CellSummary(
+        agent=first.agent,
+        agent_hash=first.agent_hash,
+        driver=first.driver,
+        mode=first.mode,
+        counted=len(improvements),
+        excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
+        base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
+        improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
+        report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
+        best_of=tuple(statistics.expected_best_of(improvements, k) for k in range(1, len(improvements) + 1)),
+        run_ids=tuple(run.run_id for run in runs),
+    )
+
+
+def _kept(run: RunSummary) -> tuple[float | None, float | None, float | None]:
+    """Report score, with its interval, of what the run kept: the selected checkpoint, or the base model."""
+    kept = run.report if run.report is not None and run.report.score is not None else run.baseline_report
+    return (kept.score, kept.low, kept.high) if kept else (None, None, None)
+
+
+def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None] | None = None) -> OverRuns:
+    """Mean over runs: t interval from three, range of two, the items' interval of one (labelled so); bootstrap from five."""
+    found = mean_t_interval(values)
+    if found.n == 1 and of_one is not None and of_one[0] is not None:
+        return OverRuns(n=1, mean=found.mean, low=of_one[0], high=of_one[1], interval="items of one run, not over runs")
+    words = {"t": "t over runs", "range": "range of two runs", "none": "none"}
+    boot = statistics.bootstrap_mean(values)
+    return OverRuns(
+        n=found.n,
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        interval=words[found.kind],  # type: ignore[arg-type]
+        bootstrap_low=boot.low if boot else None,
+        bootstrap_high=boot.high if boot else None,
+    )
+
+
+def _comparisons(cells: Sequence[tuple[str, Sequence[float]]]) -> tuple[Comparison, ...]:
+    """Every pair of agents with two counted runs or more each; p values adjusted over the pairs."""
+    pairs = list(combinations([cell for cell in cells if len(cell[1]) >= RUNS_TO_COMPARE], 2))
+    p_values = [statistics.permutation_p(a[1], b[1]) for a, b in pairs]
+    return tuple(
+        Comparison(
+            a=a[0],
+            b=b[0],
+            difference=math.fsum(a[1]) / len(a[1]) - math.fsum(b[1]) / len(b[1]),
+            p_value=p,
+            p_holm=adjusted,
+            p_least=statistics.least_permutation_p(len(a[1]), len(b[1])),
+            probability_of_improvement=statistics.probability_of_improvement(a[1], b[1]),
+        )
+        for (a, b), p, adjusted in zip(pairs, p_values, statistics.holm(p_values), strict=True)
+    )

@@ -1,0 +1,92 @@
+"""Items files (`items/<submission>.<split>.jsonl.gz`): outcomes per item, used only if they are what was scored."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.files import reading
+from autorl_hpc.records.ledger import Evaluation
+
+SCORE_TOLERANCE = 1e-6
+"""Points; a mean of the same outcomes summed in another order differs by far less."""
+
+
+class Unusable(Exception):
+    """Why an items file can't be used."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """Outcomes of one model on one split, in the split's order."""
+
+    ids: tuple[str, ...]
+    outcomes: tuple[float, ...]
+    commonest_output_share: float
+
+    @property
+    def binary(self) -> bool:
+        """Whether every outcome is right or wrong."""
+        return all(outcome in (0.0, 1.0) for outcome in self.outcomes)
+
+
+class ItemsReader:
+    """Reads items files, each once."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, str], Items | Unusable] = {}
+
+    def read(self, path: Path, evaluation: Evaluation) -> Items:
+        """The items behind a score.
+
+        Raises:
+            Unusable: absent, altered (its sha256 is not the one that the record gives), or not adding up to the score.
+        """
+        wanted = evaluation.items_sha256
+        if wanted is None:
+            raise Unusable("the score names no items file")
+        key = (str(path), wanted)
+        if key not in self._read:
+            try:
+                self._read[key] = _parse(path, wanted)
+            except Unusable as error:
+                self._read[key] = error
+        items = self._read[key]
+        if isinstance(items, Unusable):
+            raise items
+        score = 100.0 * sum(items.outcomes) / len(items.outcomes)
+        if evaluation.score is None or abs(score - evaluation.score) > SCORE_TOLERANCE:
+            raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
+        return items
+
+
+def same_items(base: Items, new: Items) -> None:
+    """Raises Unusable unless both hold the same items in the same order."""
+    if base.ids != new.ids:
+        raise Unusable("the base model and the checkpoint were not scored on the same items")
+
+
+def _parse(path: Path, wanted: str) -> Items:
+    try:
+        data = reading.read_bytes(path)
+    except FileNotFoundError:
+        raise Unusable(f"{path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{path.name} can't be read: {error}") from None
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
+    try:
+        rows = [json.loads(line) for line in gzip.decompress(data).splitlines()]
+        ids = tuple(str(row["id"]) for row in rows)
+        outcomes = tuple(float(row["outcome"]) for row in rows)
+        outputs = Counter(row.get("output_sha256") for row in rows)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
+    if not rows or len(set(ids)) != len(ids):
+        raise Unusable(f"{path.name} is empty or has an item twice")
+    return Items(ids, outcomes, max(outputs.values()) / len(rows))

@@ -1,0 +1,115 @@
+"""HTML and Markdown from the templates in templates/report/. Everything that is not a number of ours is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from autorl_hpc.files.share import share
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report import plot
+from autorl_hpc.report.summary import CellSummary, Group, MergedReport, RunSummary
+from autorl_hpc.report.text import markdown
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+NUMBERS = {
+    "points": fmt.points,
+    "signed": fmt.signed,
+    "p_value": fmt.p_value,
+    "duration": fmt.duration,
+    "short": fmt.short_hash,
+}
+
+
+def index_html(merged: MergedReport, links: dict[int, str]) -> str:
+    """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
+    return _environment("html").get_template("index.html.j2").render(r=merged, blocks=_blocks(merged), links=links)
+
+
+def index_md(merged: MergedReport) -> str:
+    """The merged report as Markdown."""
+    return _environment("md").get_template("index.md.j2").render(r=merged, blocks=_blocks(merged))
+
+
+def run_html(run: RunSummary) -> str:
+    """One run as a page."""
+    return _environment("html").get_template("run.html.j2").render(run=run)
+
+
+def run_md(run: RunSummary) -> str:
+    """One run as Markdown."""
+    return _environment("md").get_template("run.md.j2").render(run=run)
+
+
+def outcome(run: RunSummary) -> str:
+    """What became of a run, in a few words."""
+    if run.excluded == "infrastructure":
+        return f"lost: {run.fault or 'cluster'}"
+    if run.excluded == "unfinished":
+        return str(run.state)
+    if run.excluded is not None:
+        return run.excluded
+    if run.improvement is not None and run.improvement.how == "base_kept":
+        return f"base kept: {run.fault or 'agent'}"
+    return f"{run.state}, {run.fault}" if run.fault else str(run.state)
+
+
+def _blocks(merged: MergedReport) -> list[dict[str, Any]]:
+    """Each group with its runs (and their places in the report), and the common scale of its strips."""
+    placed: dict[str, list[tuple[int, RunSummary]]] = {}
+    for place, run in enumerate(merged.runs):
+        placed.setdefault(run.run_id, []).append((place, run))
+    return [_block(group, placed) for group in merged.groups]
+
+
+def _block(group: Group, placed: dict[str, list[tuple[int, RunSummary]]]) -> dict[str, Any]:
+    cells, runs = [], []
+    shown: list[float | None] = []
+    for cell in group.cells:
+        of_cell = [one for run_id in dict.fromkeys(cell.run_ids) for one in placed[run_id]]
+        values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
+        shown += [*values, cell.improvement.low, cell.improvement.high]
+        cells.append({"cell": cell, "values": values, "lost": _lost(cell)})
+        runs += of_cell
+    return {"group": group, "cells": cells, "runs": runs, "span": plot.strip_span(shown)}
+
+
+def _lost(cell: CellSummary) -> str:
+    return ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
+
+
+@cache
+def _environment(kind: str) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    html = kind == "html"
+    environment = Environment(
+        loader=FileSystemLoader(share("templates") / "report"),
+        autoescape=html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=None if html else lambda value: value if isinstance(value, Markup) else markdown(value),
+    )
+    for name, number in NUMBERS.items():
+        environment.filters[name] = number if html else _plain(number)
+    between = (fmt.between, fmt.signed_between)
+    environment.globals.update(
+        between=between[0] if html else _plain(between[0]),
+        signed_between=between[1] if html else _plain(between[1]),
+        outcome=outcome,
+        trajectory=lambda run: Markup(plot.trajectory(run)),
+        strip=lambda *args: Markup(plot.strip(*args)),
+    )
+    return environment
+
+
+def _plain(number: Any) -> Any:
+    """A formatted number goes into Markdown as it is, but for the sign that would begin a tag."""
+    from markupsafe import Markup
+
+    return lambda *args: Markup(number(*args).replace("<", "&lt;"))

@@ -1,0 +1,87 @@
+"""The flat table of runs: summary.csv, one row a run, units in the column names."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
+from autorl_hpc.report.text import csv_cell
+
+
+def as_csv(merged: MergedReport) -> str:
+    """All runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    rows = [row(run) for run in merged.runs]
+    writer.writerow(rows[0])
+    for one in rows:
+        writer.writerow([csv_cell(value) for value in one.values()])
+    return out.getvalue()
+
+
+def row(run: RunSummary) -> dict[str, Any]:
+    """One run as named cells; scores and differences in points."""
+    gain, gap, noise = run.improvement, run.gap, run.noise
+    return {
+        "run_id": run.run_id,
+        "experiment": run.experiment,
+        "task": run.task,
+        "agent": run.agent,
+        "driver": run.driver,
+        "base_model": run.base_model,
+        "mode": run.mode,
+        "seed": run.seed,
+        "protocol": str(run.protocol),
+        "state": str(run.state),
+        "counted": run.counted,
+        "excluded": run.excluded,
+        "ranked": run.ranked,
+        "budget_s": run.budget_s,
+        "elapsed_s": round(run.elapsed_s, 3),
+        "given_back_s": round(run.given_back_s, 3),
+        "attempts": run.attempts,
+        "accepted": run.accepted,
+        "refused": run.refused,
+        "failed": run.failed,
+        **_score("base_feedback", run.baseline_feedback),
+        "base_feedback_noise": run.baseline_feedback.noise if run.baseline_feedback else None,
+        **_score("best_feedback", run.best_feedback),
+        "best_feedback_submission": run.best_feedback.submission_id if run.best_feedback else None,
+        "selected": run.selected,
+        "selected_by": run.selected_by,
+        **_score("report", run.report),
+        **_score("base_report", run.baseline_report),
+        "improvement": gain.difference if gain else None,
+        "improvement_low": gain.low if gain else None,
+        "improvement_high": gain.high if gain else None,
+        "improvement_p": gain.p_value if gain else None,
+        "improvement_how": gain.how if gain else None,
+        "items_won": gain.won if gain else None,
+        "items_lost": gain.lost if gain else None,
+        "optimism_gap": gap.gap if gap else None,
+        "optimism_gap_se": gap.standard_error if gap else None,
+        "feedback_queries": noise.queries if noise else 0,
+        "expected_maximum_of_noise": noise.expected_maximum if noise else None,
+        "smallest_visible_gain_report": run.visible_gain_report,
+        "fault": run.fault and str(run.fault),
+        "reason": run.reason,
+        "ended_by": run.ended_by and str(run.ended_by),
+        "exit_code": run.exit_code,
+        "network": run.network,
+        "sandbox": run.sandbox,
+        "recipe_hash": run.recipe_hash,
+        "engine_hash": run.engine_hash,
+        "ledger_head": run.ledger_head,
+        "notes": "; ".join(run.notes),
+    }
+
+
+def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
+    return {
+        name: score.score if score else None,
+        f"{name}_low": score.low if score else None,
+        f"{name}_high": score.high if score else None,
+        f"{name}_n": score.n if score else None,
+    }

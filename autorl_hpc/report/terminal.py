@@ -1,0 +1,88 @@
+"""The merged report as a table for a terminal of 120 columns; narrower ones get fewer columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report.pages import outcome
+from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 110
+"""Below this many columns, mode, gap, submissions and budget are left to the page."""
+
+
+def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
+    """Prints the runs, the means over runs, what was left out, and where the report lies.
+
+    Args:
+        where: the path of index.html.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = console.width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1 if wide else 0, 0, 1 if not wide else 0))
+    for name, justify in _columns(wide):
+        table.add_column(name, justify=justify, no_wrap=name not in ("outcome", "agent", "task"), overflow="fold")
+    for run in merged.runs:
+        table.add_row(*(Text(cell) for cell in _row(run, wide)))
+    console.print(table)
+    for line in _cell_lines(merged):
+        console.print(Text(line))
+    for note in merged.notes:
+        console.print(Text(note, style="yellow"))
+    for left in merged.left_out:
+        console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
+    console.print(Text("Points; intervals are 95 %, of items. base and report: report split. gap: gain on feedback less gain on report."))
+    console.print(Text(f"report: {where}"), soft_wrap=True)
+
+
+def _columns(wide: bool) -> list[tuple[str, str]]:  # rich wants the words left and right
+    narrow = [("task", "left"), ("agent", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right"), ("report", "right")]
+    narrow += [("improvement", "right"), ("p", "right")]
+    if wide:
+        narrow.insert(2, ("mode", "left"))
+        narrow += [("gap", "right"), ("subs", "right"), ("used", "right")]
+    return [*narrow, ("outcome", "left")]
+
+
+def _row(run: RunSummary, wide: bool) -> list[str]:
+    gain = run.improvement
+    shown = f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
+    cells = [run.task, run.agent if run.driver == "none" else f"{run.agent}/{run.driver}", str(run.seed)]
+    cells += [_score(run.baseline_report), _score(run.best_feedback), _score(run.report), shown, fmt.p_value(gain.p_value if gain else None)]
+    if wide:
+        cells.insert(2, run.mode)
+        cells += [fmt.signed(run.gap.gap) if run.gap else fmt.UNKNOWN]
+        cells += [_submissions(run), f"{100 * run.elapsed_s / run.budget_s:.0f} %"]
+    return [*cells, outcome(run)]
+
+
+def _score(score: ScoreSummary | None) -> str:
+    return fmt.points(score.score if score else None)
+
+
+def _submissions(run: RunSummary) -> str:
+    """Accepted, with what went wrong after a plus: `4`, `4+1r`, `4+2r+1f`."""
+    text = str(run.accepted)
+    text += f"+{run.refused}r" if run.refused else ""
+    return text + (f"+{run.failed}f" if run.failed else "")
+
+
+def _cell_lines(merged: MergedReport) -> list[str]:
+    lines = []
+    for group in merged.groups:
+        for cell in group.cells:
+            over = cell.improvement
+            if over.mean is None or over.n < 2:
+                continue
+            name = " ".join([group.comparable.task, cell.agent, *([cell.driver] if cell.driver != "none" else []), cell.mode])
+            lost = "".join(f", {count} {why}" for why, count in cell.excluded.items())
+            interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
+            lines.append(f"{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{lost}")
+    return ["", *lines, ""] if lines else [""]

@@ -1,0 +1,72 @@
+"""Writes the pages, tables and records of a merged report. The same tree gives the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from autorl_hpc.errors import from_os_error
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.records.canonical import readable_json
+from autorl_hpc.report import pages, tables
+from autorl_hpc.report.summary import MergedReport, RunSummary
+
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
+
+
+def write_all(merged: MergedReport, out: Path) -> Path:
+    """Writes everything and returns the path of index.html.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    out = out.absolute()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        links: dict[int, str] = {}
+        for place, (run, folder) in enumerate(zip(merged.runs, merged.run_folders, strict=True)):
+            page = _write_run(run, RunDir(Path(folder)).report, out / "runs" / f"{place + 1:04d}-{run.run_id}")
+            links[place] = Path(os.path.relpath(page, out)).as_posix()
+        _put(out / "summary.json", readable_json(merged.model_dump(mode="json")))
+        _put(out / "summary.csv", tables.as_csv(merged).encode())
+        _put(out / "summary.md", pages.index_md(merged).encode())
+        _put(out / "index.html", pages.index_html(merged, links).encode())
+    except OSError as error:
+        raise from_os_error(error, "writing the report", error.filename or out) from error
+    return out / "index.html"
+
+
+def _write_run(run: RunSummary, home: Path, elsewhere: Path) -> Path:
+    """Writes one run's report into its folder, or beside the index where that is not ours to write."""
+    files = {
+        "summary.json": readable_json(run.model_dump(mode="json")),
+        "run.md": pages.run_md(run).encode(),
+        "run.html": pages.run_html(run).encode(),
+    }
+    try:
+        folder = _put_files(home, files)
+    except OSError as error:
+        if error.errno not in NOT_OURS:
+            raise
+        folder = _put_files(elsewhere, files)
+    return folder / "run.html"
+
+
+def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        _put(folder / name, data)
+    return folder
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Writes a file unless it says this already: reporting again is cheap and changes no time of change."""
+    try:
+        if reading.read_bytes(path) == data:
+            return
+    except (OSError, ValueError):
+        pass
+    atomic.write_bytes(path, data)
