@@ -6,6 +6,7 @@ deleted; a run that came in between finds its reference gone with the folder and
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -15,6 +16,8 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 
 READY_NAME = "MANIFEST.json"
+MAX_INSTALL_TRIES = 100
+"""Each try that fails means that another run installed or released the same content in between."""
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
@@ -30,23 +33,52 @@ def new_folder(artifacts: Path) -> Path:
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
-    """Gives the copied `folder` its name, with a reference of `run_id` in it; an equal one that stands is kept."""
+    """Gives the copied `folder` its name, with a reference of `run_id` in it; an equal one that stands is kept.
+
+    Raises:
+        OSError: the file system failed; nothing was installed.
+    """
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / run_id).touch()
     target = artifacts / content_hash
-    while True:
+    for _ in range(MAX_INSTALL_TRIES):
         if hold(artifacts, content_hash, run_id):
             shutil.rmtree(folder, ignore_errors=True)
             return
         try:
             os.rename(folder, target)
-        except OSError:
-            if not artifact_ready(artifacts, content_hash) and target.exists():
-                # Remains of a deletion that was killed: no manifest, so nobody can be using it.
-                shutil.rmtree(target, ignore_errors=True)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            if not artifact_ready(artifacts, content_hash):
+                _clear_away(artifacts, content_hash)
             continue
         fsync_directory(artifacts)
         return
+    raise OSError(errno.EIO, f"artifacts/{content_hash} could not be installed")
+
+
+def _clear_away(artifacts: Path, content_hash: str) -> None:
+    """Removes something that bears an artifact's name and has no manifest. Renamed first: what another run put there in
+    between is whole, and goes back."""
+    target = artifacts / content_hash
+    gone = artifacts / f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-{secrets.token_hex(6)}"
+    try:
+        os.rename(target, gone)
+        if READY_NAME in reading.list_names(gone):
+            os.rename(gone, target)
+            return
+    except OSError:
+        pass
+    _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        os.unlink(path)  # a file, where a folder was expected
+    except OSError:
+        pass
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
@@ -75,10 +107,21 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
         os.rename(target, gone)
     except OSError:
         return
-    if reading.list_names(gone / "refs"):  # someone took hold in between
+    if _fresh_names(gone / "refs"):  # someone took hold in between
         try:
             os.rename(gone, target)
             return
         except OSError:
             pass
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def _fresh_names(folder: Path) -> list[str]:
+    """The names in `folder` as the server has them: a change of our own makes an NFS client drop what it remembered."""
+    probe = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(6)}"
+    try:
+        probe.touch()
+        os.unlink(probe)
+    except OSError:
+        pass
+    return reading.list_names(folder)

@@ -46,19 +46,29 @@ def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
     hook("start")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        hook("created")
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        hook("written")
-        os.fsync(fd)
-        hook("synced")
+        try:
+            hook("created")
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            hook("written")
+            os.fsync(fd)
+            hook("synced")
+        finally:
+            os.close(fd)  # NFS may report a full quota here
     except BaseException:
-        os.close(fd)
         _unlink_quietly(temporary)
         raise
-    os.close(fd)
     return temporary
+
+
+def _link_count(path: Path) -> int:
+    """By open and fstat: opening is what makes an NFS client ask the server rather than its own memory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd).st_nlink
+    finally:
+        os.close(fd)
 
 
 def _unlink_quietly(path: Path) -> None:
@@ -102,7 +112,7 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _n
             os.link(temporary, path)
             won = True
         except FileExistsError:
-            won = os.stat(temporary).st_nlink == 2
+            won = _link_count(temporary) == 2
         hook("linked")
     finally:
         _unlink_quietly(temporary)

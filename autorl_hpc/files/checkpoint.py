@@ -60,19 +60,27 @@ def parse_json(data: bytes, file: str) -> Any:
         ) from None
 
 
-def read_header(fd: int, file: str) -> list[TensorSpec]:
+def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) -> list[TensorSpec]:
     """The tensors of an open safetensors file, from its header alone.
+
+    Args:
+        max_header_bytes: a longer header is not parsed; parsing takes many times its size in memory.
 
     Raises:
         Refused: the header is not what the format asks for, or the file is shorter or longer than it says.
+        OSError: the file system failed.
     """
     size = os.fstat(fd).st_size
     again = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
     if size < 8:
         raise Refused("header_broken", f"{file}: {size} bytes are no safetensors file", again)
     (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
-    if length > MAX_HEADER_BYTES or length + 8 > size:
+    if length + 8 > size:
         raise Refused("header_broken", f"{file}: the header says {length} bytes, the file has {size}", again)
+    if length > max_header_bytes:
+        raise Refused(
+            "header_broken", f"{file}: a header of {length} bytes; this model's needs less than {max_header_bytes}", again
+        )
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):
         raise Refused("header_broken", f"{file}: the header is no JSON object", again)
@@ -104,7 +112,7 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
         ) from None
     if not numbers_ok or len(shape) > 8:
         raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has impossible numbers", again)
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise Refused(
             "dtype_unsupported",
             f"{file}: tensor {name[:100]!r} is stored as {str(dtype)[:20]}; accepted are F32, BF16, F16",
@@ -158,6 +166,10 @@ def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str
     """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once."""
     parts = []
     tensors = tensors_of(folder)
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise Refused(
+            "tensor_twice", "a tensor stands in two safetensors files", "keep one save, in one file or in shards"
+        )
     for name in weight_files(folder):
         fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
         try:

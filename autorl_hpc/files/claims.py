@@ -30,15 +30,14 @@ class HeartbeatWatch:
     def is_stale(self, grader: str) -> bool:
         """True once the grader's counter has not changed for `stale_after_s`, or it said that it ended."""
         raw = reading.read_json_or_none(self.folder / f"{grader}.json")
-        counter = -1
-        if isinstance(raw, dict):
-            if raw.get("state") == "ended":
-                return True
-            counter = int(raw.get("counter", -1))
+        counter = raw.get("counter") if isinstance(raw, dict) else None
+        if isinstance(raw, dict) and raw.get("state") == "ended":
+            return True
         now = time.monotonic()
         known = self._seen.get(grader)
-        if known is None or known[0] != counter:
-            self._seen[grader] = (counter, now)
+        # A heartbeat that can't be read is no sign of life, and none of death: the time goes on from the last one.
+        if known is None or (isinstance(counter, int) and known[0] != counter):
+            self._seen[grader] = (counter if isinstance(counter, int) else -1, now)
             return False
         return now - known[1] > self.stale_after_s
 
@@ -51,6 +50,7 @@ class Claims:
         self.grader = grader
         self.host = host
         self.watch = watch
+        self._unreadable_since: dict[Path, float] = {}
 
     def current(self) -> dict[str, int]:
         """Highest generation by entry, from one listing."""
@@ -59,15 +59,28 @@ class Claims:
     def take(self, entry: str, current: dict[str, int]) -> int | None:
         """Claims `entry` and returns the generation, or None while a living grader holds it."""
         held = current.get(entry, 0)
-        if held:
-            raw = reading.read_json_or_none(self._path(entry, held))
-            holder = raw.get("grader") if isinstance(raw, dict) else None
-            if holder is not None and holder != self.grader and not self.watch.is_stale(str(holder)):
-                return None
+        if held and not self._may_take_over(self._path(entry, held)):
+            return None
         claim = Claim(entry=entry, generation=held + 1, grader=self.grader, host=self.host, pid=os.getpid())
         if atomic.publish_bytes(self._path(entry, claim.generation), claim.canonical() + b"\n"):
             return claim.generation
         return None
+
+    def _may_take_over(self, claim: Path) -> bool:
+        """Whether the holder of the newest claim is this grader, or gives no sign of life."""
+        try:
+            raw = reading.read_json(claim)
+        except FileNotFoundError:
+            return False  # dropped since the listing: the work is done, or the next listing shows it free
+        except (OSError, ValueError):
+            raw = None
+        holder = raw.get("grader") if isinstance(raw, dict) else None
+        if isinstance(holder, str):
+            self._unreadable_since.pop(claim, None)
+            return holder == self.grader or self.watch.is_stale(holder)
+        # Who holds it can't be told: it may be one bad read, or damage that must not hold the entry for ever.
+        since = self._unreadable_since.setdefault(claim, time.monotonic())
+        return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
         """Whether no one has taken the entry over since."""

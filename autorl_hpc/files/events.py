@@ -17,7 +17,7 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            os.write(fd, line.encode())
+            os.write(fd, line.encode("utf-8", "backslashreplace"))
         finally:
             os.close(fd)
     except OSError:

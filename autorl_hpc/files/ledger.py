@@ -11,6 +11,7 @@ import datetime as dt
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.host import host_name, job_id
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.records.base import Strict, damaged, parse_record
+from autorl_hpc.records.base import NewerVersion, Strict, damaged, parse_record
 from autorl_hpc.records.ledger import BODIES, Entry, Writer
 from autorl_hpc.states import EntryKind
 
+_ENTRY_NAME = re.compile(r"^[0-9]{6}\.json$")
 MAX_APPEND_TRIES = 10_000
 """Each try that fails means that another writer's entry stands; a run has far fewer writers than this."""
 
@@ -86,7 +88,7 @@ class Ledger:
             AutorlError: an entry is missing, altered or out of order; the entry is named. What was read before
                 it stays in `entries`.
         """
-        names = [name for name in reading.list_names(self.run.ledger) if name.endswith(".json")]
+        names = [name for name in reading.list_names(self.run.ledger) if _ENTRY_NAME.match(name)]
         count = len(self._entries)
         if not names and not count:
             sealed = self._sealed_lines()
@@ -103,7 +105,7 @@ class Ledger:
                 raise damaged(f"ledger entry {name} can't be read: {error}", path) from error
             self._take(data, path)
         beyond = [name for name in names if name > f"{len(self._entries):06d}.json"]
-        if beyond and name_is_number(beyond[0]):
+        if beyond:
             missing = f"{len(self._entries) + 1:06d}.json"
             # A writer may have linked this one after our listing began: look once more before it is called missing.
             if missing in reading.list_names(self.run.ledger):
@@ -167,6 +169,8 @@ class Ledger:
         try:
             entry = parse_record(Entry, json.loads(data), path)
             body = parse_record(BODIES[entry.kind], entry.body, path)
+        except NewerVersion as error:
+            raise NewerVersion(f"ledger entry {seq:06d}: {error.what}", where=path, next_step=error.next_step) from None
         except (ValueError, RecursionError, AutorlError) as error:
             what = error.what if isinstance(error, AutorlError) else str(error)
             raise damaged(f"ledger entry {seq:06d} is damaged: {what}", path) from None
@@ -178,8 +182,3 @@ class Ledger:
         if entry.canonical() + b"\n" != data:
             raise damaged(f"ledger entry {seq:06d} is not written as this suite writes it: it was altered", path)
         self._entries.append(Linked(entry, body, sha256_hex(data)))
-
-
-def name_is_number(name: str) -> bool:
-    """Whether a file name is that of a ledger entry."""
-    return name.removesuffix(".json").isdigit()

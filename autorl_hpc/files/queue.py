@@ -66,4 +66,4 @@ class Order:
 
 def run_of(name: str) -> str:
     """The run_id in an entry's name."""
-    return name.split("-", 1)[1].split("--", 1)[0]
+    return name.partition("-")[2].partition("--")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,14 +49,17 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
 
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
-    """Every file of the manifest is there, with its size and sha256.
+    """Every file of the manifest is there, with its size and sha256, and no other: an added shard would be read too.
 
     Raises:
         AutorlError: the first file that is not.
     """
+    again = f"something changed it after staging; put the original back or run: {stage_command} --again"
+    known = {file.path for file in manifest.files} | {MANIFEST_NAME}
+    for extra in sorted(_all_names(folder) - known):
+        raise _changed(f"{extra} is no file of {manifest.name}", folder / extra, again)
     for file in manifest.files:
         path = folder / file.path
-        again = f"something changed it after staging; put the original back or run: {stage_command} --again"
         try:
             size = path.stat().st_size
         except OSError:
@@ -71,6 +75,16 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
                 path,
                 again,
             )
+
+
+def _all_names(folder: Path) -> set[str]:
+    """Relative paths of everything below `folder` but folders and hidden names (an NFS client's own, for one)."""
+    return {
+        (Path(parent) / name).relative_to(folder).as_posix()
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".")
+    }
 
 
 def verify_model(root: Root, name: str) -> StoreManifest:

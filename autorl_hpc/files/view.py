@@ -29,6 +29,17 @@ class RunView:
             view.take(linked)
         return view
 
+    def copy(self) -> RunView:
+        """Another view of the same entries: what is taken into one doesn't show in the other."""
+        return RunView(
+            attempts=list(self.attempts),
+            ended=list(self.ended),
+            submissions=dict(self.submissions),
+            scores=dict(self.scores),
+            sealed=self.sealed,
+            closed=self.closed,
+        )
+
     def take(self, linked: Linked) -> None:
         """Adds one entry. First come, first counted: a second entry of what must stand once changes nothing."""
         body = linked.body
@@ -37,7 +48,8 @@ class RunView:
         elif linked.kind is EntryKind.ATTEMPT_ENDED:
             self.ended.append(body)
         elif linked.kind is EntryKind.SUBMISSION:
-            self.submissions.setdefault(body.submission_id, body)
+            if self.sealed is None:  # what comes after the seal is never scored
+                self.submissions.setdefault(body.submission_id, body)
         elif linked.kind is EntryKind.SCORE:
             self.scores.setdefault(body.submission_id, body)
         elif linked.kind is EntryKind.SEALED:

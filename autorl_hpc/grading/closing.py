@@ -53,14 +53,12 @@ class Closing:
     def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:
         """What follows from a closed ledger, and may be done twice: the sealed copy, the mark, the artifacts."""
         ledger.seal_file()
-        (self.experiment.finished / run.run_id).touch()
-        if self.keep_all:
-            return
         selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
         keep = selected.content_hash if selected else None
         for content in {s.content_hash for s in view.accepted()}:
-            if content is not None and content != keep:
+            if content is not None and content != keep and not self.keep_all:
                 artifacts.release(self.experiment.artifacts, content, run.run_id)
+        (self.experiment.finished / run.run_id).touch()  # last: nobody comes back to a run that has it
 
     def _decide(self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int) -> Closed:
         assert view.sealed is not None

@@ -60,7 +60,7 @@ class Heart(threading.Thread):
         self.experiment = experiment
         self.beat = beat
         self.period_s = period_s
-        self._stop = threading.Event()
+        self._ending = threading.Event()  # not `_stop`: that is a method of Thread before Python 3.13
         self._lock = threading.Lock()
 
     def set(self, **changes: object) -> None:
@@ -78,12 +78,12 @@ class Heart(threading.Thread):
                 log.warning("heartbeat not written: %s", error)
 
     def run(self) -> None:
-        while not self._stop.wait(self.period_s):
+        while not self._ending.wait(self.period_s):
             self.write()
 
     def end(self) -> None:
         """The last beat."""
-        self._stop.set()
+        self._ending.set()
         self.set(state="ended", working_on=None)
         self.write()
 
@@ -113,7 +113,7 @@ class Grader:
         self._ledgers: dict[str, Ledger] = {}
         self._not_before: dict[str, float] = {}
         self._stop = False
-        self._held: str | None = None
+        self._held: tuple[str, int] | None = None
         self._troubles = 0
 
     def run(self) -> None:
@@ -128,7 +128,7 @@ class Grader:
         last_work = last_over_check = time.monotonic()
         try:
             while not self._stop and self._troubles < MAX_TROUBLES:
-                if self.step():
+                if self._step_or_trouble():
                     last_work = time.monotonic()
                     continue
                 now = time.monotonic()
@@ -142,10 +142,26 @@ class Grader:
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
         finally:
-            if self._held is not None:
-                self.claims.drop(self._held)
+            for name in (signal.SIGTERM, signal.SIGINT):  # a second one must not keep the claim from being given back
+                signal.signal(name, signal.SIG_IGN)
+            self._give_back()
             self.heart.end()
             self.bench.drop_engine()
+
+    def _give_back(self) -> None:
+        """Drops the claim that is held, unless another grader has taken it over."""
+        if self._held is not None and self.claims.holds(*self._held):
+            self.claims.drop(self._held[0])
+        self._held = None
+
+    def _step_or_trouble(self) -> bool:
+        try:
+            return self.step()
+        except OSError as error:  # a folder can't be listed, or a claim not be written: a full disk
+            log.error("the experiment's folder can't be used: %s", error)
+            self._troubles += 1
+            time.sleep(RETRY_AFTER_TROUBLE_S)
+            return False
 
     def is_over(self) -> bool:
         """Whether every run has been closed."""
@@ -169,29 +185,34 @@ class Grader:
         return False
 
     def _work(self, name: str, generation: int) -> None:
-        self._held = name
+        self._held = (name, generation)
         self.heart.set(state="scoring", working_on=name)
+        done = False
         try:
             done = self._do(name, generation)
             self._troubles = 0
         except NotReady:
-            done = False
             self._not_before[name] = time.monotonic() + 1.0
         except (ClusterTrouble, AutorlError, OSError) as error:
-            log.error("%s goes back to the queue: %s", name, error)
-            done = False
-            self._troubles += 1
-            self._not_before[name] = time.monotonic() + RETRY_AFTER_TROUBLE_S
+            self._trouble(name, str(error))
+        except Exception as error:  # an engine that broke on the base model, or a defect: others' entries go on
+            log.exception("work on %s failed", name)
+            self.bench.drop_engine()
+            self._trouble(name, f"{type(error).__name__}: {error}")
         if done:
             _unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
             self._not_before.pop(name, None)
-        self.claims.drop(name)
-        self._held = None
+        self._give_back()
         self.heart.set(
             state="idle",
             working_on=None,
             engine_hash=None if self.bench.identity is None else self.bench.identity.digest(),
         )
+
+    def _trouble(self, name: str, problem: str) -> None:
+        log.error("%s goes back to the queue: %s", name, problem)
+        self._troubles += 1
+        self._not_before[name] = time.monotonic() + RETRY_AFTER_TROUBLE_S
 
     def _do(self, name: str, generation: int) -> bool:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -222,6 +243,8 @@ class Grader:
         view = RunView.of(ledger.read())
         number = entry.submission_id or 0
         submission = view.submissions.get(number)
+        if submission is None and view.sealed is None:
+            raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
         if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
             return True
         science = record.science

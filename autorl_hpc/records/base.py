@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.canonical import canonical_json
@@ -35,7 +35,11 @@ class Record(Strict):
     """A file of its own on disk."""
 
     TITLE: ClassVar[str] = ""
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
+
+
+class NewerVersion(AutorlError):
+    """A record that a newer autorl-hpc wrote: not damaged, only not for this one to read."""
 
 
 RecordT = TypeVar("RecordT", bound=Strict)
@@ -45,11 +49,12 @@ def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_st
     """`value` as a `model`.
 
     Raises:
+        NewerVersion: a newer autorl-hpc wrote it.
         AutorlError: naming `where`, the first wrong field and what it should be.
     """
     version = value.get("schema_version", SCHEMA_VERSION) if isinstance(value, dict) else SCHEMA_VERSION
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise AutorlError(
+        raise NewerVersion(
             f"this file was written by a newer autorl-hpc (schema_version {version}, this one reads {SCHEMA_VERSION})",
             where=where,
             next_step="use the newer autorl-hpc to read it",
@@ -61,7 +66,8 @@ def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_st
 
 
 def _explain(model: type[Strict], error: ValidationError, where: str | Path, next_step: str | None) -> AutorlError:
-    first = error.errors()[0]
+    # A field that is unknown is most often a known one misspelt, which then is "missing" too: the spelling is the news.
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

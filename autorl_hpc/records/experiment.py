@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import ModelName, Name
@@ -56,7 +56,10 @@ class Matrix(Strict):
 class Budget(Strict):
     """What an agent may use."""
 
-    wall_clock_s: Duration = Field(description="Time the agent runs, over all attempts; queue time doesn't count.")
+    wall_clock_s: Duration = Field(
+        validation_alias=AliasChoices("wall_clock_s", "wall_clock"),
+        description="Time the agent runs, over all attempts; queue time doesn't count. May be written `wall_clock`.",
+    )
     give_back_after_s: float = Field(60.0, ge=0, description="Waiting for a grader beyond this is given back.")
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
 
@@ -101,12 +104,3 @@ class ExperimentSpec(Record):
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")
     retention: Retention = Retention()
     cluster: Name = "local"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _budget_shorthand(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("budget"), dict) and "wall_clock" in value["budget"]:
-            budget = dict(value["budget"])
-            budget.setdefault("wall_clock_s", budget.pop("wall_clock"))
-            return {**value, "budget": budget}
-        return value

@@ -40,7 +40,9 @@ class Bases:
         if self._known is None:
             keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
             read = {key: read_baseline(self.folder, key) for key in keys}
-            self._known = {key: baseline for key, baseline in read.items() if baseline is not None and baseline.key == key}
+            self._known = {
+                key: baseline for key, baseline in read.items() if baseline is not None and baseline.key == key
+            }
         return self._known
 
 

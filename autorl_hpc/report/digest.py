@@ -114,7 +114,9 @@ class _Digest:
             best_feedback=score_summary(best_score.evaluation, best.submission_id) if best and best_score else None,
             selected=view.closed.selected if view.closed else None,
             selected_by=view.closed.selected_by if view.closed else None,
-            report=score_summary(report, view.closed.selected, self._quiet_items(report)) if report and view.closed else None,
+            report=score_summary(report, view.closed.selected, self._quiet_items(report))
+            if report and view.closed
+            else None,
             baseline_report=self._shown_base(report_base),
             improvement=found.improvement,
             gap=found.gap,
@@ -144,17 +146,8 @@ class _Digest:
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
         """Settles whether the run counts and, where it does, the improvement and the optimism gap."""
         view, found = self.view, self.found
-        closed, sealed = view.closed, view.sealed
-        if self.chain.damage:
-            found.excluded = "damaged"
-        elif closed is None:
-            found.excluded = "unfinished"
-        elif sealed is not None and sealed.ended_by is EndedBy.CANCELLED:
-            found.excluded = "cancelled"
-        elif sealed is not None and sealed.ended_by is EndedBy.CRASHED:
-            found.excluded = "infrastructure"
-        elif closed.selected_by == "infrastructure" or (closed.report and closed.report.fault in INFRASTRUCTURE):
-            found.excluded = "infrastructure"
+        closed = view.closed
+        found.excluded = self._why_excluded()
         if self.chain.damage or closed is None:
             return
         if closed.selected is None or (closed.report is not None and closed.report.score is None):
@@ -172,7 +165,21 @@ class _Digest:
             return
         self._compare(chosen, closed.report, report_base, feedback_base)
 
-    def _compare(self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None) -> None:
+    def _why_excluded(self) -> Excluded | None:
+        closed, sealed = self.view.closed, self.view.sealed
+        if self.chain.damage:
+            return "damaged"
+        if closed is None:
+            return "unfinished"
+        if sealed is not None and sealed.ended_by is EndedBy.CANCELLED:
+            return "cancelled"
+        cut_short = sealed is not None and sealed.ended_by is EndedBy.CRASHED
+        not_scored = closed.report is not None and closed.report.fault in INFRASTRUCTURE
+        return "infrastructure" if cut_short or not_scored or closed.selected_by == "infrastructure" else None
+
+    def _compare(
+        self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None
+    ) -> None:
         found = self.found
         try:
             report_pair = self._pair(chosen, chosen.submission_id, report, report_base)
@@ -190,7 +197,9 @@ class _Digest:
         if self.is_paper or score is None:
             return
         if feedback_base is None:
-            found.troubles.append("no optimism gap: the base model has no feedback score by the engine that scored the checkpoint")
+            found.troubles.append(
+                "no optimism gap: the base model has no feedback score by the engine that scored the checkpoint"
+            )
             return
         try:
             found.gap = optimism(self._pair(chosen, score.submission_id, score.evaluation, feedback_base), report_pair)

@@ -48,7 +48,11 @@ class Found:
         for name in here:
             self.add_run(path / name)
         for run_id in sorted(set(self._planned(experiment)) - set(here)):
-            self.left_out.append(LeftOut(what=f"{path.name}/{run_id}", why="run.json is missing", next_step="launch the experiment again"))
+            self.left_out.append(
+                LeftOut(
+                    what=f"{path.name}/{run_id}", why="run.json is missing", next_step="launch the experiment again"
+                )
+            )
 
     def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
         try:
@@ -74,7 +78,11 @@ def find_runs(paths: Sequence[Path]) -> Found:
         before = len(found.runs) + len(found.left_out)
         seen = len(found.experiments)
         homes.append(_look(path, found, given))
-        if len(found.runs) + len(found.left_out) == before and len(found.experiments) == seen and not _known(path, found):
+        if (
+            len(found.runs) + len(found.left_out) == before
+            and len(found.experiments) == seen
+            and not _known(path, found)
+        ):
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
     if not found.runs:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
@@ -97,7 +105,9 @@ def _look(path: Path, found: Found, given: Path) -> Path:
         found.add_experiment(path)
         return ExperimentDir(path).report
     inside = [path / name for name in names if _holds(path / name, EXPERIMENT_FILE)]
-    runs = [path / name for name in names if _holds(path / name, RUN_FILE)]  # an experiment that lost its experiment.json
+    runs = [
+        path / name for name in names if _holds(path / name, RUN_FILE)
+    ]  # an experiment that lost its experiment.json
     if not inside and not runs and Root(path).runs.name in names:
         return _look(Root(path).runs, found, given)
     for experiment in inside:

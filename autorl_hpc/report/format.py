@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-UNKNOWN = "–"
+UNKNOWN = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -12,7 +12,7 @@ def points(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """`+3.2`, `−0.4`, `0.0`."""
+    """`+3.2`, `0.0`, and a true minus sign before what is negative."""
     if value is None:
         return UNKNOWN
     rounded = _no_negative_zero(value)
@@ -37,10 +37,11 @@ def p_value(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12.5 min`, `3.2 h`."""
+    """`45 s`, `12.5 min`, `20 min`, `3.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    value, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def short_hash(value: str | None) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
-from typing import get_args
+from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
 from autorl_hpc.report.summary import CellSummary, Comparable, Comparison, Excluded, Group, OverRuns, RunSummary
@@ -15,17 +15,20 @@ from autorl_hpc.scoring.stats import mean_t_interval
 RUNS_TO_COMPARE = 2
 """One run of each agent compares two runs, not two agents."""
 
+Placed = tuple[int, RunSummary]
+CellKey = tuple[str, str, str, str]
+
 
 def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
-    groups: dict[str, list[RunSummary]] = defaultdict(list)
+    groups: dict[str, list[Placed]] = defaultdict(list)
     keys: dict[str, Comparable] = {}
     engines = _engine_of_others(runs)
-    for run in runs:
+    for place, run in enumerate(runs):
         comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
         digest = comparable.digest()
         keys[digest] = comparable
-        groups[digest].append(run)
+        groups[digest].append((place, run))
     order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
     return tuple(_group(keys[digest], groups[digest]) for digest in order)
 
@@ -58,19 +61,21 @@ def _engine_of_others(runs: Sequence[RunSummary]) -> dict[str, str]:
     return {key: next(iter(engines)) for key, engines in seen.items() if len(engines) == 1}
 
 
-def _group(comparable: Comparable, runs: Sequence[RunSummary]) -> Group:
-    cells: dict[tuple[str, str, str, str], list[RunSummary]] = defaultdict(list)
-    for run in runs:
-        cells[(run.agent, run.driver, run.mode, run.agent_hash)].append(run)
+def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
+    cells: dict[CellKey, list[Placed]] = defaultdict(list)
+    for place, run in runs:
+        cells[(run.agent, run.driver, run.mode, run.agent_hash)].append((place, run))
     ordered = sorted(cells)
     return Group(
         comparable=comparable,
         cells=tuple(_cell(cells[key]) for key in ordered),
-        comparisons=_comparisons([(_label(key, ordered), _improvements(cells[key])) for key in ordered]),
+        comparisons=_comparisons(
+            [(_label(key, ordered), _improvements([run for _, run in cells[key]])) for key in ordered]
+        ),
     )
 
 
-def _label(key: tuple[str, str, str, str], keys: Sequence[tuple[str, str, str, str]]) -> str:
+def _label(key: CellKey, keys: Sequence[CellKey]) -> str:
     agent, driver, mode, agent_hash = key
     parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
     if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
@@ -82,7 +87,8 @@ def _improvements(runs: Sequence[RunSummary]) -> list[float]:
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
-def _cell(runs: Sequence[RunSummary]) -> CellSummary:
+def _cell(placed: Sequence[Placed]) -> CellSummary:
+    runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
     improvements = _improvements(counted)
     excluded = Counter(run.excluded for run in runs if run.excluded)
@@ -102,6 +108,7 @@ def _cell(runs: Sequence[RunSummary]) -> CellSummary:
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
         best_of=tuple(statistics.expected_best_of(improvements, k) for k in range(1, len(improvements) + 1)),
         run_ids=tuple(run.run_id for run in runs),
+        places=tuple(place for place, _ in placed),
     )
 
 
@@ -116,14 +123,18 @@ def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None]
     found = mean_t_interval(values)
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         return OverRuns(n=1, mean=found.mean, low=of_one[0], high=of_one[1], interval="items of one run, not over runs")
-    words = {"t": "t over runs", "range": "range of two runs", "none": "none"}
+    words: dict[str, Literal["t over runs", "range of two runs", "none"]] = {
+        "t": "t over runs",
+        "range": "range of two runs",
+        "none": "none",
+    }
     boot = statistics.bootstrap_mean(values)
     return OverRuns(
         n=found.n,
         mean=found.mean,
         low=found.low,
         high=found.high,
-        interval=words[found.kind],  # type: ignore[arg-type]
+        interval=words[found.kind],
         bootstrap_low=boot.low if boot else None,
         bootstrap_high=boot.high if boot else None,
     )

@@ -59,7 +59,17 @@ def merge(paths: Sequence[Path]) -> MergedReport:
 
 def _order(one: _Taken) -> tuple[object, ...]:
     run = one.summary
-    return (run.task, run.base_model, run.agent, run.driver, run.mode, run.seed, run.experiment, run.run_id, str(one.folder))
+    return (
+        run.task,
+        run.base_model,
+        run.agent,
+        run.driver,
+        run.mode,
+        run.seed,
+        run.experiment,
+        run.run_id,
+        str(one.folder),
+    )
 
 
 def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> list[tuple[RunDir, Chain]]:
@@ -80,13 +90,19 @@ def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> list[tup
             if run.path != best[0].path:
                 short = min(len(chain.hashes), len(best[1].hashes))
                 same = chain.hashes[:short] == best[1].hashes[:short]
-                what = "a copy of a run that is in the report" if same else "another continuation of a run that is in the report"
+                what = (
+                    "a copy of a run that is in the report"
+                    if same
+                    else "another continuation of a run that is in the report"
+                )
                 left_out.append(LeftOut(what=f"{run.path.parent.name}/{run.run_id}", why=f"{what}: counted once"))
     return kept
 
 
 def _left_out(run: RunDir, error: AutorlError) -> LeftOut:
-    return LeftOut(what=f"{run.path.parent.name}/{run.run_id}", why=clean(error.what) or "", next_step=clean(error.next_step))
+    return LeftOut(
+        what=f"{run.path.parent.name}/{run.run_id}", why=clean(error.what) or "", next_step=clean(error.next_step)
+    )
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:

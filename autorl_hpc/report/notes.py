@@ -14,6 +14,11 @@ DEGENERATE_SHARE = 0.5
 TRUNCATED_SHARE = 0.1
 """Below a tenth, the token limit can hardly decide a comparison."""
 
+NOT_RANKED = "not ranked"
+PAPER = "paper protocol"
+GROUP_NOTES = (NOT_RANKED, PAPER)
+"""How the notes begin that hold for all runs under the same conditions."""
+
 
 def notes_of(run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None) -> tuple[str, ...]:
     """The notes of a run, the gravest first."""
@@ -22,10 +27,10 @@ def notes_of(run: RunSummary, troubles: Sequence[str], commonest_output_share: f
         notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
     notes += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
     if not run.ranked:
-        notes.append(f"not ranked: sandbox {run.sandbox}")
+        notes.append(f"{NOT_RANKED}: sandbox {run.sandbox}")
     if run.protocol is Protocol.PAPER:
         notes.append(
-            "paper protocol: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
+            f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
         )
     notes += _about_selected(run, commonest_output_share)
     notes += _about_end(run)
@@ -39,9 +44,9 @@ def _about_selected(run: RunSummary, commonest_output_share: float | None) -> li
         notes.append("untrained_copy: the selected checkpoint is the base model")
     elif commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
         notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
-    if chosen is not None and run.selected_by == "final" and run.best_feedback is not None:
-        if chosen.score is not None and run.best_feedback.score is not None and chosen.score < run.best_feedback.score:
-            notes.append("the agent marked a checkpoint final that is not its best on feedback")
+    best = run.best_feedback.score if run.best_feedback is not None else None
+    if chosen is not None and chosen.score is not None and best is not None and chosen.score < best:
+        notes.append("the selected checkpoint is not the best on feedback: the agent marked it final")
     if run.report is not None and run.report.n and run.report.truncated / run.report.n > TRUNCATED_SHARE:
         notes.append(f"{run.report.truncated} of {run.report.n} answers were cut off by the token limit")
     if run.improvement is not None and run.improvement.how == "base_kept":
@@ -55,9 +60,13 @@ def _about_end(run: RunSummary) -> list[str]:
         notes.append("lost to the infrastructure: not counted, launch it again")
     if run.ended_by is EndedBy.CANCELLED:
         notes.append("cancelled: not counted")
-    lost = [p for p in run.trajectory if p.status is SubmissionState.FAILED and p.fault in (Fault.CLUSTER, Fault.GRADER)]
+    lost = [
+        p for p in run.trajectory if p.status is SubmissionState.FAILED and p.fault in (Fault.CLUSTER, Fault.GRADER)
+    ]
     if lost and run.excluded is None:
-        notes.append(f"{len(lost)} accepted submissions were not scored by the infrastructure's fault: the best may be missing")
+        notes.append(
+            f"{len(lost)} accepted submissions were not scored by the infrastructure's fault: the best may be missing"
+        )
     if run.baseline_report is not None and run.baseline_report.repeat_changed_items:
         notes.append(
             f"the grader's own noise: {run.baseline_report.repeat_changed_items} of {run.baseline_report.n} outcomes of the base "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import plot
-from autorl_hpc.report.summary import CellSummary, Group, MergedReport, RunSummary
+from autorl_hpc.report.notes import GROUP_NOTES
+from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
 
 if TYPE_CHECKING:
@@ -20,17 +22,22 @@ NUMBERS = {
     "p_value": fmt.p_value,
     "duration": fmt.duration,
     "short": fmt.short_hash,
+    "two": "{:.2f}".format,
 }
 
 
 def index_html(merged: MergedReport, links: dict[int, str]) -> str:
     """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
-    return _environment("html").get_template("index.html.j2").render(r=merged, blocks=_blocks(merged), links=links)
+    return (
+        _environment("html")
+        .get_template("index.html.j2")
+        .render(r=merged, blocks=_blocks(merged), noted=_noted(merged), links=links)
+    )
 
 
 def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
-    return _environment("md").get_template("index.md.j2").render(r=merged, blocks=_blocks(merged))
+    return _environment("md").get_template("index.md.j2").render(r=merged, blocks=_blocks(merged), noted=_noted(merged))
 
 
 def run_html(run: RunSummary) -> str:
@@ -58,22 +65,47 @@ def outcome(run: RunSummary) -> str:
 
 def _blocks(merged: MergedReport) -> list[dict[str, Any]]:
     """Each group with its runs (and their places in the report), and the common scale of its strips."""
-    placed: dict[str, list[tuple[int, RunSummary]]] = {}
-    for place, run in enumerate(merged.runs):
-        placed.setdefault(run.run_id, []).append((place, run))
-    return [_block(group, placed) for group in merged.groups]
+    return [_block(group, merged.runs) for group in merged.groups]
 
 
-def _block(group: Group, placed: dict[str, list[tuple[int, RunSummary]]]) -> dict[str, Any]:
+def _noted(merged: MergedReport) -> list[tuple[RunSummary, list[str]]]:
+    """Runs with notes of their own; what holds for a whole group stands at the group."""
+    noted = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
+    return [(run, notes) for run, notes in noted if notes]
+
+
+def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
     cells, runs = [], []
     shown: list[float | None] = []
     for cell in group.cells:
-        of_cell = [one for run_id in dict.fromkeys(cell.run_ids) for one in placed[run_id]]
+        of_cell = [(place, all_runs[place]) for place in cell.places]
         values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
         shown += [*values, cell.improvement.low, cell.improvement.high]
         cells.append({"cell": cell, "values": values, "lost": _lost(cell)})
         runs += of_cell
-    return {"group": group, "cells": cells, "runs": runs, "span": plot.strip_span(shown)}
+    return {
+        "group": group,
+        "cells": cells,
+        "runs": runs,
+        "span": plot.strip_span(shown),
+        "plotted": [one for one in runs if one[1].trajectory],
+    }
+
+
+def _score(score: ScoreSummary | Point | None) -> str:
+    return fmt.UNKNOWN if score is None else f"{fmt.points(score.score)} {fmt.between(score.low, score.high)}".strip()
+
+
+def _gain(gain: Gain | None) -> str:
+    return (
+        fmt.UNKNOWN
+        if gain is None
+        else f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip()
+    )
+
+
+def _over(over: OverRuns) -> str:
+    return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)}".strip()
 
 
 def _lost(cell: CellSummary) -> str:
@@ -101,6 +133,9 @@ def _environment(kind: str) -> Environment:
     environment.globals.update(
         between=between[0] if html else _plain(between[0]),
         signed_between=between[1] if html else _plain(between[1]),
+        score=_plain(_score),
+        gain=_plain(_gain),
+        over=_plain(_over),
         outcome=outcome,
         trajectory=lambda run: Markup(plot.trajectory(run)),
         strip=lambda *args: Markup(plot.strip(*args)),

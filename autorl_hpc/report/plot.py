@@ -23,7 +23,7 @@ def trajectory(run: RunSummary) -> str:
     """Feedback score against budget used; base model dashed; report scores at the right. An `<svg>` element."""
     scale = _Scale(run)
     parts = [*_axes(scale, run), *_baseline(scale, run)]
-    parts += _best_so_far(scale, run.trajectory)
+    parts += _best_so_far(scale, run)
     for point in run.trajectory:
         parts.append(_mark(scale, point, point.submission_id == run.selected))
     parts += _report_marks(scale, run)
@@ -33,7 +33,9 @@ def trajectory(run: RunSummary) -> str:
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def strip(mean: float | None, low: float | None, high: float | None, values: Sequence[float], span: tuple[float, float]) -> str:
+def strip(
+    mean: float | None, low: float | None, high: float | None, values: Sequence[float], span: tuple[float, float]
+) -> str:
     """One row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
     left, right = span
     width = (right - left) or 1.0
@@ -43,7 +45,9 @@ def strip(mean: float | None, low: float | None, high: float | None, values: Seq
 
     middle = STRIP_HEIGHT / 2
     parts = [f'<line class="zero" x1="{x(0):.1f}" y1="1" x2="{x(0):.1f}" y2="{STRIP_HEIGHT - 1}"/>']
-    parts += [f'<line class="run" x1="{x(v):.1f}" y1="{middle - 6}" x2="{x(v):.1f}" y2="{middle + 6}"/>' for v in values]
+    parts += [
+        f'<line class="run" x1="{x(v):.1f}" y1="{middle - 6}" x2="{x(v):.1f}" y2="{middle + 6}"/>' for v in values
+    ]
     if low is not None and high is not None:
         parts.append(f'<line class="whisker" x1="{x(low):.1f}" y1="{middle}" x2="{x(high):.1f}" y2="{middle}"/>')
     if mean is not None:
@@ -124,26 +128,27 @@ def _baseline(scale: _Scale, run: RunSummary) -> list[str]:
     return [f'<line class="base" x1="{LEFT}" y1="{y:.1f}" x2="{PLOT_RIGHT}" y2="{y:.1f}"/>']
 
 
-def _best_so_far(scale: _Scale, trajectory: Sequence[Point]) -> list[str]:
-    """A step line of the highest feedback score so far."""
+def _best_so_far(scale: _Scale, run: RunSummary) -> list[str]:
+    """A step line of the highest feedback score so far, up to where the run stands or ended."""
     path, best = "", -math.inf
-    for point in sorted(trajectory, key=lambda p: p.elapsed_s):
+    for point in sorted(run.trajectory, key=lambda p: p.elapsed_s):
         if point.score is None or point.score <= best:
             continue
         best = point.score
         x, y = scale.x(point.elapsed_s), scale.y(best)
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return [f'<path class="best" d="{path}H{PLOT_RIGHT}"/>'] if path else []
+    end = max([run.elapsed_s, *(p.elapsed_s for p in run.trajectory)]) if path else 0.0
+    return [f'<path class="best" d="{path}H{scale.x(end):.1f}"/>'] if path else []
 
 
 def _mark(scale: _Scale, point: Point, selected: bool) -> str:
     x = scale.x(point.elapsed_s)
     title = f"<title>{escape(_told(point))}</title>"
     if point.score is None:
-        y = PLOT_BOTTOM - 5
+        bottom = PLOT_BOTTOM - 5
         kind = "waiting" if point.status is SubmissionState.ACCEPTED else "refused"
-        cross = f"M{x - 3:.1f} {y - 3}l6 6m0 -6l-6 6"
-        circle = f'<circle class="waiting" cx="{x:.1f}" cy="{y}" r="3">{title}</circle>'
+        cross = f"M{x - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6"
+        circle = f'<circle class="waiting" cx="{x:.1f}" cy="{bottom}" r="3">{title}</circle>'
         return circle if kind == "waiting" else f'<path class="refused" d="{cross}">{title}</path>'
     y = scale.y(point.score)
     whisker = ""
@@ -154,18 +159,27 @@ def _mark(scale: _Scale, point: Point, selected: bool) -> str:
 
 
 def _told(point: Point) -> str:
-    score = f"{fmt.points(point.score)} {fmt.between(point.low, point.high)}" if point.score is not None else str(point.status)
+    score = (
+        f"{fmt.points(point.score)} {fmt.between(point.low, point.high)}"
+        if point.score is not None
+        else str(point.status)
+    )
     return f"submission {point.submission_id} at {fmt.duration(point.elapsed_s)}: {score}"
 
 
 def _report_marks(scale: _Scale, run: RunSummary) -> list[str]:
     parts = []
-    for x, score, name, kind in ((BASE_X, run.baseline_report, "base", "hollow"), (SELECTED_X, run.report, "selected", "filled")):
+    for x, score, name, kind in (
+        (BASE_X, run.baseline_report, "base", "hollow"),
+        (SELECTED_X, run.report, "selected", "filled"),
+    ):
         if score is None or score.score is None or (kind == "filled" and run.selected is None):
             continue
         y = scale.y(score.score)
         if score.low is not None and score.high is not None:
-            parts.append(f'<line class="whisker" x1="{x}" y1="{scale.y(score.low):.1f}" x2="{x}" y2="{scale.y(score.high):.1f}"/>')
+            parts.append(
+                f'<line class="whisker" x1="{x}" y1="{scale.y(score.low):.1f}" x2="{x}" y2="{scale.y(score.high):.1f}"/>'
+            )
         told = f"report split, {name}: {fmt.points(score.score)} {fmt.between(score.low, score.high)}"
         parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{escape(told)}</title></path>')
     return parts

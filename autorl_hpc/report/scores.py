@@ -82,7 +82,9 @@ def noise_of_queries(view: RunView) -> Noise | None:
     if not errors:
         return None
     worst = POINTS * max(errors)
-    return Noise(queries=len(errors), standard_error=worst, expected_maximum=stats.expected_max_noise(len(errors), worst))
+    return Noise(
+        queries=len(errors), standard_error=worst, expected_maximum=stats.expected_max_noise(len(errors), worst)
+    )
 
 
 @cache

@@ -189,6 +189,7 @@ class CellSummary(Strict):
     report: OverRuns
     best_of: tuple[float, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")
     run_ids: tuple[str, ...]
+    places: tuple[int, ...] = Field(description="Where these runs stand in the report's `runs`.")
 
 
 class Comparison(Strict):

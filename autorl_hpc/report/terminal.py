@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.pages import outcome
@@ -12,8 +12,10 @@ from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 if TYPE_CHECKING:
     from rich.console import Console
 
+Justify = Literal["left", "right"]
+
 WIDE = 110
-"""Below this many columns, mode, gap, submissions and budget are left to the page."""
+"""Below this many columns, mode, base, best feedback, gap, submissions and budget are left to the page."""
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
@@ -26,9 +28,9 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     from rich.text import Text
 
     wide = console.width >= WIDE
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1 if wide else 0, 0, 1 if not wide else 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name, justify in _columns(wide):
-        table.add_column(name, justify=justify, no_wrap=name not in ("outcome", "agent", "task"), overflow="fold")
+        table.add_column(name, justify=justify, no_wrap=name not in ("agent", "outcome"), overflow="fold")
     for run in merged.runs:
         table.add_row(*(Text(cell) for cell in _row(run, wide)))
     console.print(table)
@@ -38,28 +40,40 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
         console.print(Text(note, style="yellow"))
     for left in merged.left_out:
         console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
-    console.print(Text("Points; intervals are 95 %, of items. base and report: report split. gap: gain on feedback less gain on report."))
+    console.print(
+        Text(
+            "Points; intervals are 95 %, of items. base and report: report split. gap: gain on feedback less gain on report."
+        )
+    )
     console.print(Text(f"report: {where}"), soft_wrap=True)
 
 
-def _columns(wide: bool) -> list[tuple[str, str]]:  # rich wants the words left and right
-    narrow = [("task", "left"), ("agent", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right"), ("report", "right")]
-    narrow += [("improvement", "right"), ("p", "right")]
+def _columns(wide: bool) -> list[tuple[str, Justify]]:
+    names: list[tuple[str, Justify]] = [("task", "left"), ("agent", "left")]
     if wide:
-        narrow.insert(2, ("mode", "left"))
-        narrow += [("gap", "right"), ("subs", "right"), ("used", "right")]
-    return [*narrow, ("outcome", "left")]
+        names += [("mode", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right")]
+    else:
+        names += [("seed", "right")]
+    names += [("report", "right"), ("improvement", "right"), ("p", "right")]
+    if wide:
+        names += [("gap", "right"), ("subs", "right"), ("used", "right")]
+    return [*names, ("outcome", "left")]
 
 
 def _row(run: RunSummary, wide: bool) -> list[str]:
     gain = run.improvement
     shown = f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
-    cells = [run.task, run.agent if run.driver == "none" else f"{run.agent}/{run.driver}", str(run.seed)]
-    cells += [_score(run.baseline_report), _score(run.best_feedback), _score(run.report), shown, fmt.p_value(gain.p_value if gain else None)]
+    cells = [run.task, run.agent if run.driver == "none" else f"{run.agent} {run.driver}"]
+    cells += (
+        [run.mode, str(run.seed), _score(run.baseline_report), _score(run.best_feedback)] if wide else [str(run.seed)]
+    )
+    cells += [_score(run.report), shown, fmt.p_value(gain.p_value if gain else None)]
     if wide:
-        cells.insert(2, run.mode)
-        cells += [fmt.signed(run.gap.gap) if run.gap else fmt.UNKNOWN]
-        cells += [_submissions(run), f"{100 * run.elapsed_s / run.budget_s:.0f} %"]
+        cells += [
+            fmt.signed(run.gap.gap) if run.gap else fmt.UNKNOWN,
+            _submissions(run),
+            f"{100 * run.elapsed_s / run.budget_s:.0f} %",
+        ]
     return [*cells, outcome(run)]
 
 
@@ -81,7 +95,9 @@ def _cell_lines(merged: MergedReport) -> list[str]:
             over = cell.improvement
             if over.mean is None or over.n < 2:
                 continue
-            name = " ".join([group.comparable.task, cell.agent, *([cell.driver] if cell.driver != "none" else []), cell.mode])
+            name = " ".join(
+                [group.comparable.task, cell.agent, *([cell.driver] if cell.driver != "none" else []), cell.mode]
+            )
             lost = "".join(f", {count} {why}" for why, count in cell.excluded.items())
             interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
             lines.append(f"{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{lost}")

@@ -14,7 +14,9 @@ _ESCAPE = re.compile(
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]?"
 )
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-!|~])")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~])|^([-+#=]|\d+(?=[.)]))")
+"""Markup anywhere, and what makes a heading or a list at the start."""
+
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "|", "%")
 """What a spreadsheet may take for a formula or a command at the start of a cell."""
 
@@ -41,8 +43,13 @@ def markdown(text: object) -> str:
     """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
     shown = clean("" if text is None else str(text)) or ""
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    shown = _MARKDOWN.sub(r"\\\1", shown)
+    shown = _MARKDOWN.sub(_escaped, shown)
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = (match[2] or "").isdigit()
+    return f"{match[2]}&#8203;" if number else f"\\{match[0]}"
 
 
 def csv_cell(value: object) -> object:

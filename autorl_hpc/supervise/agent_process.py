@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.supervise import budget
+from autorl_hpc.supervise.environment import ALLOWED
 from autorl_hpc.supervise.processes import become_subreaper, end_all
 
 KEEPER_END_S = 30.0
@@ -19,10 +21,17 @@ KEEPER_END_S = 30.0
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """How an agent ended. `exit_code` is None when it could not be learned; `left` are processes that would not die."""
+    """How an agent ended.
+
+    Attributes:
+        exit_code: None when it could not be learned: the keeper was killed.
+        left: processes that would not die.
+        started: whether there was an agent at all.
+    """
 
     exit_code: int | None
     left: tuple[int, ...]
+    started: bool
 
 
 class AgentProcess:
@@ -40,7 +49,9 @@ class AgentProcess:
     ) -> None:
         become_subreaper()
         self.mark = mark
-        keeper_env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(PACKAGE.parent)}
+        # No secrets: the agent can read the environment of its parent. But what Python needs to start on this host.
+        keeper_env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
+        keeper_env["PYTHONPATH"] = str(PACKAGE.parent)
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "autorl_hpc.supervise.keeper"],
             env=keeper_env,
@@ -59,6 +70,7 @@ class AgentProcess:
             "mark": mark,
             "elapsed_file": str(elapsed_file),
             "elapsed_s": elapsed_s,
+            "suspension_s": budget.SUSPENSION_S,
         }
         self._keeper.stdin.write(json.dumps(job).encode() + b"\n")
         self._keeper.stdin.flush()
@@ -94,7 +106,7 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
         code = self._last.get("exit_code")
-        return AgentEnd(code if isinstance(code, int) else None, tuple(sorted(left)))
+        return AgentEnd(code if isinstance(code, int) else None, tuple(sorted(left)), "pid" in self._last)
 
     def _read(self) -> None:
         assert self._keeper.stdout is not None

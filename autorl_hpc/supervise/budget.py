@@ -10,6 +10,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
@@ -40,10 +42,18 @@ def read_clock(path: Path) -> Clock | None:
 
 
 class BudgetClock:
-    """Counts the budget of one attempt on top of the earlier ones. Thread-safe."""
+    """Counts the budget of one attempt on top of the earlier ones. Thread-safe. `now` is a monotonic clock in seconds."""
 
     def __init__(
-        self, path: Path, budget: Budget, attempt: int, *, elapsed_s: float, given_back_s: float, suspended_s: float
+        self,
+        path: Path,
+        budget: Budget,
+        attempt: int,
+        *,
+        elapsed_s: float,
+        given_back_s: float,
+        suspended_s: float,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self.budget = budget
@@ -52,6 +62,7 @@ class BudgetClock:
         self._given_back_s = given_back_s
         self._suspended_s = suspended_s
         self._counter = 0
+        self._now = now
         self._last: float | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -59,28 +70,32 @@ class BudgetClock:
 
     def start(self) -> None:
         """Starts counting."""
-        self._last = time.monotonic()
+        self._last = self._now()
         self.persist()
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stops counting and writes the clock a last time."""
+    def stop(self, *, persist: bool = True) -> None:
+        """Stops counting for good and, unless a newer attempt owns the file, writes the clock a last time."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self.tick()
-        self.persist()
+        with self._lock:
+            self._last = None
+        if persist:
+            self.persist()
 
     def tick(self) -> None:
         """Adds the interval since the last tick."""
         with self._lock:
-            now = time.monotonic()
-            if self._last is not None:
-                gap = now - self._last
-                if gap > SUSPENSION_S:
-                    self._suspended_s += gap
-                else:
-                    self._elapsed_s += gap
+            if self._last is None:  # not started, or stopped
+                return
+            now = self._now()
+            gap = now - self._last
+            if gap > SUSPENSION_S:
+                self._suspended_s += gap
+            else:
+                self._elapsed_s += gap
             self._last = now
 
     @property
@@ -134,3 +149,18 @@ class BudgetClock:
             if time.monotonic() - last_persist >= PERSIST_S:
                 last_persist = time.monotonic()
                 self.persist()
+
+
+@dataclass
+class Waits:
+    """Time that submissions wait for a grader, by this process's own clock."""
+
+    since: dict[str, float] = field(default_factory=dict)
+
+    def look(self, pending: set[str], claimed: set[str]) -> list[float]:
+        """Waits of the entries that have been claimed since the last look, in seconds."""
+        now = time.monotonic()
+        for name in pending:
+            self.since.setdefault(name, now)
+        done = [name for name in self.since if name in claimed or name not in pending]
+        return [now - self.since.pop(name) for name in done]

@@ -26,6 +26,15 @@ def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
     return RunView.of(entries).attempt >= number
 
 
+def _is_superseded(attempt: int, kind: EntryKind, entries: Sequence[Linked]) -> bool:
+    """Whether a newer attempt has begun, or a submission comes after the seal."""
+    return any(
+        (e.kind is EntryKind.ATTEMPT_STARTED and e.body.attempt > attempt)
+        or (e.kind is EntryKind.SEALED and kind is EntryKind.SUBMISSION)
+        for e in entries
+    )
+
+
 class Chain:
     """The ledger of one run for one attempt. Thread-safe."""
 
@@ -37,7 +46,7 @@ class Chain:
         self._lock = threading.RLock()
 
     def look(self) -> RunView:
-        """The run's view, new entries included.
+        """The run's view, new entries included. It doesn't change any more: other threads may go through it.
 
         Raises:
             Superseded: a newer attempt has begun.
@@ -65,24 +74,20 @@ class Chain:
         """Commits an entry of this attempt.
 
         Raises:
-            Superseded: a newer attempt has begun.
+            Superseded: a newer attempt has begun, or the run is sealed and this is a submission.
         """
         with self._lock:
-            newer = EntryKind.ATTEMPT_STARTED
-            written = self.ledger.append(
-                kind,
-                body,
-                role="supervisor",
-                unless=lambda entries: any(
-                    e.kind is newer and e.body.attempt > self.attempt for e in entries[self._taken :]
-                ),
-            )
+            # Against the whole chain: another thread's look may have met the newer attempt before this one.
+            superseded = functools.partial(_is_superseded, self.attempt, kind)
+            written = self.ledger.append(kind, body, role="supervisor", unless=superseded)
             if written is None:
                 raise Superseded
             self._absorb()
 
     def _absorb(self) -> None:
         entries = self.ledger.read()
-        for linked in entries[self._taken :]:
-            self.view.take(linked)
-        self._taken = len(entries)
+        if len(entries) > self._taken:
+            view = self.view.copy()
+            for linked in entries[self._taken :]:
+                view.take(linked)
+            self.view, self._taken = view, len(entries)

@@ -22,11 +22,12 @@ from autorl_hpc.supervise.lint import Linted
 CHUNK_BYTES = 4 * 1024 * 1024
 """Fits the caches well enough that hash and scan read it from there, and is a large read for a shared file system."""
 
-WRITEBACK_BYTES = 64 * 1024 * 1024
+WRITEBACK_BYTES = 16 * 1024 * 1024
 """Data are sent to disk in steps of this size while the copy goes on, so that the closing fsync has little left."""
 
-EXPONENT_BITS = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
-"""A value whose exponent bits are all set is Inf or NaN."""
+FIRST_NOT_FINITE = {"F32": ("<u4", "<i4", 0x7F800000), "BF16": ("<u2", "<i2", 0x7F80), "F16": ("<u2", "<i2", 0x7C00)}
+"""Inf and NaN are the bit patterns from this one up, with or without the sign bit: so the largest pattern read as a signed
+number finds the positive ones, the largest read as unsigned the negative ones."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ def _copy_tensor(
 ) -> _Scan:
     import numpy as np
 
-    kind, mask = EXPONENT_BITS[tensor.dtype]
+    unsigned, signed, limit = FIRST_NOT_FINITE[tensor.dtype]
+    sign = limit + (1 << (8 * np.dtype(unsigned).itemsize - 1))
     digest = hashlib.sha256()
     buffer = bytearray(min(CHUNK_BYTES, max(8, tensor.end - tensor.begin)))
     view = memoryview(buffer)
@@ -162,8 +164,8 @@ def _copy_tensor(
             got += part
         chunk = view[:want]
         digest.update(chunk)
-        values = np.frombuffer(chunk, dtype=kind)
-        if bool(np.any((values & mask) == mask)):
+        values = np.frombuffer(chunk, dtype=unsigned)
+        if int(values.view(signed).max()) >= limit or int(values.max()) >= sign:
             raise Refused(
                 "not_finite",
                 f"tensor {tensor.name} of {tensor.file} holds NaN or Inf",

@@ -1,11 +1,14 @@
 """The keeper: the small process between supervisor and agent. Standard library only.
 
 It starts the agent, adopts every orphan of it (child subreaper), and ends them all: when the agent's first process ends,
-when the supervisor says so, or when the supervisor is gone, which shows as the end of its standard input. In that last
-case it leaves the exact time that the agent ran in a file, so that the next supervisor charges it.
+when the supervisor says so, or when the supervisor is gone, which shows as the end of its standard input. It leaves the
+exact time that the agent ran in a file, so that the next supervisor charges it should this one not live to write it.
 
-Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s), then `stop <grace_s>` lines; one JSON line
-out when everything has ended (exit_code, left).
+It takes no notice of TERM and its like: a scheduler sends them to all processes of a job, and an agent that runs
+`pkill python` too; what ends the agent is the supervisor's to say.
+
+Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s), then `stop <grace_s>` lines;
+JSON lines out: when the agent has started (pid) and when everything has ended (exit_code, left, ran_s).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,13 +25,33 @@ from autorl_hpc.supervise.processes import become_subreaper, end_all
 
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
+DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
+class Stopwatch:
+    """Seconds that the agent ran. A gap between two looks of more than `suspension_s` was a suspension."""
+
+    def __init__(self, suspension_s: float) -> None:
+        self.suspension_s = suspension_s
+        self.ran_s = 0.0
+        self._last = time.monotonic()
+
+    def look(self) -> None:
+        """Adds the time since the last look."""
+        now = time.monotonic()
+        if now - self._last <= self.suspension_s:
+            self.ran_s += now - self._last
+        self._last = now
 
 
 def main() -> int:
     """Runs one agent to its end."""
-    job = json.loads(sys.stdin.buffer.readline())
+    for number in DEAF_TO:  # a handler and not SIG_IGN, which the agent would inherit
+        signal.signal(number, lambda *_: None)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        job = json.loads(stdin.readline())  # unbuffered: a `stop` that follows must stay where select sees it
     adopted = become_subreaper()
-    started = time.monotonic()
+    watch = Stopwatch(job["suspension_s"])
     with open(job["log"], "ab", buffering=0) as log:
         agent = subprocess.Popen(
             job["argv"],
@@ -40,10 +64,8 @@ def main() -> int:
             close_fds=True,
         )
     print(json.dumps({"pid": agent.pid, "subreaper": adopted}), flush=True)
-    grace_s, orphaned = _wait(agent)
-    ran_s = time.monotonic() - started
-    if orphaned:
-        _leave_elapsed(job["elapsed_file"], job["elapsed_s"] + ran_s)
+    grace_s, orphaned = _wait(agent, watch)
+    _leave_elapsed(job["elapsed_file"], job["elapsed_s"] + watch.ran_s)
     code = agent.poll()
     left = end_all(os.getpid(), job["mark"], grace_s=grace_s, spare=frozenset({os.getppid()}))
     if code is None:
@@ -53,15 +75,19 @@ def main() -> int:
             pass
     while end_all(os.getpid(), job["mark"], collect=True, spare=frozenset({os.getppid()})) - left:
         pass
+    if grace_s:
+        watch.look()
+        _leave_elapsed(job["elapsed_file"], job["elapsed_s"] + watch.ran_s)
     if not orphaned:
-        print(json.dumps({"exit_code": code, "left": sorted(left), "ran_s": ran_s}), flush=True)
+        print(json.dumps({"exit_code": code, "left": sorted(left), "ran_s": watch.ran_s}), flush=True)
     return 0
 
 
-def _wait(agent: subprocess.Popen[bytes]) -> tuple[float, bool]:
+def _wait(agent: subprocess.Popen[bytes], watch: Stopwatch) -> tuple[float, bool]:
     """Waits for the agent's end, a stop, or the supervisor's death; (grace for the rest, supervisor is gone)."""
     stdin = sys.stdin.fileno()
     while True:
+        watch.look()
         if agent.poll() is not None:
             return 0.0, False
         ready, _, _ = select.select([stdin], [], [], POLL_S)

@@ -33,7 +33,8 @@ def parents() -> dict[int, int]:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     rest = file.read().rpartition(b")")[2].split()
-                if rest[0] != b"Z":
+                # A process whose first thread has ended is shown as a zombie, though its other threads go on.
+                if rest[0] != b"Z" or len(os.listdir(f"/proc/{name}/task")) > 1:
                     table[int(name)] = int(rest[1])
             except (OSError, IndexError, ValueError):
                 continue

@@ -11,10 +11,10 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError
@@ -22,6 +22,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.events import append_event
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.ledger import Linked
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.store import verify_model
@@ -35,13 +36,15 @@ from autorl_hpc.supervise.agent_process import AgentProcess
 from autorl_hpc.supervise.answers import Answers
 from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import BudgetClock, read_clock
+from autorl_hpc.supervise.budget import BudgetClock, Waits, read_clock
 from autorl_hpc.supervise.chain import Chain, Superseded
 from autorl_hpc.supervise.environment import agent_environment
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
 
 log = logging.getLogger("autorl_hpc.supervisor")
+
+T = TypeVar("T")
 
 LOOP_S = 0.1
 LOOK_S = 0.5
@@ -52,20 +55,14 @@ STOP_GRACE_S = 5.0
 EXIT_RESUME = 75
 """EX_TEMPFAIL: this attempt stopped without sealing, start another one."""
 
+SIGNAL_LAG_S = 2.0
+"""A scheduler signals all processes of a job at once: an agent that died of it may be seen before our own signal."""
 
-@dataclass
-class Waits:
-    """Time that submissions wait for a grader, by this process's own clock."""
+END_PATIENCE_S = 600.0
+"""How long the end of an agent is tried to be written while the file system fails: it can't be done over."""
 
-    since: dict[str, float] = field(default_factory=dict)
-
-    def look(self, pending: set[str], claimed: set[str]) -> list[float]:
-        """Waits of the entries that have been claimed since the last look, in seconds."""
-        now = time.monotonic()
-        for name in pending:
-            self.since.setdefault(name, now)
-        done = [name for name in self.since if name in claimed or name not in pending]
-        return [now - self.since.pop(name) for name in done]
+END_RETRY_S = 2.0
+BY_SIGNAL = "signal "
 
 
 class Supervisor:
@@ -97,17 +94,20 @@ class Supervisor:
             return 0
         if self._cancelled():
             return self._seal_without_agent(EndedBy.CANCELLED, None, "cancelled before it started")
-        if view.attempt >= self.experiment_record.spec.attempts:
-            last = view.ended[-1].reason if view.ended else "killed without a word"
-            reason = f"{view.attempt} attempts ended without a seal; the last one: {last}"
+        # A preemption is no crash: it may come as often as the scheduler likes, and the budget bounds the run.
+        crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
+        if crashes >= self.experiment_record.spec.attempts:
+            last = view.ended[-1].reason if any(e.attempt == view.attempt for e in view.ended) else "killed without a word"
+            reason = f"{crashes} attempts ended without a seal; the last one: {last}"
             return self._seal_without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
+        # First the entry, then the killing: an older supervisor whose agent we end must know that it was not the end.
+        attempt = self.chain.begin(self._used_so_far(view)[0], str(self.workspace_path))
         left_over = end_all(os.getpid(), self.mark)
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
         elapsed_s, given_back_s, suspended_s = self._used_so_far(view)
-        attempt = self.chain.begin(elapsed_s, str(self.workspace_path))
         clock = BudgetClock(
             self.run.clock,
             self.record.science.budget,
@@ -119,17 +119,16 @@ class Supervisor:
         try:
             return self._attempt(clock)
         except Superseded:
-            log.warning("a newer attempt of this run has begun: stepping back")
+            log.warning("a newer attempt of this run has begun, or it was sealed elsewhere: stepping back")
             return 0
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
             what = error.what if isinstance(error, AutorlError) else str(error)
-            self.chain.write(
-                EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=attempt, elapsed_s=clock.elapsed_s, reason=what[:500])
-            )
-            return EXIT_RESUME
+            return self._end_attempt(clock, what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
+        if self.chain.look().sealed is not None:
+            raise Superseded
         task, agent = self._load_parts()
         workspaces.lay(self.workspace_path, self.root, self.record, task, agent)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
@@ -169,8 +168,12 @@ class Supervisor:
                 process.finish(5.0)
             self._intake_stop.set()
             taker.join()
-            clock.stop()
+            clock.stop(persist=not self._superseded.is_set())
             bridge.stop()
+        if not end.started:
+            raise AutorlError("the agent's process could not be started", where=start, fault=Fault.CLUSTER)
+        if ended_by is EndedBy.AGENT_EXIT and self._signal_ended_it(end.exit_code):
+            ended_by = None
         append_event(
             self.run.events,
             "agent_ended",
@@ -182,11 +185,7 @@ class Supervisor:
         if self._superseded.is_set():
             raise Superseded
         if ended_by is None:
-            self.chain.write(
-                EntryKind.ATTEMPT_ENDED,
-                AttemptEnded(attempt=clock.attempt, elapsed_s=clock.elapsed_s, reason=f"signal {self._signal}"),
-            )
-            return EXIT_RESUME
+            return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}")
         intake.poll(patient=False)  # what was dropped before the end
         self._seal(ended_by, end.exit_code, clock, intake)
         answers.update(self.chain.look())
@@ -210,23 +209,23 @@ class Supervisor:
                 next_look = now + LOOK_S
                 try:
                     view = self.chain.look()
+                    if view.sealed is not None:
+                        raise Superseded
+                    answers.update(view)
+                    self._give_back(view, clock)
+                    if self._cancelled():
+                        return EndedBy.CANCELLED
                 except Superseded:
                     self._superseded.set()
-                    continue
                 except (OSError, AutorlError) as error:
-                    log.warning("the ledger can't be read: %s", error)
-                    continue
-                answers.update(view)
-                self._give_back(view, clock)
-                if self._cancelled():
-                    return EndedBy.CANCELLED
+                    log.warning("the experiment's folder can't be read: %s", error)
             if now >= next_tell:
                 next_tell = now + TELL_TIME_S
                 workspace.write(
                     None,
                     "time.json",
                     {
-                        "remaining_s": round(clock.left_s, 1),
+                        "left_s": round(clock.left_s, 1),
                         "elapsed_s": round(clock.elapsed_s, 1),
                         "given_back_s": round(clock.given_back_s, 1),
                         "timeout_s": clock.budget.wall_clock_s,
@@ -276,7 +275,11 @@ class Supervisor:
         return self.run.path / f"elapsed-{attempt}.json"
 
     def _seal(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> None:
-        view = self.chain.look()
+        view = self._patiently(self.chain.look)
+        bad_end = exit_code != 0 and ended_by is EndedBy.AGENT_EXIT
+        reason = None if exit_code in (0, None) else f"the agent exited with code {exit_code}"
+        if bad_end and exit_code is None:
+            reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
         body = Sealed(
             submissions=tuple(s.submission_id for s in view.accepted()),
             ended_by=ended_by,
@@ -285,15 +288,61 @@ class Supervisor:
             given_back_s=clock.given_back_s,
             refused=len(view.refused()),
             refused_unrecorded=intake.refused_unrecorded,
-            fault=Fault.AGENT
-            if exit_code not in (0, None) and ended_by is EndedBy.AGENT_EXIT and not view.accepted()
-            else None,
-            reason=f"the agent exited with code {exit_code}" if exit_code not in (0, None) else None,
+            fault=Fault.AGENT if bad_end and not view.accepted() else None,
+            reason=reason,
         )
-        self.chain.write(EntryKind.SEALED, body)
-        self._queue_closing()
+        self._patiently(lambda: self._write_sealed(body))
+        self._patiently(self._queue_closing)
+
+    def _write_sealed(self, body: Sealed) -> None:
+        """Commits the seal unless one stands, or a newer attempt has begun.
+
+        Raises:
+            Superseded: so it is.
+        """
+
+        def taken(entries: Sequence[Linked]) -> bool:
+            view = RunView.of(entries)
+            return view.sealed is not None or view.attempt > self.chain.attempt
+
+        if self.chain.ledger.append(EntryKind.SEALED, body, role="supervisor", unless=taken) is None:
+            raise Superseded
+        self.chain.look()
+
+    def _end_attempt(self, clock: BudgetClock, reason: str) -> int:
+        """Records that this attempt ended without a seal; the next one goes on."""
+        body = AttemptEnded(attempt=clock.attempt, elapsed_s=clock.elapsed_s, reason=reason)
+        try:
+            self.chain.write(EntryKind.ATTEMPT_ENDED, body)
+        except Superseded:
+            return 0
+        except (AutorlError, OSError) as error:
+            log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
+        return EXIT_RESUME
+
+    def _patiently(self, write: Callable[[], T]) -> T:
+        """Does `write` again while the file system fails, for as long as no signal asks to stop."""
+        deadline = time.monotonic() + END_PATIENCE_S
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if self._signal is not None or time.monotonic() > deadline:
+                    raise
+                log.warning("the run's end can't be written yet: %s", error)
+                time.sleep(END_RETRY_S)
+
+    def _signal_ended_it(self, exit_code: int | None) -> bool:
+        """Whether an agent's death by a signal is part of what stops this whole job."""
+        if exit_code is None or not (exit_code < 0 or 128 < exit_code <= 128 + signal.NSIG):
+            return False
+        deadline = time.monotonic() + SIGNAL_LAG_S
+        while self._signal is None and time.monotonic() < deadline:
+            time.sleep(LOOP_S)
+        return self._signal is not None
 
     def _seal_without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
+        end_all(os.getpid(), self.mark)
         view = self.chain.look()
         elapsed_s, given_back_s, _ = self._used_so_far(view)
         self.chain.attempt = view.attempt
@@ -307,21 +356,31 @@ class Supervisor:
             fault=fault,
             reason=reason,
         )
-        self.chain.write(EntryKind.SEALED, body)
+        try:
+            self._write_sealed(body)
+        except Superseded:
+            log.warning("another supervisor of this run is at work: leaving it alone")
+            return 0
         self._queue_closing()
         return 0
 
     def _queue_closing(self) -> None:
-        science = self.record.science
-        put(
-            self.experiment.queue,
-            QueueEntry(
-                kind=QueueKind.CLOSE,
-                run_id=self.run.run_id,
-                task=science.task,
-                base_model=science.base_model,
-                recipe_hash=self.record.recipe_hash,
-            ),
+        """Queues what a sealed run still needs: its scores, should a kill have come between ledger and queue; its end."""
+        view = self.chain.look()
+        if view.closed is not None:
+            return
+        for submission in view.unscored():
+            put(self.experiment.queue, self._queue_entry(QueueKind.FEEDBACK, submission.submission_id))
+        put(self.experiment.queue, self._queue_entry(QueueKind.CLOSE))
+
+    def _queue_entry(self, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
+        return QueueEntry(
+            kind=kind,
+            run_id=self.run.run_id,
+            submission_id=submission_id,
+            task=self.record.science.task,
+            base_model=self.record.science.base_model,
+            recipe_hash=self.record.recipe_hash,
         )
 
     def _cancelled(self) -> bool:

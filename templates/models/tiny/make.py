@@ -121,7 +121,8 @@ def make_tokenizer(corpus: list[str]) -> Any:
         vocab_size=VOCABULARY, special_tokens=[END, PAD], show_progress=False, initial_alphabet=alphabet
     )
     bpe.train_from_iterator(corpus, trainer)
-    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(
         tokenizer_object=bpe, eos_token=END, pad_token=PAD, padding_side="left", model_max_length=CONTEXT_TOKENS
     )
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -1,0 +1,312 @@
+"""Builds a runs tree as supervisor and grader leave it: records through their models, entries through the real Ledger."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files import atomic
+from autorl_hpc.files.baselines import baseline_key
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.evaluate import ItemOutcome, write_items
+from autorl_hpc.records.exchange import Baseline, Clock, Engine
+from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix
+from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Closed, Evaluation, Score, Sealed, Submission
+from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
+from autorl_hpc.records.task import Recipe, Sampling, SplitPin
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
+
+CREATED = "2026-01-01T00:00:00.000+00:00"
+ENGINE = Engine(backend="tiny", versions={"tiny": "1"}, device="cpu", dtype="float32")
+RECIPE = Recipe(
+    name="plain", version=1, prompt="{question}", sampling=Sampling(max_new_tokens=8), scorer="tiny", scorer_version="1"
+)
+
+
+def sha(text: str) -> str:
+    """A hash to stand for anything."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def outcomes(n: int, solved: Sequence[int] | range) -> list[float]:
+    """1.0 for the items in `solved`, 0.0 for the others."""
+    inside = set(solved)
+    return [1.0 if i in inside else 0.0 for i in range(n)]
+
+
+def evaluation(
+    split: Split,
+    content: str,
+    values: Sequence[float] | None,
+    items: str | None = None,
+    engine: Engine = ENGINE,
+    **more: Any,
+) -> Evaluation:
+    """An evaluation as the grader makes it; `values` None is a failed one."""
+    common: dict[str, Any] = {
+        "split": split,
+        "content_hash": content,
+        "recipe_hash": RECIPE.hash(),
+        "engine_hash": engine.digest(),
+    }
+    if values is None:
+        return Evaluation(**common, **more)
+    whole = all(v in (0.0, 1.0) for v in values)
+    return Evaluation(
+        **common,
+        score=100.0 * sum(values) / len(values),
+        n=len(values),
+        correct=int(sum(values)) if whole else None,
+        items_sha256=items,
+        **more,
+    )
+
+
+def save_items(path: Path, values: Sequence[float]) -> str:
+    """An items file; returns its sha256."""
+    return write_items(
+        path, [ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3) for i, v in enumerate(values)]
+    )
+
+
+@dataclass
+class TreeRun:
+    """One run being written."""
+
+    tree: Tree
+    dir: RunDir
+    record: RunRecord
+    ledger: Ledger
+    _number: int = 0
+
+    @property
+    def science(self) -> Science:
+        return self.record.science
+
+    @property
+    def feedback_split(self) -> Split:
+        return Split.REPORT if self.science.protocol is Protocol.PAPER else Split.FEEDBACK
+
+    def start(self, elapsed_s: float = 0.0) -> TreeRun:
+        """An attempt begins."""
+        attempt = RunView.of(self.ledger.read()).attempt + 1
+        self.write(
+            EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
+        )
+        return self
+
+    def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
+        """The attempt ends without a seal."""
+        attempt = RunView.of(self.ledger.read()).attempt
+        self.write(EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=attempt, elapsed_s=elapsed_s, reason=reason))
+        return self
+
+    def submit(self, at_s: float, values: Sequence[float] | None = None, **fields: Any) -> int:
+        """An accepted submission; with `values`, its feedback score and items too. Returns its number."""
+        self._number += 1
+        number = self._number
+        content = sha(f"{self.record.run_id}-{number}")
+        if fields.get("is_base"):
+            content = self.science.base_model_content_hash
+        fields = {"content_hash": content, "manifest_id": f"m{number}", "model_path": f"output/v{number}", **fields}
+        self.write(EntryKind.SUBMISSION, Submission(submission_id=number, status="accepted", elapsed_s=at_s, **fields))
+        if values is not None:
+            self.score(number, values)
+        return number
+
+    def score(self, number: int, values: Sequence[float] | None, engine: Engine = ENGINE, **more: Any) -> None:
+        """The feedback score of a submission."""
+        submission = RunView.of(self.ledger.read()).submissions[number]
+        if submission.is_base:
+            found = self.tree.baseline(self.science, self.feedback_split).evaluation
+        else:
+            assert submission.content_hash is not None
+            items = (
+                None
+                if values is None
+                else save_items(self.dir.items / f"{number:06d}.{self.feedback_split}.jsonl.gz", values)
+            )
+            found = evaluation(self.feedback_split, submission.content_hash, values, items, engine, **more)
+        self.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
+
+    def refuse(self, at_s: float, message: str = "no config.json", **fields: Any) -> int:
+        """A refused submission."""
+        self._number += 1
+        fields = {
+            "manifest_id": f"m{self._number}",
+            "model_path": None,
+            "fault": Fault.ARTIFACT,
+            "code": "x",
+            "advice": "y",
+            **fields,
+        }
+        body = Submission(submission_id=self._number, status="refused", elapsed_s=at_s, message=message, **fields)
+        self.write(EntryKind.SUBMISSION, body)
+        return self._number
+
+    def seal(
+        self, elapsed_s: float = 600.0, ended_by: EndedBy = EndedBy.AGENT_EXIT, exit_code: int | None = 0, **fields: Any
+    ) -> TreeRun:
+        """The agent's part ends."""
+        view = RunView.of(self.ledger.read())
+        body = Sealed(
+            submissions=tuple(s.submission_id for s in view.accepted()),
+            ended_by=ended_by,
+            exit_code=exit_code,
+            elapsed_s=elapsed_s,
+            given_back_s=fields.pop("given_back_s", 0.0),
+            refused=len(view.refused()),
+            **fields,
+        )
+        self.write(EntryKind.SEALED, body)
+        return self
+
+    def close(self, values: Sequence[float] | None = None, engine: Engine = ENGINE, **fields: Any) -> TreeRun:
+        """The closing entry: `values` are the report outcomes of the selected submission (final, else the best)."""
+        view = RunView.of(self.ledger.read())
+        chosen = view.final() or view.best()
+        base = self.tree.baseline(self.science, Split.REPORT)
+        closed: dict[str, Any] = {
+            "selected": None,
+            "selected_by": "base_kept",
+            "report": base.evaluation,
+            "baseline_report": base.key,
+            "baseline_feedback": self.tree.baseline(self.science, self.feedback_split).key,
+            "grader": "g",
+        }
+        if chosen is not None:
+            closed.update(selected=chosen.submission_id, selected_by="final" if view.final() else "best_feedback")
+            if self.science.protocol is Protocol.PAPER:
+                score = view.score_of(chosen)
+                assert score is not None
+                closed["report"] = score.evaluation
+            elif not chosen.is_base and values is not None:
+                assert chosen.content_hash is not None
+                items = save_items(self.dir.items / f"{chosen.submission_id:06d}.report.jsonl.gz", values)
+                closed["report"] = evaluation(Split.REPORT, chosen.content_hash, values, items, engine)
+        self.write(EntryKind.CLOSED, Closed(**{**closed, **fields}))
+        self.ledger.seal_file()
+        return self
+
+    def clock(self, elapsed_s: float, given_back_s: float = 0.0) -> TreeRun:
+        """clock.json as the supervisor last wrote it."""
+        body = Clock(attempt=1, elapsed_s=elapsed_s, given_back_s=given_back_s, host="h", pid=1)
+        atomic.write_bytes(self.dir.clock, body.canonical() + b"\n")
+        return self
+
+    def write(self, kind: EntryKind, body: Any) -> None:
+        """One entry, by the real ledger."""
+        assert self.ledger.append(kind, body, role="supervisor") is not None
+
+
+@dataclass
+class Tree:
+    """An experiment's folder with baselines and runs."""
+
+    path: Path
+    n_feedback: int = 40
+    n_report: int = 100
+    protocol: Protocol = Protocol.TWO_SPLIT
+    sandbox: str = "landlock"
+    base_solved: dict[Split, Sequence[float]] = field(default_factory=dict)
+    runs: list[TreeRun] = field(default_factory=list)
+    keeps: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.experiment = ExperimentDir(self.path)
+        for folder in self.experiment.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        self.base_solved.setdefault(Split.FEEDBACK, outcomes(self.n_feedback, range(self.n_feedback // 4)))
+        self.base_solved.setdefault(Split.REPORT, outcomes(self.n_report, range(self.n_report // 4)))
+
+    def science(self, **changes: Any) -> Science:
+        """A run's scientific fields."""
+        counts = {Split.FEEDBACK: self.n_feedback, Split.REPORT: self.n_report}
+        fields: dict[str, Any] = {
+            "task": "arithmetic",
+            "agent": "sft",
+            "driver": "none",
+            "base_model": "org/tiny",
+            "mode": "free",
+            "seed": 0,
+            "budget": Budget(wall_clock_s=1200),
+            "protocol": self.protocol,
+            "recipe": RECIPE,
+            "splits": {str(s): SplitPin(n=n, sha256=sha(f"{s}-{n}")) for s, n in counts.items()},
+            "base_model_content_hash": sha("base"),
+        }
+        return Science(**{**fields, **changes})
+
+    def baseline(self, science: Science, split: Split, engine: Engine = ENGINE) -> Baseline:
+        """The base model's score on a split, measured now if need be: twice, with one item changed on feedback."""
+        key = baseline_key(science, split, engine.digest())
+        values = self.base_solved[split]
+        items = save_items(self.experiment.baselines / f"{key}.items.jsonl.gz", values)
+        changed = 1 if split is Split.FEEDBACK else 0
+        record = Baseline(
+            key=key,
+            task=science.task,
+            base_model=science.base_model,
+            evaluation=evaluation(split, science.base_model_content_hash, values, items, engine),
+            repeat_score=100.0 * (sum(values) + changed) / len(values),
+            repeat_changed_items=changed,
+            engine=engine,
+            grader="g",
+        )
+        atomic.publish_bytes(self.experiment.baselines / f"{key}.json", record.canonical() + b"\n")
+        return record
+
+    def run(self, *, run_id: str | None = None, **changes: Any) -> TreeRun:
+        """A new run with run.json and an empty ledger."""
+        science = self.science(**changes)
+        run = self.experiment.run(run_id or science.run_id())
+        for folder in (run.path, run.ledger, run.items, run.logs):
+            folder.mkdir(exist_ok=True)
+        record = RunRecord(
+            run_id=run.run_id,
+            experiment=self.path.name,
+            index=len(self.runs),
+            science=science,
+            recipe_hash=science.recipe.hash(),
+            task_hash=sha("task"),
+            agent_hash=sha(science.agent),
+            code_hash=sha("code"),
+            created_at=CREATED,
+            sandbox=self.sandbox,
+        )
+        atomic.write_json(run.record, record.model_dump(mode="json"))
+        made = TreeRun(self, run, record, Ledger(run))
+        self.runs.append(made)
+        self.save()
+        return made
+
+    def save(self) -> None:
+        """experiment.json."""
+        spec = ExperimentSpec(
+            name=self.path.name,
+            matrix=Matrix(task=("arithmetic",), agent=("sft",), base_model=("org/tiny",)),
+            budget=Budget(wall_clock_s=1200),
+            protocol=self.protocol,
+        )
+        record = ExperimentRecord(
+            spec=spec,
+            spec_sha256=sha("spec"),
+            root="/nowhere",
+            code_hash=sha("code"),
+            created_at=CREATED,
+            runs=tuple(dict.fromkeys([*(r.dir.run_id for r in self.runs), *self.keeps])),
+            grader=GraderSpec(),
+        )
+        atomic.write_json(self.experiment.resolved, record.model_dump(mode="json"))
+
+    def finished(self, seed: int, solved: int, **changes: Any) -> TreeRun:
+        """A run that solves `solved` report items (the base's first) with two submissions."""
+        run = self.run(seed=seed, **changes).start()
+        run.submit(100.0, outcomes(self.n_feedback, range(self.n_feedback // 4 + 2)))
+        run.submit(400.0, outcomes(self.n_feedback, range(self.n_feedback // 2)))
+        return run.seal().close(outcomes(self.n_report, range(solved)))
