@@ -7,7 +7,8 @@ node. Where the base model fails too, the fault is the cluster's and the work go
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
@@ -28,6 +29,14 @@ CHECK_ITEMS = 4
 """Items on which the base model is tried: enough to see a broken engine, a second of work."""
 
 
+MISSING_PATIENCE_S = 90.0
+"""An NFS client may go on for a minute with a listing in which a folder that another node made is missing."""
+
+
+class NotReady(Exception):
+    """Something that the work needs is still being done, or not yet seen, elsewhere; try again later."""
+
+
 class ClusterTrouble(Exception):
     """The node can't score even the base model: the entry goes back to the queue."""
 
@@ -38,6 +47,7 @@ class Attempts:
 
     experiment: ExperimentDir
     bench: Bench
+    _missing_since: dict[str, float] = field(default_factory=dict)
 
     def evaluate(
         self, science: Science, content_hash: str, split: Split, items: Path, entry: str, generation: int
@@ -46,6 +56,7 @@ class Attempts:
 
         Raises:
             ClusterTrouble: this node can't do it; nothing is said about the artifact.
+            NotReady: the artifact can't be seen yet.
         """
         if generation > DEATHS_BEFORE_BLAME:
             self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
@@ -58,6 +69,9 @@ class Attempts:
             )
         weights = self.experiment.artifacts / content_hash
         if not artifacts.artifact_ready(self.experiment.artifacts, content_hash):
+            since = self._missing_since.setdefault(content_hash, time.monotonic())
+            if time.monotonic() - since < MISSING_PATIENCE_S:
+                raise NotReady
             return self._null(
                 science,
                 content_hash,
@@ -66,10 +80,12 @@ class Attempts:
                 f"the accepted copy artifacts/{content_hash[:16]}... is gone",
             )
         problem = ""
-        for _ in range(2):
+        for last_try in (False, True):
             try:
                 return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items)
             except WeightsChanged as error:
+                if not last_try:
+                    continue  # a stale read is better the second time
                 return self._null(
                     science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
                 )
@@ -91,8 +107,6 @@ class Attempts:
         )
 
     def _commit_items(self, scored: Scored, items: Path) -> Evaluation:
-        import time
-
         started = time.monotonic()
         digest = write_items(items, scored.outcomes)
         timings = scored.evaluation.timings.model_copy(update={"commit_s": time.monotonic() - started})

@@ -36,13 +36,15 @@ class Baselines:
         engine = self.bench.engine(science.base_model, science.recipe)
         key = baseline_key(science, split, engine.identity.digest())
         entry = f"baseline-{key[:32]}"
-        if self.claims.take(entry, self.claims.current()) is None:
+        generation = self.claims.take(entry, self.claims.current())
+        if generation is None:
             return None
         try:
             if self.get(science, split) is None:  # another grader may have ended between our look and our claim
                 self._measure(science, split, key)
         finally:
-            self.claims.drop(entry)
+            if self.claims.holds(entry, generation):
+                self.claims.drop(entry)
         return self.get(science, split)
 
     def _measure(self, science: Science, split: Split, key: str) -> None:

@@ -9,16 +9,12 @@ from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
-from autorl_hpc.grading.attempts import Attempts
+from autorl_hpc.grading.attempts import Attempts, NotReady
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Closed, Evaluation, Submission
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EntryKind, Fault, Protocol, Split
-
-
-class NotReady(Exception):
-    """Something that the closing needs is still being worked on elsewhere; try again later."""
 
 
 @dataclass

@@ -24,9 +24,9 @@ from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
-from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.baselines import Baselines
-from autorl_hpc.grading.closing import Closing, NotReady
+from autorl_hpc.grading.closing import Closing
 from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
@@ -279,8 +279,9 @@ class Grader:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """A stop that was asked for: the claim is given back at once, so that the next grader need not wait."""
-        self._stop = True
-        raise KeyboardInterrupt
+        if not self._stop:  # once: a second one must not break into the cleaning up
+            self._stop = True
+            raise KeyboardInterrupt
 
 
 def _unlink_quietly(path: Path) -> None:

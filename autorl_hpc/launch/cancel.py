@@ -14,9 +14,11 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
 from autorl_hpc.launch.local import stop_all
+from autorl_hpc.launch.payload import supervisors
 
 SEAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 600.0
+REPORT_WAIT_S = 60.0
 POLL_S = 0.3
 
 
@@ -35,10 +37,9 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
             next_step="see `autorl-hpc status` for the run ids",
         )
     wanted = runs or list(record.runs)
-    for name in runs or ["all"]:
+    for name in wanted:  # not one mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
-    if not any(job.role == "agents" for job in alive_jobs(experiment)):
-        _seal_here(experiment, wanted)
+    _seal_here(experiment, wanted)
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     graders = any(job.role.startswith("grader") for job in alive_jobs(experiment))
     if graders and not open_runs:
@@ -50,6 +51,9 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
                 else []
             ),
         )
+    closed = set(reading.list_names(experiment.finished))
+    if set(record.runs) <= closed:  # the jobs see that it is over, and the last one writes the report
+        _wait(REPORT_WAIT_S, lambda: [job.role for job in alive_jobs(experiment)])
     left = [] if runs else stop_all(experiment)
     closed = set(reading.list_names(experiment.finished))
     text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"
@@ -61,11 +65,12 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
 
 
 def _seal_here(experiment: ExperimentDir, runs: list[str]) -> None:
-    """No supervisor is there to see the mark: seal in its place. The supervisor's own code does it."""
+    """Seals runs that no supervisor here is at work on: they wait for a place, or theirs is gone. Its own code does it."""
     from autorl_hpc.supervise.supervisor import Supervisor
 
+    here = supervisors(experiment)
     for run in runs:
-        if not _view(experiment, run).sealed:
+        if run not in here and not _view(experiment, run).sealed:
             Supervisor(experiment, run).work()
 
 

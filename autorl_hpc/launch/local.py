@@ -7,12 +7,16 @@ in it doesn't touch them.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
@@ -20,6 +24,7 @@ from autorl_hpc.files import atomic
 from autorl_hpc.files.jobs import JOBS_NAME, LocalJob, alive_jobs, process_start
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.launch.launcher import job_environment
+from autorl_hpc.launch.payload import processes
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import Fault
 
@@ -27,6 +32,7 @@ NO_LIMIT_MIN = 60 * 24 * 365
 """submitit's local executor wants a limit; the jobs end by themselves."""
 
 CANCEL_WAIT_S = 30.0
+OTHER_LAUNCH_WAIT_S = 60.0
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob]:
@@ -59,8 +65,38 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob
     return alive_jobs(experiment)
 
 
+@contextlib.contextmanager
+def only_one(experiment: ExperimentDir) -> Iterator[None]:
+    """Lets one launch of an experiment submit at a time on this host, since two would see no job and start all twice.
+
+    The lock is a socket name of the kernel's own: it needs no file system, and goes with its process.
+    """
+    name = hashlib.sha256(os.fsencode(experiment.path.resolve())).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        deadline = time.monotonic() + OTHER_LAUNCH_WAIT_S
+        while True:
+            try:
+                lock.bind(f"\0autorl-hpc-{name}")
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise AutorlError(
+                        "another launch of this experiment is still submitting its jobs",
+                        where=experiment.path,
+                        next_step="wait for it, then launch again",
+                        exit_code=Exit.ENVIRONMENT,
+                    ) from None
+                time.sleep(0.1)
+        yield
+
+
 def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> None:
     """Runs in the submitting process: starts each missing job by submitit."""
+    with only_one(experiment):
+        _submit_missing(experiment, record)
+
+
+def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None:
     alive = {job.role: job for job in alive_jobs(experiment)}
     path = str(experiment.path.resolve())
 
@@ -98,15 +134,23 @@ def _write(experiment: ExperimentDir, jobs: list[LocalJob]) -> None:
 
 
 def stop_all(experiment: ExperimentDir) -> list[LocalJob]:
-    """Ends the jobs: TERM, a wait in which supervisors and graders clean up, KILL; returns what is left."""
-    for job in alive_jobs(experiment):
-        _signal(job.pid, signal.SIGTERM)
+    """Ends the jobs: TERM, a wait in which supervisors and graders clean up, KILL; returns what is left.
+
+    Also ends what lost its job: supervisors and graders whose array or chain was killed.
+    """
+    _signal_all(experiment, signal.SIGTERM)
     deadline = time.monotonic() + CANCEL_WAIT_S
-    while alive_jobs(experiment) and time.monotonic() < deadline:
+    while (alive_jobs(experiment) or processes(experiment)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for job in alive_jobs(experiment):
-        _signal(job.pid, signal.SIGKILL)
+    _signal_all(experiment, signal.SIGKILL)
     return alive_jobs(experiment)
+
+
+def _signal_all(experiment: ExperimentDir, number: int) -> None:
+    """The jobs first, then whatever else works on the experiment; a keeper ends its agent when its supervisor is gone."""
+    jobs = [job.pid for job in alive_jobs(experiment)]
+    for pid in [*jobs, *sorted(set(processes(experiment)) - set(jobs))]:
+        _signal(pid, number)
 
 
 def _signal(pid: int, number: int) -> None:

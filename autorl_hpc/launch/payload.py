@@ -6,6 +6,7 @@ On Slurm the scheduler does these three; here they are a few lines each, so that
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -16,9 +17,8 @@ from types import FrameType
 
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
-from autorl_hpc.files.host import boot_id, host_name
-from autorl_hpc.files.jobs import process_start
-from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.jobs import alive_jobs, process_start
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.records import read_experiment
 
 log = logging.getLogger("autorl_hpc.jobs")
@@ -26,6 +26,9 @@ log = logging.getLogger("autorl_hpc.jobs")
 POLL_S = 0.2
 EXIT_RESUME = 75
 CRASH_PAUSE_S = 1.0
+MAX_CRASH_PAUSE_S = 60.0
+CRASHES_BEFORE_LEAVING = 10
+"""Supervisors of one run that may fail before an array leaves it alone; with the pauses between them, five minutes."""
 
 
 @dataclass
@@ -44,6 +47,8 @@ class Stopping:
         """Starts `python -m autorl_hpc job ...` as a child that ends with this process's TERM."""
         child = subprocess.Popen([sys.executable, "-m", "autorl_hpc", "job", *arguments], stdin=subprocess.DEVNULL)
         self.children.append(child)
+        if self.asked:  # the signal came before the child was in the list
+            child.send_signal(signal.SIGTERM)
         return child
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -56,13 +61,15 @@ class Stopping:
 def run_array(experiment: ExperimentDir) -> int:
     """Runs every run's supervisor, at most `parallel` at once; starts one over that did not seal.
 
-    The supervisor itself counts attempts and seals a run that has had too many.
+    The supervisor itself counts attempts and seals a run that has had too many. One that fails before it can begin an
+    attempt (a full disk, a damaged run.json) is tried less and less often, then left for the next launch.
     """
     stopping = Stopping()
     stopping.install()
     running: dict[str, subprocess.Popen[bytes]] = {}
     done: set[str] = set()
     not_before: dict[str, float] = {}
+    crashes: dict[str, int] = {}
     while not stopping.asked:
         record = read_experiment(experiment)
         for run_id, child in list(running.items()):
@@ -73,17 +80,25 @@ def run_array(experiment: ExperimentDir) -> int:
             stopping.children.remove(child)
             if code == 0:
                 done.add(run_id)
-            else:
-                log.warning("the supervisor of %s ended with %s; starting it over", run_id, code)
-                not_before[run_id] = time.monotonic() + CRASH_PAUSE_S
+                continue
+            crashes[run_id] = 0 if code == EXIT_RESUME else crashes.get(run_id, 0) + 1
+            if crashes[run_id] >= CRASHES_BEFORE_LEAVING:
+                log.error("%d supervisors of %s failed, the last with %s: leaving it", crashes[run_id], run_id, code)
+                done.add(run_id)
+                continue
+            pause_s = min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** max(0, crashes[run_id] - 1))
+            log.warning("the supervisor of %s ended with %s; starting it over in %.0f s", run_id, code, pause_s)
+            not_before[run_id] = time.monotonic() + pause_s
         finished = set(reading.list_names(experiment.finished))
         waiting = [r for r in record.runs if r not in running and r not in done | finished]
         if not waiting and not running:
             return 0
-        for run_id in waiting:
-            if len(running) >= record.spec.parallel:
-                break
-            if not_before.get(run_id, 0.0) <= time.monotonic() and not supervised(experiment.run(run_id)):
+        ready = [run_id for run_id in waiting if not_before.get(run_id, 0.0) <= time.monotonic()]
+        if ready and len(running) < record.spec.parallel:
+            # One left behind by an array that was killed is waited for.
+            left_behind = set(supervisors(experiment)) - set(running)
+            free = record.spec.parallel - len(running) - len(left_behind)
+            for run_id in [run_id for run_id in ready if run_id not in left_behind][: max(0, free)]:
                 running[run_id] = stopping.start("agent", str(experiment.path), run_id)
         time.sleep(POLL_S)
     for child in running.values():
@@ -91,16 +106,29 @@ def run_array(experiment: ExperimentDir) -> int:
     return 130
 
 
-def supervised(run: RunDir) -> bool:
-    """Whether a supervisor of this run, left behind by an array that was killed, still lives on this host."""
-    clock = reading.read_json_or_none(run.clock)
-    if not isinstance(clock, dict) or clock.get("host") != host_name() or clock.get("boot_id") != boot_id():
-        return False
-    try:
-        with open(f"/proc/{int(clock['pid'])}/cmdline", "rb") as file:
-            return run.run_id.encode() in file.read().split(b"\0")
-    except (OSError, ValueError, KeyError):
-        return False
+def processes(experiment: ExperimentDir) -> dict[int, list[str]]:
+    """The arguments after `job` of every process on this host that works on this experiment, by process id.
+
+    They are found by their command lines, so also when what started them was killed.
+    """
+    path = os.fsencode(experiment.path.resolve())
+    found: dict[int, list[str]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+            except OSError:
+                continue
+            if path in words and b"job" in words and b"autorl_hpc" in words:
+                found[int(name)] = [os.fsdecode(word) for word in words[words.index(b"job") + 1 :] if word]
+    return found
+
+
+def supervisors(experiment: ExperimentDir) -> dict[str, int]:
+    """The process id of every run's supervisor that lives on this host."""
+    rows = processes(experiment)
+    return {words[-1]: pid for pid, words in rows.items() if len(words) == 3 and words[0] == "agent"}
 
 
 def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
@@ -108,7 +136,11 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
     stopping = Stopping()
     stopping.install()
     left = read_experiment(experiment).grader.chain
-    alive = watcher(while_alive)
+    first = watcher(while_alive)
+
+    def alive() -> bool:  # an array that a later launch started counts too
+        return first() or any(job.role == "agents" for job in alive_jobs(experiment))
+
     while not stopping.asked and left > 0:
         if _over(experiment):
             return 0
@@ -135,7 +167,11 @@ def watcher(pids: Sequence[int]) -> Callable[[], bool]:
 
 def wait_for_end(experiment: ExperimentDir, after: Sequence[int]) -> None:
     """Waits until the experiment is over or all jobs that work on it have ended."""
-    alive = watcher(after)
+    first = watcher(after)
+
+    def alive() -> bool:  # so do jobs that a later launch started
+        return first() or any(job.role != "report" for job in alive_jobs(experiment))
+
     while not _over(experiment) and alive():
         time.sleep(POLL_S)
 

@@ -22,3 +22,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 def is_name(text: str) -> bool:
     """Whether `text` may stand as a file name of ours."""
     return re.fullmatch(NAME_PATTERN, text) is not None and ".." not in text
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that is no plain character: it may go into JSON, a terminal and a page.
+
+    File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )

@@ -9,6 +9,7 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.files.view import RunView
+from autorl_hpc.records.base import NewerVersion
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ def read_chain(run: RunDir) -> Chain:
     """Reads the ledger, damaged or not.
 
     Raises:
-        AutorlError: run.json can't be read, so that not even the chain's beginning is known.
+        AutorlError: run.json can't be read, so that not even the chain's beginning is known; or a newer autorl-hpc wrote
+            the ledger, which is no damage.
     """
     ledger = Ledger(run)
     try:
@@ -40,6 +42,8 @@ def read_chain(run: RunDir) -> Chain:
     damage = None
     try:
         ledger.read()
+    except NewerVersion:
+        raise
     except AutorlError as error:
         damage = error.what
     except OSError as error:

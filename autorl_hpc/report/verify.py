@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +14,14 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts, reading
+from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.records.run import Science
 from autorl_hpc.report.live import experiments_in
 
 NOTE = (
@@ -102,14 +108,43 @@ def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdi
             continue
         path = run.items / f"{name}.{evaluation.split}.jsonl.gz"
         if path.exists():
-            if hashlib.sha256(path.read_bytes()).hexdigest() != evaluation.items_sha256:
-                verdict.problems.append(f"items/{path.name} was altered: its hash is not the ledger's")
+            _check_items(path, f"items/{path.name}", evaluation, verdict)
         elif not _is_baseline_items(experiment, evaluation.items_sha256):
             verdict.problems.append(f"items/{path.name} is missing")
+    if view.closed:
+        for key in sorted({view.closed.baseline_feedback, view.closed.baseline_report} - {None}):
+            _check_baseline(experiment, str(key), read_run(run).science, verdict)
     for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
         folder = experiment.artifacts / content
         if artifacts.artifact_ready(experiment.artifacts, content):
             _check_artifact(folder, content, verdict)
+
+
+def _check_items(path: Path, name: str, evaluation: Evaluation, verdict: Verdict) -> None:
+    """The items file is the one that was named, and its outcomes give the score."""
+    data = reading.read_bytes(path)
+    if hashlib.sha256(data).hexdigest() != evaluation.items_sha256:
+        verdict.problems.append(f"{name} was altered: its hash is not the one in the record of its score")
+        return
+    outcomes = [float(json.loads(line)["outcome"]) for line in gzip.decompress(data).splitlines()]
+    if len(outcomes) != evaluation.n or evaluation.score is None or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), evaluation.score, abs_tol=1e-6):
+        verdict.problems.append(f"{name} doesn't give the recorded score {evaluation.score}")
+
+
+def _check_baseline(experiment: ExperimentDir, key: str, science: Science, verdict: Verdict) -> None:
+    """The base model's score that the run is compared with: no ledger holds it, but its items and its key bind it."""
+    record = read_baseline(experiment.baselines, key)
+    if record is None:
+        verdict.problems.append(f"baselines/{key[:16]}... is missing or can't be read")
+        return
+    evaluation = record.evaluation
+    if record.key != key or baseline_key(science, evaluation.split, record.engine.digest()) != key or evaluation.engine_hash != record.engine.digest():
+        verdict.problems.append(f"baselines/{key[:16]}... is not the measurement that its key names")
+    path = experiment.baselines / f"{key}.items.jsonl.gz"
+    if not path.exists():
+        verdict.problems.append(f"baselines/{key[:16]}... has no items file")
+        return
+    _check_items(path, f"baselines/{key[:16]}...items.jsonl.gz", evaluation, verdict)
 
 
 def _check_artifact(folder: Path, content: str, verdict: Verdict) -> None:

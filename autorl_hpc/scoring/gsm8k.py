@@ -1,8 +1,6 @@
 """Reads the answer out of a GSM8K solution and compares it with the gold answer.
 
-Two scorers: `score_item` (scorer `gsm8k`, the default) reads what a person would read, and
-`opencompass_correct` (scorer `gsm8k-opencompass`) repeats another suite's extraction with its faults, so
-that scores can be laid beside published ones. Pure functions, standard library only. No function that takes
+`score_item` (scorer `gsm8k`, the default) reads what a person would read. Pure functions, standard library only. No function that takes
 a model's text raises on any `str`, evaluates it, or needs more than time linear in its length.
 """
 
@@ -16,8 +14,10 @@ from functools import cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-SCORER_VERSIONS: Final[dict[str, str]] = {"gsm8k": "1", "gsm8k-opencompass": "a5acc4bb"}
-"""A scorer's name and its version; any change that can change one verdict is a new version."""
+from autorl_hpc.scoring.thinking import without_closed_thinking
+
+VERSION: Final = "1"
+"""Of the scorer `gsm8k`; any change that can change one verdict is a new version."""
 
 MAX_TEXT_CHARS: Final = 1 << 20
 """A longer text is no answer: a recipe of 8,192 tokens stays below a tenth of it."""
@@ -210,53 +210,8 @@ def score_item(text: str, gold: str) -> bool:
     return read_answer(text) == read_gold(gold)
 
 
-def opencompass_extract(text: str) -> str:
-    """The answer as the reference extracts it, faults included on purpose (scorer `gsm8k-opencompass`).
-
-    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after
-    the model-level `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last
-    match of `\\-?\\d+\\.\\d+|\\-?\\d+` before the first `Question:`, else `NULL`. Known faults: `8,000` gives
-    `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3" gives `-3`, a text that begins with `Question:` gives
-    `NULL`.
-    """
-    if "<think>" not in text and "</think>" in text:
-        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = _without_closed_thinking(text).strip()
-    last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
-    return last[0].group() if last else "NULL"
-
-
-def opencompass_correct(pred: str, gold_answer: str) -> bool:
-    """Whether an extracted answer counts as right in the reference; `gold_answer` is the row's `answer`.
-
-    Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`). Equal
-    strings, or floats within 1e-6 of the integer. ValueError if the gold answer has no `#### `.
-    """
-    parts = gold_answer.split("#### ")
-    if len(parts) < 2:
-        raise ValueError(f"gold answer has no '#### ': {gold_answer[-80:]!r}; check the task's data")
-    gold = parts[1].replace(",", "")
-    try:
-        return pred == gold or abs(float(pred) - int(gold)) < 1e-6
-    except (ValueError, OverflowError):
-        return False
-
-
-def _without_closed_thinking(text: str) -> str:
-    """As `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""
-    kept, start = [], 0
-    while (opened := text.find("<think>", start)) >= 0:
-        closed = text.find("</think>", opened)
-        if closed < 0:
-            break
-        kept.append(text[start:opened])
-        start = closed + len("</think>")
-    return "".join(kept) + text[start:]
-
-
 def _without_thinking(text: str) -> str:
-    text = _without_closed_thinking(text)
+    text = without_closed_thinking(text)
     return text.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
 
 

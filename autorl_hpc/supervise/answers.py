@@ -15,7 +15,8 @@ from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.ledger import now_text
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Manifest
-from autorl_hpc.records.ledger import Submission
+from autorl_hpc.records.ledger import Score, Submission
+from autorl_hpc.records.names import printable
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Protocol, Split, SubmissionState
 from autorl_hpc.supervise.workspace import Workspace
@@ -31,12 +32,8 @@ class Answers:
     baselines: Path
     workspace: Workspace
     _told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _unwritten: dict[str, None] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def has(self, manifest_id: str) -> bool:
-        """Whether anything was told about this manifest by this process."""
-        with self._changed:
-            return manifest_id in self._told
 
     def refuse(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> None:
         """Tells a refusal that has no ledger entry of its own."""
@@ -48,19 +45,27 @@ class Answers:
             elapsed_s=elapsed_s,
             fault=refusal.fault,
             code=refusal.code,
-            message=refusal.message[:1000],
-            advice=refusal.advice,
+            message=printable(refusal.message)[:1000],
+            advice=printable(refusal.advice),
         )
-        self._tell(manifest_id, {**self._common(body, RunView()), "submission_id": None})
+        with self._changed:
+            self._tell(manifest_id, {**self._common(body, RunView()), "submission_id": None})
 
     def update(self, view: RunView) -> None:
         """Tells everything that the view says and that has not been told yet."""
-        for submission in view.submissions.values():
+        with self._changed:
+            self._write_again()
+            for submission in view.submissions.values():
+                self.tell(submission, view)
+
+    def tell(self, submission: Submission, view: RunView) -> None:
+        """Tells one submission's answer, if it has not been told."""
+        with self._changed:
             told = self._told.get(submission.manifest_id)
-            if told is None or told["status"] not in FINAL_STATES:
-                answer = self._answer(submission, view)
-                if told is None or told["status"] != answer["status"]:
-                    self._tell(submission.manifest_id, answer)
+            if told is None or (
+                told["status"] not in FINAL_STATES and told["status"] != _status(submission, view.score_of(submission))
+            ):
+                self._tell(submission.manifest_id, self._answer(submission, view))
 
     def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
         """The answer to a manifest, once it is accepted or refused (or, with `scored`, has a score); None in time."""
@@ -76,10 +81,17 @@ class Answers:
                 self._changed.wait(left)
 
     def _tell(self, manifest_id: str, answer: dict[str, Any]) -> None:
-        self.workspace.write("results", f"{manifest_id}.json", answer)
-        with self._changed:
-            self._told[manifest_id] = answer
-            self._changed.notify_all()
+        self._told[manifest_id] = answer
+        self._changed.notify_all()
+        if not self.workspace.write("results", f"{manifest_id}.json", answer):
+            self._unwritten[manifest_id] = None
+
+    def _write_again(self) -> None:
+        """Writes what could not be written before (a full disk, a link in the place of results/), until one fails."""
+        for manifest_id in list(self._unwritten):
+            if not self.workspace.write("results", f"{manifest_id}.json", self._told[manifest_id]):
+                return
+            del self._unwritten[manifest_id]
 
     def _common(self, submission: Submission, view: RunView) -> dict[str, Any]:
         return {
@@ -87,7 +99,7 @@ class Answers:
             "manifest_id": submission.manifest_id,
             "timestamp": now_text(),
             "model_path": submission.model_path,
-            "status": str(SubmissionState.REFUSED if submission.status == "refused" else SubmissionState.ACCEPTED),
+            "status": str(_status(submission, view.score_of(submission))),
             "score": None,
             "baseline_score": None,
             "improvement": None,
@@ -108,7 +120,6 @@ class Answers:
         score = view.score_of(submission)
         if submission.status == "accepted" and score is not None:
             evaluation = score.evaluation
-            answer["status"] = str(SubmissionState.FAILED if evaluation.score is None else SubmissionState.SCORED)
             answer["score"] = evaluation.score
             answer["n"], answer["truncated"] = evaluation.n, evaluation.truncated
             answer["timings"] = evaluation.timings.model_dump(mode="json")
@@ -137,3 +148,11 @@ class Answers:
         split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
         found = read_baseline(self.baselines, baseline_key(science, split, engine_hash))
         return None if found is None else found.evaluation.score
+
+
+def _status(submission: Submission, score: Score | None) -> SubmissionState:
+    if submission.status == "refused":
+        return SubmissionState.REFUSED
+    if score is None:
+        return SubmissionState.ACCEPTED
+    return SubmissionState.FAILED if score.evaluation.score is None else SubmissionState.SCORED

@@ -11,6 +11,7 @@ import hmac
 import json
 import logging
 import secrets
+import socketserver
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,34 @@ SOCKET_TIMEOUT_S = 60.0
 PICK_UP_S = 60.0
 """How long `"wait": false` waits for intake to say accepted or refused."""
 
+MAX_CONNECTIONS = 128
+"""More at once are closed unanswered: each costs a thread and a descriptor, which the supervisor needs for its ledger."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(("127.0.0.1", 0), handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer asks the resolver for a name here, which hangs where there is none.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.info("a client of the bridge went away", exc_info=True)
+
 
 class Bridge:
     """One run's HTTP server, on a free port of the loopback."""
@@ -43,8 +72,7 @@ class Bridge:
         self.left_s = left_s
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.server.daemon_threads = True
+        self.server = _Server(_handler(self))
         self._thread = threading.Thread(target=self.server.serve_forever, name="bridge", daemon=True)
 
     @property
@@ -154,8 +182,8 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
                 length = int(self.headers.get("Content-Length") or 0)
             except ValueError:
                 length = -1
-            if not 0 <= length <= MAX_BODY_BYTES:
-                self.close_connection = True
+            if not 0 <= length <= MAX_BODY_BYTES or self.headers.get("Transfer-Encoding"):
+                self.close_connection = True  # what follows is no request
                 return None
             try:
                 return json.loads(self.rfile.read(length) or b"{}")

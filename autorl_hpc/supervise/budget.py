@@ -156,11 +156,13 @@ class Waits:
     """Time that submissions wait for a grader, by this process's own clock."""
 
     since: dict[str, float] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
 
     def look(self, pending: set[str], claimed: set[str]) -> list[float]:
         """Waits of the entries that have been claimed since the last look, in seconds."""
         now = time.monotonic()
-        for name in pending:
+        for name in pending - self.counted:
             self.since.setdefault(name, now)
         done = [name for name in self.since if name in claimed or name not in pending]
+        self.counted.update(done)
         return [now - self.since.pop(name) for name in done]

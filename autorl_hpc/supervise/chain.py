@@ -26,13 +26,10 @@ def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
     return RunView.of(entries).attempt >= number
 
 
-def _is_superseded(attempt: int, kind: EntryKind, entries: Sequence[Linked]) -> bool:
-    """Whether a newer attempt has begun, or a submission comes after the seal."""
-    return any(
-        (e.kind is EntryKind.ATTEMPT_STARTED and e.body.attempt > attempt)
-        or (e.kind is EntryKind.SEALED and kind is EntryKind.SUBMISSION)
-        for e in entries
-    )
+def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
+    """Whether a newer attempt has begun, or a submission comes after the seal. `seen` is the view of the first `taken`."""
+    view = seen if len(entries) == taken else RunView.of(entries)
+    return view.attempt > attempt or (kind is EntryKind.SUBMISSION and view.sealed is not None)
 
 
 class Chain:
@@ -78,7 +75,7 @@ class Chain:
         """
         with self._lock:
             # Against the whole chain: another thread's look may have met the newer attempt before this one.
-            superseded = functools.partial(_is_superseded, self.attempt, kind)
+            superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
             written = self.ledger.append(kind, body, role="supervisor", unless=superseded)
             if written is None:
                 raise Superseded

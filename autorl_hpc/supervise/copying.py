@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import TensorSpec, content_hash
+from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header
 from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
 from autorl_hpc.supervise.lint import Linted
 
@@ -59,13 +59,12 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
         OSError: reading or writing failed (`errno` tells whose fault it is).
     """
     before = {name: _signature(fd) for name, fd in linted.files.items()}
-    outputs = {
-        name: os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-        for name in linted.files
-    }
+    outputs: dict[str, int] = {}
     stop = threading.Event()
-    flusher = _Flusher(list(outputs.values()))
     try:
+        for name in linted.files:
+            outputs[name] = os.open(target / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+        flusher = _Flusher(list(outputs.values()))
         for name, fd in linted.files.items():
             _copy_header(fd, outputs[name], min(t.begin for t in linted.tensors if t.file == name))
         heads = {HEAD_NAME, base.embedding}
@@ -85,7 +84,7 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
                 stop.set()
                 raise
         for name, fd in linted.files.items():
-            if _signature(fd) != before[name]:
+            if _signature(fd) != before[name] or not _same_header(outputs[name], name, linted):
                 raise Refused(
                     "artifact_changed",
                     f"{name} changed while it was copied",
@@ -125,6 +124,15 @@ def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
         size_bytes=linted.size_bytes,
         not_in_hash=left_out,
     )
+
+
+def _same_header(copy: int, name: str, linted: Linted) -> bool:
+    """Whether the copy's header says what was linted: tensors were hashed by that, and the engine reads by this."""
+    tensors = sorted(t for t in linted.tensors if t.file == name)
+    try:
+        return sorted(read_header(copy, name, min(t.begin for t in tensors))) == tensors
+    except Refused:
+        return False
 
 
 def _copy_header(source: int, target: int, length: int) -> None:
@@ -172,7 +180,7 @@ def _copy_tensor(
                 "the training diverged: submit an earlier checkpoint",
             )
         if is_head and all_zero:
-            all_zero = not bool(values.any())
+            all_zero = not bool((values << 1).any())  # the sign shifted out: -0.0 is zero too
         sent = 0
         while sent < want:
             sent += os.pwrite(target, chunk[sent:], position + sent)

@@ -16,7 +16,9 @@ from typing import Any
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import INDEX_NAME, MAX_JSON_BYTES, SINGLE_NAME, TensorSpec, parse_json, read_header
+from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.configs import compare_config
 
 MAX_FILES = 2000
 """A checkpoint has tens of files; a trainer's output folder hundreds."""
@@ -25,42 +27,12 @@ OPTIMIZER_BYTES_PER_VALUE = 16
 """Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is a trap."""
 
 SLACK_BYTES = 1 << 30
+HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
+"""A header has about 150 bytes a tensor; parsing one takes many times its size in memory, so it is bounded by the base's."""
+
+CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors$")
-
-IGNORED_CONFIG = frozenset(
-    [
-        "_name_or_path",
-        "_attn_implementation_autoset",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "attention_dropout",
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "max_length",
-        "task_specific_params",
-        "pretraining_tp",
-        "is_llama_config",
-    ]
-)
-"""Config fields that don't change what the base's architecture computes from given weights."""
-
-PRESENCE_MATTERS = frozenset({"quantization_config", "rope_scaling", "sliding_window", "layer_types"})
-"""Fields whose mere presence on one side makes another model."""
 
 
 @dataclass
@@ -80,17 +52,18 @@ def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
 
     Raises:
         Refused: with a code, the file and field, and advice.
+        OSError: the file system failed: nobody's fault but the cluster's.
     """
     sizes, ignored = _survey(folder_fd, base)
     _refuse_code(folder_fd, sizes)
     names = _weight_names(folder_fd, sizes)
     config = _read_json(folder_fd, "config.json", sizes)
-    _compare_config(config, base.config)
+    compare_config(config, base.config)
     files: dict[str, int] = {}
     tensors: list[TensorSpec] = []
     for name in sorted(set(names.values())) or [SINGLE_NAME]:
         files[name] = fd = _open_regular(folder_fd, name, stack)
-        tensors.extend(read_header(fd, name))
+        tensors.extend(read_header(fd, name, HEADER_BYTES + HEADER_BYTES_PER_TENSOR * len(base.shapes)))
     if names:
         _compare_index(names, tensors)
     extra_head = _compare_tensors(tensors, base)
@@ -118,8 +91,13 @@ def _survey(folder_fd: int, base: BaseModel) -> tuple[dict[str, int], list[str]]
                     f"the folder holds more than {MAX_FILES} files",
                     "submit a folder with the checkpoint alone",
                 )
-            info = os.stat(entry.name, dir_fd=folder_fd, follow_symlinks=False)
-            shown = entry.name.encode("utf-8", "replace").decode()[:120]
+            shown = entry.name.encode("utf-8", "backslashreplace").decode()[:120]
+            try:
+                info = os.stat(entry.name, dir_fd=folder_fd, follow_symlinks=False)
+            except FileNotFoundError:
+                raise Refused(
+                    "artifact_changed", f"{shown} was removed while it was looked at", "submit after the save has ended"
+                ) from None
             if stat.S_ISDIR(info.st_mode):
                 folders.append(shown + "/")
             elif stat.S_ISLNK(info.st_mode):
@@ -148,19 +126,30 @@ def _survey(folder_fd: int, base: BaseModel) -> tuple[dict[str, int], list[str]]
 
 
 def _refuse_code(folder_fd: int, sizes: dict[str, int]) -> None:
-    for name in ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json"):
+    for name in CONFIGS:
         if name in sizes:
-            value = _read_json(folder_fd, name, sizes)
-            if "auto_map" in value:
+            field_of_code = _names_code(_read_json(folder_fd, name, sizes))
+            if field_of_code is not None:
                 raise Refused(
                     "auto_map",
-                    f"{name}: field auto_map names code to run",
-                    "remove auto_map; no code of a checkpoint is run",
+                    f"{name}: field {field_of_code} names code to run",
+                    f"remove {field_of_code}; no code of a checkpoint is run",
                 )
-            if value.get("trust_remote_code"):
-                raise Refused(
-                    "auto_map", f"{name}: field trust_remote_code", "remove it; no code of a checkpoint is run"
-                )
+
+
+def _names_code(value: Any) -> str | None:
+    """The field, at any depth, that makes a loader run code of the folder: auto_map, trust_remote_code, a .py file."""
+    waiting = [value]
+    while waiting:
+        here = waiting.pop()
+        for key, inner in here.items() if isinstance(here, dict) else ():
+            if key == "auto_map" or (key == "trust_remote_code" and inner):
+                return str(key)
+            if isinstance(inner, str) and inner.endswith(".py"):
+                return str(key)
+            waiting.append(inner)
+        waiting.extend(here if isinstance(here, list) else ())
+    return None
 
 
 def _weight_names(folder_fd: int, sizes: dict[str, int]) -> dict[str, str]:
@@ -290,49 +279,12 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
     return extra_head
 
 
-def _compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    mine, theirs = _normal_config(config), _normal_config(base)
-    for key in sorted(set(mine) | set(theirs)):
-        a, b = mine.get(key), theirs.get(key)
-        both = key in mine and key in theirs
-        if a != b and (both or key in PRESENCE_MATTERS):
-            raise Refused(
-                "config_differs",
-                f"config.json: field {key} is {_short(a)}, the base model's is {_short(b)}",
-                "keep the base model's config; only weights may change",
-            )
-
-
-def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields that matter, with the two ways of writing RoPE made one and empty values dropped."""
-    flat = {key: value for key, value in config.items() if key not in IGNORED_CONFIG and value is not None}
-    rope = flat.pop("rope_parameters", None)
-    if isinstance(rope, dict):
-        flat.setdefault("rope_theta", rope.get("rope_theta"))
-        scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
-        if scaling.get("rope_type", "default") != "default":
-            flat.setdefault("rope_scaling", scaling)
-    if isinstance(flat.get("rope_scaling"), dict):
-        scaling = dict(flat["rope_scaling"])
-        scaling.setdefault("rope_type", scaling.pop("type", "default"))
-        flat["rope_scaling"] = scaling
-    if not flat.get("use_sliding_window", True):
-        flat.pop("sliding_window", None)
-    if isinstance(flat.get("layer_types"), list) and set(map(str, flat["layer_types"])) == {"full_attention"}:
-        flat.pop("layer_types")
-    if isinstance(flat.get("rope_theta"), int):
-        flat["rope_theta"] = float(flat["rope_theta"])
-    return flat
-
-
-def _short(value: Any) -> str:
-    return "absent" if value is None else repr(value)[:100]
-
-
 def _open_regular(folder_fd: int, name: str, stack: ExitStack) -> int:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except OSError as error:
+        if is_cluster_error(error):
+            raise
         raise Refused(
             "unreadable", f"{name[:120]}: {error.strerror}", "make the file readable and submit again"
         ) from None

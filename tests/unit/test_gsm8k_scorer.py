@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.scoring.gsm8k import (
-    MAX_TEXT_CHARS,
-    SCORER_VERSIONS,
-    opencompass_correct,
-    opencompass_extract,
-    read_answer,
-    read_gold,
-    score_item,
-)
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.scoring.gsm8k import MAX_TEXT_CHARS, read_answer, read_gold, score_item
+from autorl_hpc.scoring.marked import read_marked, score_marked
+from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
+from autorl_hpc.scoring.registry import SCORERS, scorer
 
 MAX_HOSTILE_S = 0.5
 HALF = Fraction(1, 2)
@@ -379,7 +375,7 @@ def _hostile_texts(piece: str) -> list[str]:
 
 
 @pytest.mark.parametrize("piece", HOSTILE, ids=[ascii(piece)[1:-1] for piece in HOSTILE])
-@pytest.mark.parametrize("read", [read_answer, opencompass_extract])
+@pytest.mark.parametrize("read", [read_answer, opencompass_extract, read_marked])
 def test_hostile_text_takes_linear_time(read: Callable[[str], object], piece: str) -> None:
     for text in _hostile_texts(piece):
         start = time.process_time()
@@ -431,5 +427,31 @@ def test_a_rationale_alone_mostly_ends_with_its_answer(split: str, floor: float)
     assert right / len(rows) > floor
 
 
-def test_each_scorer_has_a_version() -> None:
-    assert SCORER_VERSIONS == {"gsm8k": "1", "gsm8k-opencompass": "a5acc4bb"}
+MARKED: list[tuple[str, Fraction | int | None]] = [
+    ("3 + 4 = 7\n#### 7", 7),
+    ("#### 7\n#### 8", 7),
+    ("####-12", -12),
+    ("#### 1,234.", 1234),
+    ("#### 16.0", 16),
+    ("3 + 4 = 7", None),
+    ("The answer is 7.", None),
+    ("#### seven", None),
+    ("#### .", None),
+    ("#### 1.2.3", None),
+    ("#### " + "9" * 100_000, None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MARKED)
+def test_the_strict_scorer_reads_the_mark_alone(text: str, expected: Fraction | int | None) -> None:
+    assert read_marked(text) == expected
+    assert score_marked(text, "work\n#### 7") is (expected == 7)
+
+
+def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
+    versions = {name: found.version for name, found in SCORERS.items()}
+    assert versions == {"gsm8k": "1", "gsm8k-marked": "1", "gsm8k-opencompass": "a5acc4bb"}
+    assert scorer("gsm8k-marked", "1")("#### 7", "#### 7") == 1.0
+    with pytest.raises(AutorlError, match="version 2"):
+        scorer("gsm8k", "2")

@@ -1,0 +1,99 @@
+"""Statistics over runs, and text made harmless."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autorl_hpc.report import statistics as st
+from autorl_hpc.report.graded import paired_graded
+from autorl_hpc.report.text import clean, csv_cell, markdown
+
+
+def test_bootstrap_needs_five_and_forgets_order() -> None:
+    assert st.bootstrap_mean([1, 2, 3, 4]) is None
+    values = [3.0, 1.0, 7.0, 2.0, 9.0, 4.0]
+    first = st.bootstrap_mean(values)
+    assert first == st.bootstrap_mean(values[::-1]) and first is not None
+    assert 1 < first.low < 26 / 6 < first.high < 9
+
+
+def test_bootstrap_agrees_with_scipy() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    values = [random.Random(3).gauss(5, 2) for _ in range(12)]
+    ours = st.bootstrap_mean(values)
+    theirs = scipy_stats.bootstrap(
+        (values,), lambda v, axis: v.mean(axis), method="percentile", n_resamples=20_000, rng=1
+    )
+    assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.05)
+
+
+def test_permutation_exact() -> None:
+    assert st.permutation_p([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
+    assert st.permutation_p([1, 2], [1, 2]) == 1
+    assert st.permutation_p([0.1 + 0.2, 0.3], [0.3, 0.3]) == 1  # equal but for rounding
+    assert st.least_permutation_p(3, 3) == pytest.approx(0.1) and st.least_permutation_p(2, 3) == pytest.approx(0.1)
+    many = st.permutation_p([float(i) for i in range(20)], [float(i + 30) for i in range(20)])
+    assert many == pytest.approx(1 / 10_001) == st.least_permutation_p(20, 20)
+    with pytest.raises(ValueError):
+        st.permutation_p([], [1])
+
+
+def test_probability_of_improvement_and_holm() -> None:
+    assert st.probability_of_improvement([2, 3], [1, 2]) == pytest.approx(3.5 / 4)
+    assert st.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert st.holm([]) == []
+
+
+def test_expected_best_of() -> None:
+    assert st.expected_best_of([1, 5, 3], 1) == pytest.approx(3)
+    assert st.expected_best_of([1, 5, 3], 2) == pytest.approx((3 + 5 + 5) / 3)
+    assert st.expected_best_of([1, 5, 3], 3) == 5
+    with pytest.raises(ValueError):
+        st.expected_best_of([1, 2], 3)
+
+
+def test_graded_agrees_with_scipy() -> None:
+    np = pytest.importorskip("numpy")
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    base = rng.random(80)
+    new = np.clip(base + rng.exponential(0.1, 80) - 0.07, 0, 1)
+    ours = paired_graded(list(base), list(new))
+    theirs = scipy_stats.bootstrap((new - base,), np.mean, method="BCa", n_resamples=20_000, rng=1).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.002)
+    test = scipy_stats.permutation_test((new - base,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1)
+    assert ours.p_value == pytest.approx(test.pvalue, abs=0.02)
+    assert paired_graded(list(base), list(base)) == (0, 0, 0, 1)
+    with pytest.raises(ValueError):
+        paired_graded([1.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (None, None),
+        ("plain", "plain"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x1b\\", "link"),
+        ("\x9b31mred", "red"),
+        ("\x1bPq#0\x1b\\after", "after"),
+        ("a\nb\r\tc\x00d", "a b c d"),
+        ("x\u202ey\u200bz\u2066", "xyz"),
+        ("lone \ud800 surrogate", "lone surrogate"),
+        ("\x1b", ""),
+        ("größer 数学", "größer 数学"),
+        ("x" * 600, "x" * 499 + "…"),
+    ],
+)
+def test_clean(given: str | None, kept: str | None) -> None:
+    assert clean(given) == kept
+
+
+def test_markdown_and_csv() -> None:
+    assert markdown("# a|b_c") == r"\# a\|b\_c"
+    assert markdown("- x") == r"\- x" and markdown("1. x") == "1&#8203;. x" and markdown("a-b") == "a-b"
+    assert markdown("<b>&") == "&lt;b&gt;&amp;" and "://" not in markdown("https://evil")
+    assert csv_cell("=1+1") == "'=1+1" and csv_cell("-x") == "'-x" and csv_cell(-1.5) == -1.5
+    assert (csv_cell(None), csv_cell(True), csv_cell("\x1b[0m=x")) == ("", "yes", "'=x")

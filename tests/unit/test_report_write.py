@@ -1,0 +1,200 @@
+"""What is written: the files, the same bytes twice, and nothing of what an agent wrote that is not text."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from treemaker import Tree, outcomes
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.report import api
+from autorl_hpc.report.terminal import print_summary
+from autorl_hpc.states import EndedBy, Fault, Protocol
+
+HOSTILE = '=cmd()|"<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\x00\n# head | ![x](http://evil/x) <img src=x>'
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path / "runs" / "exp")
+    for seed, solved in enumerate((30, 45)):
+        tree.finished(seed=seed, solved=solved)
+    tree.run(seed=2).start().clock(30.0)
+    lost = tree.run(seed=3).start().seal(1.0, EndedBy.CRASHED, None, fault=Fault.CLUSTER)
+    lost.close(selected_by="infrastructure", report=None, fault=Fault.CLUSTER, reason="node lost")
+    return tree
+
+
+def report(tree: Tree) -> Path:
+    return api.write_reports(api.build([tree.path]), None)
+
+
+def every_file(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("report/*")) if p.is_file()}
+
+
+def test_files_and_same_bytes(tree: Tree) -> None:
+    index = report(tree)
+    assert index == tree.path / "report" / "index.html"
+    first = every_file(tree.path)
+    assert {"report/index.html", "report/summary.json", "report/summary.csv", "report/summary.md"} <= set(first)
+    run = tree.runs[0].dir.run_id
+    assert {f"{run}/report/summary.json", f"{run}/report/run.md", f"{run}/report/run.html"} <= set(first)
+    times = {p: p.stat().st_mtime_ns for p in tree.path.rglob("report/*")}
+    report(tree)
+    assert every_file(tree.path) == first
+    assert times == {p: p.stat().st_mtime_ns for p in tree.path.rglob("report/*")}  # not even written again
+    for path in list(tree.path.rglob("report/*")):
+        path.unlink()
+    report(tree)
+    assert every_file(tree.path) == first
+
+
+def test_other_process_same_bytes(tree: Tree) -> None:
+    report(tree)
+    first = every_file(tree.path)
+    for path in list(tree.path.rglob("report/*")):
+        path.unlink()
+    code = f"from pathlib import Path; from autorl_hpc.report import api; api.write_reports(api.build([Path({str(tree.path)!r})]), None)"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        cwd=Path(__file__).parents[2],
+    )
+    assert every_file(tree.path) == first
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_page_asks_nothing_of_anyone(tree: Tree) -> None:
+    tags = Tags(report(tree).read_text()).tags
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in tags}
+    for tag, attributes in tags:
+        assert not {"src", "srcset", "background", "data"} & set(attributes) and not any(
+            a.startswith("on") for a in attributes
+        )
+        if tag == "a":
+            target = tree.path / "report" / str(attributes["href"])
+            assert target.resolve().is_file()
+
+
+def hostile(tree: Tree) -> None:
+    run = tree.run(agent="hostile").start()
+    run.submit(5.0, outcomes(40, range(15)), note=HOSTILE[:400], model_path=HOSTILE[:200], manifest_id="-x<b>")
+    run.refuse(6.0, HOSTILE)
+    run.seal(exit_code=3, reason=HOSTILE).close(outcomes(100, range(30)), reason=HOSTILE)
+
+
+def test_hostile_text_stays_text(tree: Tree) -> None:
+    hostile(tree)
+    report(tree)
+    for name, data in every_file(tree.path).items():
+        text = data.decode()
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]", text), name
+        if name.endswith(".html"):
+            assert not {"script", "img"} & {tag for tag, _ in Tags(text).tags}, name
+            assert "&lt;script&gt;" in text or "hostile" not in name
+        elif name.endswith(".md"):
+            assert "<script" not in text and "<img" not in text and "http://" not in text, name
+            assert not re.search(r"(?<!\\)\]\(", text), name
+        elif name.endswith(".csv"):
+            for row in csv.reader(io.StringIO(text)):
+                assert not any(cell.startswith(("=", "+", "@", "|")) for cell in row)
+    page = next(tree.path.glob("*hostile*/report/run.md")).read_text()
+    table = [line for line in page.splitlines() if line.startswith("| 1 |")]
+    assert len(table) == 1 and len(re.findall(r"(?<!\\)\|", table[0])) == 8  # no pipe of the agent's makes a column
+
+
+def test_csv_numbers_stay_numbers(tree: Tree) -> None:
+    run = tree.run(seed=7).start()
+    run.submit(5.0, outcomes(40, range(15)))
+    run.seal().close(outcomes(100, range(20)))
+    report(tree)
+    rows = list(csv.DictReader(io.StringIO((tree.path / "report" / "summary.csv").read_text())))
+    assert [float(r["improvement"]) for r in rows if r["counted"] == "yes"] == [5, 20, -5]
+    assert rows[3]["excluded"] == "infrastructure" and rows[3]["improvement"] == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal(tree: Tree, width: int) -> None:
+    hostile(tree)
+    merged = api.build([tree.path])
+    out = io.StringIO()
+    print_summary(merged, Console(file=out, width=width, force_terminal=False), Path("report/index.html"))
+    text = out.getvalue()
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert "+5.0 [" in text and "lost: cluster" in text and "range of two" in text and "\x1b" not in text
+    assert ("best fb" in text) == (width == 120)
+
+
+def test_damaged_run_and_paper_protocol_in_the_pages(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp", protocol=Protocol.PAPER, sandbox="none")
+    run = tree.run().start()
+    run.submit(5.0, outcomes(100, range(45)))
+    run.seal().close()
+    (tree.run(seed=1).start().dir.ledger / "000001.json").write_text("{") if os.geteuid() == 0 else None
+    page = report(tree).read_text()
+    assert "paper protocol" in page and "not ranked" in page and "maximum kept" in page
+    assert "damaged" in page or os.geteuid() != 0
+
+
+def test_out_folder_and_trees_that_are_not_ours(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autorl_hpc.files import atomic
+
+    write = atomic.write_bytes
+
+    def refuse(path: Path, data: bytes, **more: object) -> None:
+        if tree.path in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(atomic, "write_bytes", refuse)
+    index = api.write_reports(api.build([tree.path]), tmp_path / "out")
+    links = [a["href"] for tag, a in Tags(index.read_text()).tags if tag == "a"]
+    assert links and all((index.parent / str(link)).is_file() for link in links)
+    with pytest.raises(AutorlError, match="Permission denied"):
+        report(tree)
+
+
+def test_no_torch_and_no_grader(tree: Tree) -> None:
+    code = (
+        "import sys; from pathlib import Path; from autorl_hpc.report import api;"
+        f"api.write_reports(api.build([Path({str(tree.path)!r})]), None);"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'scipy', 'matplotlib') or "
+        "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_summary_json_is_the_record(tree: Tree) -> None:
+    report(tree)
+    value = json.loads((tree.path / "report" / "summary.json").read_text())
+    assert value["schema_version"] == 1 and len(value["runs"]) == 4
+    one = json.loads((tree.runs[0].dir.report / "summary.json").read_text())
+    assert one in value["runs"]
