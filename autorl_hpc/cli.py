@@ -65,7 +65,7 @@ def quickstart(
 
     Example: autorl-hpc quickstart
     """
-    from autorl_hpc.launch.quickstart import run_quickstart
+    from autorl_hpc.quickstart import run_quickstart
 
     raise typer.Exit(run_quickstart((root or Path("autorl-quickstart")).absolute(), jobs, _say))
 

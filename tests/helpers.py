@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,11 +16,37 @@ from typing import Any
 
 import yaml
 
+from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
 
 PYTHON = [sys.executable, "-m", "autorl_hpc"]
+
+VARIANTS = """
+variants() {  # variants FIRST COUNT: output/v<n> from the base model, each with another lowest bit of one weight flipped
+python3 - "$1" "$2" <<'END'
+import os, shutil, struct, sys
+first, count = int(sys.argv[1]), int(sys.argv[2])
+for n in range(first, first + count):
+    out = f"output/v{n}"
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(os.environ["MODEL_PATH"], out)
+    path = out + "/model.safetensors"
+    os.chmod(path, 0o644)
+    with open(path, "r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        file.seek(8 + length + 4 * n)
+        byte = file.read(1)[0]
+        file.seek(8 + length + 4 * n)
+        file.write(bytes([byte ^ 1]))
+END
+}
+"""
+"""A shell function for agents of tests: checkpoints of distinct content in no time."""
+
+SUBMITS_ONE = "#!/usr/bin/env bash\nset -e\ncd \"$WORKSPACE\"\n" + VARIANTS + "variants 0 1\n./submit output/v0\n"
+"""An agent that submits one checkpoint and ends when it is accepted."""
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
@@ -62,6 +89,31 @@ class Cluster:
         (folder / "agent.yaml").write_text(yaml.safe_dump({"name": name, "description": "test", **fields}))
         (folder / "start.sh").write_text(script)
 
+    def mini_task(self, items: int = 4, *, temperature: float = 0.0, max_new_tokens: int = 4) -> None:
+        """A task `mini`: the first items of arithmetic, so that a scoring takes a tenth of a second; staged."""
+        folder = self._frozen() / "tasks" / "mini"
+        data = folder / "data"
+        value = yaml.safe_load((self._frozen() / "tasks" / "arithmetic" / "task.yaml").read_text())
+        value["name"] = "mini"
+        value["recipes"][0]["sampling"] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        train = self.root.task_store("arithmetic")
+        for name in value["train_files"]:
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(train / name, data / name)
+        for split in ("feedback", "report"):
+            lines = (self.root.task_vault("arithmetic") / split / "items.jsonl").read_bytes().splitlines(keepends=True)
+            (data / split).mkdir(exist_ok=True)
+            (data / split / "items.jsonl").write_bytes(b"".join(lines[:items]))
+            digest = hashlib.sha256(b"".join(lines[:items])).hexdigest()
+            value["splits"][split] = {"n": items, "sha256": digest}
+        (folder / "task.yaml").write_text(yaml.safe_dump(value))
+        (folder / "description.md").write_text("A few word problems.\n")
+        (folder / "prepare.py").write_text(
+            "import shutil\nfrom pathlib import Path\n\n\ndef prepare(source, out):\n"
+            "    shutil.copytree(Path(__file__).parent / 'data', out, dirs_exist_ok=True)\n"
+        )
+        self.run("stage", "mini", "--root", str(self.root.path))
+
     def _frozen(self) -> Path:
         """A copy of the package that the test may add agents to."""
         if self.code is None:
@@ -82,7 +134,13 @@ class Cluster:
     def run(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         done = subprocess.run(
-            [*PYTHON, *arguments], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+            [*PYTHON, *arguments],
+            env=self.env,
+            cwd=self.root.path,  # not a checkout: `python -m` looks for the package there first
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         if check:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -95,6 +153,7 @@ class Cluster:
             process = subprocess.Popen(
                 [*PYTHON, *arguments],
                 env=self.env,
+                cwd=self.root.path,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -131,12 +190,48 @@ class Cluster:
         done = subprocess.run(
             [sys.executable, "-c", script, str(self.spec(agents, **changes)), str(self.root.path)],
             env=self.env,
+            cwd=self.root.path,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
+
+    def sealed_run(self, script: str = SUBMITS_ONE, **changes: Any) -> str:
+        """Prepares an experiment of one run and lets its agent work to the end; returns the run id."""
+        self.agent("one", script)
+        (run_id,) = self.prepare(["one"], **changes)
+        assert self.supervisor(run_id).wait(60) == 0, self.logs()
+        assert self.view(run_id).sealed is not None
+        return run_id
+
+    def heartbeats(self) -> list[dict[str, Any]]:
+        """The graders' heartbeats as they stand."""
+        paths = sorted(self.experiment.graders.glob("[!.]*.json"))
+        values = [reading.read_json_or_none(path) for path in paths]
+        return [value for value in values if isinstance(value, dict)]
+
+    def is_scoring(self, pid: int, prefix: str = "f-") -> bool:
+        """Whether the grader of that pid says that it works on an entry of that kind."""
+        return any(
+            beat["pid"] == pid and beat["state"] == "scoring" and str(beat["working_on"]).startswith(prefix)
+            for beat in self.heartbeats()
+        )
+
+    def processes_here(self) -> list[int]:
+        """Living processes that work on this root, by their command line or environment."""
+        mark = str(self.root.path).encode()
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid() and alive(int(name)):
+                try:
+                    blob = Path(f"/proc/{name}/cmdline").read_bytes() + Path(f"/proc/{name}/environ").read_bytes()
+                except OSError:
+                    continue
+                if mark in blob:
+                    found.append(int(name))
+        return found
 
     def grader(self) -> subprocess.Popen[bytes]:
         return self.start("job", "grader", str(self.experiment.path))
@@ -165,6 +260,16 @@ class Cluster:
             if name.endswith(".json") and not name.startswith(".")
         ]
 
+    def logs_of(self, role: str) -> str:
+        """All that the processes of one role have said."""
+        paths = sorted(self.root.path.glob(f"log-*-{role}.txt"))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    def logs_of(self, role: str) -> str:
+        """All that the processes of one role have said."""
+        paths = sorted(self.root.path.glob(f"log-*-{role}.txt"))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
     def logs(self) -> str:
         """What every started process has said, for failing tests."""
         return "\n".join(
@@ -178,15 +283,11 @@ class Cluster:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        marks = (str(self.root.path).encode(),)
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid():
-                try:
-                    blob = Path(f"/proc/{name}/cmdline").read_bytes() + Path(f"/proc/{name}/environ").read_bytes()
-                    if any(mark in blob for mark in marks):
-                        os.kill(int(name), signal.SIGKILL)
-                except (OSError, ProcessLookupError):
-                    continue
+        for pid in self.processes_here():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def experiment_at(path: Path) -> ExperimentDir:

@@ -79,7 +79,9 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
         raise Refused("header_broken", f"{file}: the header says {length} bytes, the file has {size}", again)
     if length > max_header_bytes:
         raise Refused(
-            "header_broken", f"{file}: a header of {length} bytes; this model's needs less than {max_header_bytes}", again
+            "header_broken",
+            f"{file}: a header of {length} bytes; this model's needs less than {max_header_bytes}",
+            again,
         )
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):

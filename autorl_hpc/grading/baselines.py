@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from autorl_hpc.files import atomic
@@ -12,6 +13,9 @@ from autorl_hpc.grading.evaluate import Bench, write_items
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
 from autorl_hpc.states import Split
+
+
+log = logging.getLogger("autorl_hpc.grader")
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Baselines:
         return self.get(science, split)
 
     def _measure(self, science: Science, split: Split, key: str) -> None:
+        log.info("measuring the base model %s on the %s split of %s", science.base_model, split, science.task)
         weights = self.bench.root.model(science.base_model)
         content = science.base_model_content_hash
         first = self.bench.evaluate(science, weights, content, split)

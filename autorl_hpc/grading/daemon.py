@@ -39,8 +39,8 @@ log = logging.getLogger("autorl_hpc.grader")
 POLL_BUSY_S = 0.25
 """4 Hz while there is work: a median wait of an eighth of a second costs one listing."""
 
-POLL_IDLE_S = 0.7
-"""After a minute without work; with the listing itself an entry is still claimed within 0.8 s in the median."""
+POLL_IDLE_S = 1.0
+"""After a minute without work: the median wait is half a second, and a hundred idle graders don't trouble a file server."""
 
 IDLE_AFTER_S = 60.0
 BEATS_PER_STALENESS = 6

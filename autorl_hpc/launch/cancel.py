@@ -3,6 +3,8 @@ everything. What was accepted is still scored and the runs are closed, so a canc
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -13,7 +15,9 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
+from autorl_hpc.launch.launcher import job_environment
 from autorl_hpc.launch.local import stop_all
+from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.launch.payload import supervisors
 
 SEAL_WAIT_S = 60.0
@@ -39,7 +43,7 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     wanted = runs or list(record.runs)
     for name in wanted:  # not one mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
-    _seal_here(experiment, wanted)
+    _seal_here(experiment, record, wanted)
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     graders = any(job.role.startswith("grader") for job in alive_jobs(experiment))
     if graders and not open_runs:
@@ -64,14 +68,12 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     return {"cancelled": wanted, "not_sealed": open_runs, "jobs_left": [j.pid for j in left], "text": text}
 
 
-def _seal_here(experiment: ExperimentDir, runs: list[str]) -> None:
-    """Seals runs that no supervisor here is at work on: they wait for a place, or theirs is gone. Its own code does it."""
-    from autorl_hpc.supervise.supervisor import Supervisor
-
-    here = supervisors(experiment)
+def _seal_here(experiment: ExperimentDir, record: ExperimentRecord, runs: list[str]) -> None:
+    """No supervisor is there to see the mark: one is started for each run, which sees it and seals."""
     for run in runs:
-        if run not in here and not _view(experiment, run).sealed:
-            Supervisor(experiment, run).work()
+        if not _view(experiment, run).sealed:
+            command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(experiment.path), run]
+            subprocess.run(command, env=job_environment(experiment, record), capture_output=True, check=False)
 
 
 def _view(experiment: ExperimentDir, run: str) -> RunView:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import Science
-from autorl_hpc.records.task import SplitPin
+from autorl_hpc.records.task import Recipe, SplitPin
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.staged import verify_staged_task
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
+MAX_RUN_ID_CHARS = 200
+"""A file name has at most 255 bytes, and queue, claims and temporary names add to the run id."""
+
+Checked = TypeVar("Checked")
 
 
 @dataclass(frozen=True)
@@ -82,24 +88,34 @@ def expand(spec: ExperimentSpec, root: Root, where: Path) -> list[Cell]:
             raise AutorlError(
                 f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name"
             )
+    combinations = _combinations(spec, where)
+    recipes = {name: _recipe(task, spec, where) for name, task in tasks.items()}
     pins = {name: _task_pins(root, task) for name, task in tasks.items()}
+    for name, recipe in recipes.items():
+        _check_shots(root, tasks[name], recipe)
     models = {name: _model_hash(root, name) for name in spec.matrix.base_model}
     hashes = {name: task.hash() for name, task in tasks.items()} | {
         f"agent:{name}": agent.hash() for name, agent in agents.items()
     }
     cells: list[Cell] = []
-    for values in _combinations(spec, where):
-        recipe = tasks[values["task"]].recipe(spec.recipe.get(values["task"]))
-        _check_recipe(root, tasks[values["task"]], recipe.shots_file, where)
+    for values in combinations:
         science = Science(
             **values,
             budget=spec.budget,
             protocol=spec.protocol,
-            recipe=recipe,
+            recipe=recipes[values["task"]],
             splits=pins[values["task"]],
             base_model_content_hash=models[values["base_model"]],
         )
-        cells.append(Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"]))
+        cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"])
+        if len(cell.run_id) > MAX_RUN_ID_CHARS:
+            raise AutorlError(
+                f"field `matrix`: the run id {cell.run_id} has {len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} "
+                "fit into file names",
+                where=where,
+                next_step="stage the base model under a shorter name",
+            )
+        cells.append(cell)
     return cells
 
 
@@ -110,6 +126,27 @@ def _located(load: Any, name: str, where: Path, field: str) -> Any:
         raise AutorlError(
             f"field `{field}`: {error.what}", where=where, next_step=error.next_step, exit_code=error.exit_code
         ) from None
+
+
+def _in_field(check: Callable[[], Checked], field: str) -> Checked:
+    """The result of a check of staged files; its error names the experiment's field beside the file that is wrong."""
+    try:
+        return check()
+    except AutorlError as error:
+        raise AutorlError(
+            f"field `{field}`: {error.what}",
+            where=error.where,
+            fault=error.fault,
+            next_step=error.next_step,
+            exit_code=error.exit_code,
+        ) from None
+
+
+def _recipe(task: Task, spec: ExperimentSpec, where: Path) -> Recipe:
+    try:
+        return task.recipe(spec.recipe.get(task.name))
+    except AutorlError as error:
+        raise AutorlError(f"field `recipe.{task.name}`: {error.what}", where=where, next_step=error.next_step) from None
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
@@ -130,6 +167,16 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
                 where=where,
                 next_step=f"axes are {', '.join(AXES)}",
             )
+        for axis, given in rule.items():
+            for value in given if isinstance(given, list) else [given]:
+                if value not in getattr(spec.matrix, axis):
+                    near = get_close_matches(str(value), [str(v) for v in getattr(spec.matrix, axis)], n=1)
+                    raise AutorlError(
+                        f"field `exclude`: {value!r} is no value of matrix.{axis}"
+                        + (f"; did you mean `{near[0]}`?" if near else ""),
+                        where=where,
+                        next_step="correct the rule, or remove it",
+                    )
     kept = []
     for values in itertools.product(*axes):
         cell = dict(zip(AXES, values, strict=True))
@@ -156,25 +203,38 @@ def _check_needs(agent: Agent) -> None:
 
 
 def _task_pins(root: Root, task: Task) -> dict[str, SplitPin]:
-    verify_staged_task(root, task)
+    _in_field(lambda: verify_staged_task(root, task), "matrix.task")
     return {str(split): pin for split, pin in task.file.splits.items()}
 
 
 def _model_hash(root: Root, name: str) -> str:
-    manifest = verify_model(root, name)
+    manifest = _in_field(lambda: verify_model(root, name), "matrix.base_model")
     if manifest.content_hash is None:
         raise AutorlError(
-            f"base model {name} was staged without a content hash",
+            f"field `matrix.base_model`: base model {name} was staged without a content hash",
             where=root.model(name),
             next_step=f"run: autorl-hpc stage {name} --again",
         )
     return manifest.content_hash
 
 
-def _check_recipe(root: Root, task: Task, shots_file: str | None, where: Path) -> None:
-    if shots_file and not (root.task_vault(task.name) / shots_file).is_file():
+def _check_shots(root: Root, task: Task, recipe: Recipe) -> None:
+    """The recipe's worked examples are staged, and are those that it pins."""
+    if recipe.shots_file is None:
+        return
+    path = root.task_vault(task.name) / recipe.shots_file
+    again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
+    if not path.is_file():
         raise AutorlError(
-            f"the recipe needs {shots_file}, which was not staged with task {task.name}",
-            where=root.task_vault(task.name),
-            next_step=f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again",
+            f"field `recipe.{task.name}`: recipe {recipe.name} needs {recipe.shots_file}, which was not staged",
+            where=path,
+            next_step=again,
+        )
+    if file_sha256(path) != recipe.shots_sha256:
+        raise AutorlError(
+            f"field `recipe.{task.name}`: {recipe.shots_file} is not the file that recipe {recipe.name} pins",
+            where=path,
+            fault=Fault.CLUSTER,
+            next_step=again,
+            exit_code=Exit.FAILED,
         )

@@ -47,6 +47,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob
         done = subprocess.run(
             command,
             env=job_environment(experiment, record),
+            cwd=experiment.jobs,  # `python -m` looks there first: in a checkout it would find that, not the frozen code
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

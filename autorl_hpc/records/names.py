@@ -11,9 +11,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A task, agent, driver, mode, experiment or manifest: safe as a file name."""
 
-ModelName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$")
-]
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]
 """`name` or `org/name`."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -29,6 +28,4 @@ def printable(text: str) -> str:
 
     File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
     """
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

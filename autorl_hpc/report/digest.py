@@ -89,7 +89,7 @@ class _Digest:
         count = {status: sum(p.status is status for p in points) for status in SubmissionState}
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
         summary = RunSummary(
-            run_id=self.record.run_id,
+            run_id=clean(self.record.run_id) or "",
             experiment=self.record.experiment,
             task=science.task,
             agent=science.agent,
@@ -163,6 +163,10 @@ class _Digest:
             found.troubles.append("no base model score by the same engine: there is no improvement without one")
             found.excluded = found.excluded or "incomplete"
             return
+        if closed.baseline_report not in (None, report_base.key):
+            found.troubles.append(
+                "the closing entry names another base model score than that of the report score's engine"
+            )
         self._compare(chosen, closed.report, report_base, feedback_base)
 
     def _why_excluded(self) -> Excluded | None:

@@ -11,6 +11,7 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.report.summary import LeftOut
+from autorl_hpc.report.text import clean
 
 RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
@@ -33,10 +34,12 @@ class Found:
     runs: list[RunDir] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     out: Path = Path(REPORT_FOLDER)
+    _paths: set[Path] = field(default_factory=set)
 
     def add_run(self, path: Path) -> None:
         """Adds a run once, by whatever path it was reached."""
-        if all(run.path != path for run in self.runs):
+        if path not in self._paths:
+            self._paths.add(path)
             self.runs.append(RunDir(path))
 
     def add_experiment(self, path: Path) -> None:
@@ -49,9 +52,7 @@ class Found:
             self.add_run(path / name)
         for run_id in sorted(set(self._planned(experiment)) - set(here)):
             self.left_out.append(
-                LeftOut(
-                    what=f"{path.name}/{run_id}", why="run.json is missing", next_step="launch the experiment again"
-                )
+                LeftOut(what=shown(path, run_id), why="run.json is missing", next_step="launch the experiment again")
             )
 
     def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
@@ -59,8 +60,13 @@ class Found:
             return read_experiment(experiment).runs
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
-            self.left_out.append(LeftOut(what=experiment.path.name, why=why))
+            self.left_out.append(LeftOut(what=shown(experiment.path), why=why))
             return ()
+
+
+def shown(experiment: Path, run_id: str = "") -> str:
+    """An experiment or a run of it, for people: folders are named by anybody."""
+    return clean(f"{experiment.name}/{run_id}".removesuffix("/")) or "(no name)"
 
 
 def find_runs(paths: Sequence[Path]) -> Found:

@@ -111,9 +111,9 @@ def render(facts: list[dict[str, Any]]) -> Any:
     for experiment in facts:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=24)
-        table.add_column("state", no_wrap=True)
+        table.add_column("state", no_wrap=True, min_width=11)
         for name in ("left", "subs", "wait", "best", "report"):
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
         notes = []
         for row in experiment["runs"]:
             counts = [str(row[key]) if row.get(key) else "" for key in ("accepted", "waiting")]

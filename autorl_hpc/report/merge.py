@@ -12,7 +12,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.find import find_runs
+from autorl_hpc.report.find import find_runs, shown
 from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
@@ -46,7 +46,7 @@ def merge(paths: Sequence[Path]) -> MergedReport:
     counts = Counter(run.excluded for run in runs if run.excluded)
     return MergedReport(
         tool_version=__version__,
-        experiments=tuple(sorted({run.experiment for run in runs} | {e.path.name for e in found.experiments})),
+        experiments=tuple(sorted({run.experiment for run in runs} or {shown(e.path) for e in found.experiments})),
         runs=runs,
         groups=group_runs(runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
@@ -95,13 +95,13 @@ def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> list[tup
                     if same
                     else "another continuation of a run that is in the report"
                 )
-                left_out.append(LeftOut(what=f"{run.path.parent.name}/{run.run_id}", why=f"{what}: counted once"))
+                left_out.append(LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once"))
     return kept
 
 
 def _left_out(run: RunDir, error: AutorlError) -> LeftOut:
     return LeftOut(
-        what=f"{run.path.parent.name}/{run.run_id}", why=clean(error.what) or "", next_step=clean(error.next_step)
+        what=shown(run.path.parent, run.run_id), why=clean(error.what) or "", next_step=clean(error.next_step)
     )
 
 

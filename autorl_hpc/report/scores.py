@@ -82,9 +82,13 @@ def noise_of_queries(view: RunView) -> Noise | None:
     if not errors:
         return None
     worst = POINTS * max(errors)
-    return Noise(
-        queries=len(errors), standard_error=worst, expected_maximum=stats.expected_max_noise(len(errors), worst)
-    )
+    return Noise(queries=len(errors), standard_error=worst, expected_maximum=worst * _standard_maximum(len(errors)))
+
+
+@cache
+def _standard_maximum(queries: int) -> float:
+    """Expected maximum of noise with a standard error of 1: the same for every run with as many queries."""
+    return stats.expected_max_noise(queries, 1.0)
 
 
 @cache

@@ -112,8 +112,8 @@ def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdi
         elif not _is_baseline_items(experiment, evaluation.items_sha256):
             verdict.problems.append(f"items/{path.name} is missing")
     if view.closed:
-        for key in sorted({view.closed.baseline_feedback, view.closed.baseline_report} - {None}):
-            _check_baseline(experiment, str(key), read_run(run).science, verdict)
+        for key in sorted({k for k in (view.closed.baseline_feedback, view.closed.baseline_report) if k}):
+            _check_baseline(experiment, key, read_run(run).science, verdict)
     for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
         folder = experiment.artifacts / content
         if artifacts.artifact_ready(experiment.artifacts, content):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
@@ -28,8 +29,9 @@ def write_all(merged: MergedReport, out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         links: dict[int, str] = {}
         for place, (run, folder) in enumerate(zip(merged.runs, merged.run_folders, strict=True)):
-            page = _write_run(run, RunDir(Path(folder)).report, out / "runs" / f"{place + 1:04d}-{run.run_id}")
-            links[place] = Path(os.path.relpath(page, out)).as_posix()
+            home = RunDir(Path(folder))
+            page = _write_run(run, home.report, out / "runs" / f"{place + 1:04d}-{home.run_id}")
+            links[place] = quote(Path(os.path.relpath(page, out)).as_posix())
         _put(out / "summary.json", readable_json(merged.model_dump(mode="json")))
         _put(out / "summary.csv", tables.as_csv(merged).encode())
         _put(out / "summary.md", pages.index_md(merged).encode())

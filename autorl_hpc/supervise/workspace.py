@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import secrets
-import shutil
 import stat
 from pathlib import Path
 from string import Template
@@ -15,11 +14,13 @@ from typing import Any
 
 from autorl_hpc.agents import Agent
 from autorl_hpc.errors import Refused
+from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME
 from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.supervise.folders import DIR_FLAGS, FILE_FLAGS, Folder
 from autorl_hpc.tasks.loader import Task
 
 FOLDERS = ("code", "data", "models", "output", "submissions", "results")
@@ -27,30 +28,41 @@ PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
 TOOLS = ("submit", "time", "scores")
 """Names of one file, templates/workspace/submit, which looks at how it was called. `results` is taken by the folder."""
 
-DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NOT_LAID = frozenset({MANIFEST_NAME})
 
 
 def lay(path: Path, root: Root, record: RunRecord, task: Task, agent: Agent) -> None:
-    """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are."""
+    """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are.
+
+    An earlier attempt's agent may have been here: everything is written by descriptor, and no link is followed.
+    """
     science = record.science
-    for name in (*FOLDERS, *PRIVATE_FOLDERS):
-        (path / name).mkdir(parents=True, exist_ok=True)
-    _copy_once(root.task_train(science.task), path / "data")
-    model = path / "models" / science.base_model
-    if not model.exists():
-        fresh = model.parent / f".tmp-{model.name}-{os.getpid()}"
-        fresh.parent.mkdir(parents=True, exist_ok=True)
-        _copy_tree(root.model(science.base_model), fresh)
-        os.rename(fresh, model)
-    for folder in agent.folders():
-        _copy_once(folder, path / ".agent" / folder.name)
-    tool = share("templates") / "workspace" / "submit"
-    for name in TOOLS:
-        if not (path / name).exists():
-            shutil.copyfile(tool, path / name)
-            os.chmod(path / name, 0o755)
-    _write_once(path / "description.md", task.description)
-    _write_once(path / "instructions.md", instructions(record, path))
+    path.mkdir(parents=True, exist_ok=True)
+    with Folder.open(path) as top:
+        for name in (*FOLDERS, *PRIVATE_FOLDERS):
+            top.folder(name).close()
+        with top.folder("data") as data:
+            data.lay_tree(root.task_train(science.task), NOT_LAID)
+        _lay_model(top, root, science.base_model)
+        with top.folder(".agent") as agents:
+            for source in agent.folders():
+                with agents.folder(source.name) as own:
+                    own.lay_tree(source, NOT_LAID)
+        for name in TOOLS:
+            top.lay_file(name, share("templates") / "workspace" / "submit", 0o755)
+        top.lay_file("description.md", task.description.encode())
+        top.lay_file("instructions.md", instructions(record, path).encode())
+
+
+def _lay_model(top: Folder, root: Root, name: str) -> None:
+    """A copy that the agent may write to; hard links would let it write into the store."""
+    org, _, last = name.rpartition("/")
+    with top.folder("models") as models:
+        if not org:
+            models.lay_whole(last, root.model(name), NOT_LAID)
+            return
+        with models.folder(org) as of_org:
+            of_org.lay_whole(last, root.model(name), NOT_LAID)
 
 
 def instructions(record: RunRecord, path: Path) -> str:
@@ -91,30 +103,6 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _copy_tree(source: Path, target: Path) -> None:
-    """A copy that the agent may write to; hard links would let it write into the store."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(
-        source, target, ignore=shutil.ignore_patterns(MANIFEST_NAME, "__pycache__"), copy_function=shutil.copyfile
-    )
-
-
-def _copy_once(source: Path, target: Path) -> None:
-    for parent, _, names in os.walk(source):
-        into = target / Path(parent).relative_to(source)
-        into.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            if name != MANIFEST_NAME and not name.endswith(".pyc") and not (into / name).exists():
-                temporary = into / f".tmp-{name}-{os.getpid()}"
-                shutil.copyfile(Path(parent) / name, temporary)
-                os.replace(temporary, into / name)
-
-
-def _write_once(path: Path, text: str) -> None:
-    if not path.exists():
-        path.write_text(text, encoding="utf-8")
-
-
 class Workspace:
     """An open workspace, by descriptor."""
 
@@ -144,6 +132,7 @@ class Workspace:
 
         Raises:
             Refused: the path leaves the workspace, meets a link, or is no folder.
+            OSError: the file system failed.
         """
         parts = self._relative_parts(given)
         fd = os.dup(self._fd)
@@ -154,6 +143,8 @@ class Workspace:
             except OSError as error:
                 here = "/".join([*done, part])[:200]
                 os.close(fd)
+                if is_cluster_error(error):
+                    raise
                 if error.errno == errno.ELOOP or _is_link(self._fd, [*done, part]):
                     raise Refused(
                         "symlink", f"model_path: {here} is a symbolic link", "submit a real folder of the workspace"
@@ -200,16 +191,15 @@ class Workspace:
 
     def write(self, folder: str | None, name: str, value: Any) -> bool:
         """Writes a JSON file whole or not at all into a first-level folder (or the workspace); False if it can't."""
+        data = memoryview(readable_json(value))
         fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
         if fd is None:
             return False
+        # Not synced: an attempt that follows a lost node tells everything again.
         temporary = f".tmp-{secrets.token_hex(8)}"
         try:
-            out = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd
-            )
+            out = os.open(temporary, FILE_FLAGS, 0o644, dir_fd=fd)
             try:
-                data = memoryview(readable_json(value))
                 while data:
                     data = data[os.write(out, data) :]
             finally:

@@ -1,0 +1,43 @@
+"""JSON Schemas of the records on disk, for readers in other languages. `bin/schemas` writes them to docs/schemas/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autorl_hpc.records.base import SCHEMA_VERSION, Strict
+from autorl_hpc.records.exchange import Baseline, Claim, Clock, Heartbeat, Manifest, QueueEntry, StoreManifest
+from autorl_hpc.records.experiment import ExperimentSpec
+from autorl_hpc.records.ledger import BODIES, Entry
+from autorl_hpc.records.run import ExperimentRecord, RunRecord
+from autorl_hpc.records.task import TaskFile
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+FILES: tuple[type[Strict], ...] = (
+    Manifest,
+    ExperimentSpec,
+    RunRecord,
+    ExperimentRecord,
+    Entry,
+    *BODIES.values(),
+    QueueEntry,
+    Claim,
+    Heartbeat,
+    Clock,
+    Baseline,
+    StoreManifest,
+    TaskFile,
+)
+"""Every record that is a file of its own, and the body of each kind of ledger entry."""
+
+
+def schemas(*more: type[Strict]) -> dict[str, dict[str, Any]]:
+    """The schema of each record by its name.
+
+    Args:
+        more: records of rooms above this one, such as `agents.AgentFile`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for model in (*FILES, *more):
+        schema = model.model_json_schema(mode="validation")
+        found[model.__name__] = {"$schema": DIALECT, "x-schema-version": SCHEMA_VERSION, **schema}
+    return found

@@ -1,0 +1,100 @@
+"""A folder that may belong to an agent already, written to by descriptor: no link in it is ever followed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from types import TracebackType
+
+DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folder:
+    """An open folder."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self.fd)
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """The folder at `path`, whose last part must be no link."""
+        return cls(os.open(path, DIR_FLAGS))
+
+    def folder(self, name: str) -> Folder:
+        """The folder `name` in it, made if it is not there. A link or a file in its place is removed.
+
+        Raises:
+            OSError: it can be neither opened nor made.
+        """
+        if not self.stands(name) or not stat.S_ISDIR(self._mode(name)):
+            self._clear(name)
+            try:
+                os.mkdir(name, 0o755, dir_fd=self.fd)
+            except FileExistsError:
+                pass
+        return Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd))
+
+    def stands(self, name: str) -> bool:
+        """Whether there is something of that name that is no link."""
+        try:
+            return not stat.S_ISLNK(self._mode(name))
+        except FileNotFoundError:
+            return False
+
+    def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
+        """Lays a file, whole or not at all, unless something stands there. A link in its place is replaced."""
+        if self.stands(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with os.fdopen(os.open(temporary, FILE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
+            if isinstance(source, bytes):
+                out.write(source)
+            else:
+                with open(source, "rb") as data:
+                    shutil.copyfileobj(data, out, 4 * 1024 * 1024)
+            os.fchmod(out.fileno(), mode)
+        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
+        """Lays the files below `source` that don't stand yet; names in `skip` and compiled Python are left out."""
+        for entry in sorted(os.scandir(source), key=lambda e: e.name):
+            if entry.name in skip or entry.name == "__pycache__" or entry.name.endswith(".pyc"):
+                continue
+            if entry.is_dir():
+                with self.folder(entry.name) as inner:
+                    inner.lay_tree(Path(entry.path), skip)
+            else:
+                self.lay_file(entry.name, Path(entry.path))
+
+    def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
+        """Lays a copy of the folder `source`, whole or not at all, unless something stands there."""
+        if self.stands(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with self.folder(temporary) as fresh:
+            fresh.lay_tree(source, skip)
+        self._clear(name)
+        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def _mode(self, name: str) -> int:
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
+
+    def _clear(self, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass

@@ -1,0 +1,227 @@
+"""Graders that die, race, or find what they need altered: every score stands once, and the blame is right."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SUBMITS_ONE, VARIANTS, Cluster, wait_for
+
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.records.ledger import Score
+from autorl_hpc.states import EntryKind, Fault, Split
+
+MINI: dict[str, Any] = {"matrix": {"task": "mini"}}
+
+EXPLODES = (
+    "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"
+    + VARIANTS
+    + """variants 0 1
+python3 - <<'END'
+from safetensors.torch import load_file, save_file
+path = "output/v0/model.safetensors"
+tensors = load_file(path)
+# Finite, as intake demands, but the forward pass overflows: sampling from the probabilities then fails.
+save_file({k: v * 1e30 if v.ndim == 2 else v for k, v in tensors.items()}, path, metadata={"format": "pt"})
+END
+./submit output/v0
+"""
+)
+
+
+def scores_in_ledger(cluster: Cluster, run_id: str) -> list[Score]:
+    """Every score entry of a run, doubles included."""
+    entries = Ledger(cluster.run_dir(run_id)).read()
+    return [linked.body for linked in entries if linked.kind is EntryKind.SCORE]
+
+
+def assert_nothing_waits(cluster: Cluster) -> None:
+    """Queue and claims are empty."""
+    assert os.listdir(cluster.experiment.queue) == []
+    assert os.listdir(cluster.experiment.claims) == []
+
+
+def test_killed_while_scoring_is_scored_once_by_the_next(cluster: Cluster) -> None:
+    run_id = cluster.sealed_run()
+    first = cluster.grader()
+    wait_for(lambda: cluster.is_scoring(first.pid), what="the first grader at a submission")
+    os.kill(first.pid, signal.SIGSTOP)
+    assert scores_in_ledger(cluster, run_id) == [], "it was too fast for this test"
+    assert os.listdir(cluster.experiment.claims) == [f"f-{run_id}--000001.g0001"]
+    first.kill()
+    second = cluster.grader()
+    assert second.wait(90) == 0, cluster.logs()
+    (score,) = scores_in_ledger(cluster, run_id)
+    assert score.generation == 2
+    assert score.evaluation.score is not None
+    assert cluster.finished([run_id])
+    assert_nothing_waits(cluster)
+
+
+def test_two_graders_race_over_200_submissions(cluster: Cluster) -> None:
+    cluster.mini_task(2, max_new_tokens=2)
+    script = (
+        "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"
+        + VARIANTS
+        + """variants $((AUTORL_SEED * 50)) 50
+for folder in output/v*; do
+  echo "{\\"schema_version\\": 1, \\"model_path\\": \\"$folder\\"}" > submissions/.tmp-x
+  mv submissions/.tmp-x "submissions/${folder#output/}.json"
+done
+while [ "$(ls results | wc -l)" -lt 50 ]; do sleep 0.1; done
+"""
+    )
+    cluster.agent("many", script)
+    run_ids = cluster.prepare(["many"], matrix={"task": "mini", "seed": [0, 1, 2, 3]}, grader={"stale_after_s": 30})
+    supervisors = [cluster.supervisor(run_id) for run_id in run_ids]
+    assert [process.wait(120) for process in supervisors] == [0, 0, 0, 0], cluster.logs()
+    waiting = [name for name in os.listdir(cluster.experiment.queue) if name.startswith("f-")]
+    assert len(waiting) == 200
+    graders = [cluster.grader(), cluster.grader()]
+    assert [process.wait(120) for process in graders] == [0, 0], cluster.logs()
+
+    scores = [(run_id, score) for run_id in run_ids for score in scores_in_ledger(cluster, run_id)]
+    assert len(scores) == 200
+    assert len({(run_id, score.submission_id) for run_id, score in scores}) == 200
+    assert all(score.evaluation.score is not None and score.generation == 1 for _, score in scores)
+    by_grader = [sum(score.grader == name for _, score in scores) for name in {s.grader for _, s in scores}]
+    assert len(by_grader) == 2 and min(by_grader) >= 20, by_grader
+    assert cluster.finished(run_ids)
+    assert_nothing_waits(cluster)
+    # The base model: measured twice, by one grader alone, for each of the two splits.
+    measured = [path for path in cluster.experiment.baselines.iterdir() if path.name.endswith(".json")]
+    assert len(measured) == 2
+    assert all('"repeat_score":null' not in path.read_text() for path in measured)
+    assert cluster.logs_of("grader").count("measuring the base model") == 2
+    done = cluster.run("verify", str(cluster.experiment.path))
+    assert "4 runs, 0 damaged" in done.stdout
+
+
+def test_sigterm_gives_the_claim_back_at_once(cluster: Cluster) -> None:
+    run_id = cluster.sealed_run(grader={"stale_after_s": 600})
+    first = cluster.grader()
+    wait_for(lambda: cluster.is_scoring(first.pid, "b1-"), what="the first grader at the baseline")
+    first.terminate()
+    assert first.wait(10) == 130
+    assert os.listdir(cluster.experiment.claims) == []
+    assert [beat["state"] for beat in cluster.heartbeats()] == ["ended"]
+    second = cluster.grader()
+    assert second.wait(60) == 0, cluster.logs()  # with the first one's claim it would wait 600 s
+    assert [score.generation for score in scores_in_ledger(cluster, run_id)] == [1]
+
+
+def test_artifact_altered_after_intake_is_the_clusters_fault(cluster: Cluster) -> None:
+    cluster.mini_task()
+    run_id = cluster.sealed_run(**MINI)
+    (artifact,) = cluster.experiment.artifacts.iterdir()
+    alter(artifact / "model.safetensors")
+    done = cluster.run("verify", str(cluster.experiment.path), check=False)
+    assert done.returncode == 1 and f"artifacts/{artifact.name[:16]}... was altered" in done.stdout
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    (score,) = scores_in_ledger(cluster, run_id)
+    assert score.evaluation.score is None
+    assert score.evaluation.fault is Fault.CLUSTER
+    assert "changed after intake" in str(score.evaluation.reason)
+    closed = cluster.view(run_id).closed
+    assert closed is not None and closed.selected_by == "infrastructure" and closed.fault is Fault.CLUSTER
+
+
+def test_artifact_that_breaks_the_engine_is_blamed_after_the_base_model_was_tried(cluster: Cluster) -> None:
+    cluster.mini_task(temperature=1.0)
+    run_id = cluster.sealed_run(EXPLODES, **MINI)
+    assert cluster.view(run_id).accepted(), cluster.answers(run_id)
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    (score,) = scores_in_ledger(cluster, run_id)
+    assert score.evaluation.score is None
+    assert score.evaluation.fault is Fault.ARTIFACT
+    assert "failed on it twice, and works for the base model" in str(score.evaluation.reason)
+    assert cluster.logs_of("grader").count("Traceback") == 2
+    closed = cluster.view(run_id).closed
+    assert closed is not None and closed.selected_by == "base_kept" and closed.fault is Fault.ARTIFACT
+    assert closed.report is not None and closed.report.score is not None
+
+
+def test_no_blame_while_the_base_model_cannot_be_tried(cluster: Cluster) -> None:
+    """The engine is up when the store's copy changes; then an artifact breaks it: who is to blame can't be found out."""
+    cluster.mini_task(temperature=1.0)
+    cluster.agent("one", EXPLODES)
+    (run_id,) = cluster.prepare(["one"], **MINI)
+    cluster.grader()
+    wait_for(lambda: len(list(cluster.experiment.baselines.glob("*[!s].json"))) == 2, what="both baselines")
+    weights = cluster.root.model("autorl/tiny") / "model.safetensors"
+    good = weights.read_bytes()
+    # The supervisor checks the store too, so the change comes when it has laid the workspace.
+    supervisor = cluster.supervisor(run_id)
+    wait_for(lambda: (cluster.workspace(run_id) / "time.json").exists(), what="the agent")
+    alter(weights)
+    assert supervisor.wait(60) == 0, cluster.logs()
+    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="the entry to go back")
+    assert scores_in_ledger(cluster, run_id) == []
+    weights.write_bytes(good)
+    wait_for(lambda: scores_in_ledger(cluster, run_id), what="the score")
+    assert scores_in_ledger(cluster, run_id)[0].evaluation.fault is Fault.ARTIFACT
+
+
+def alter(path: Path) -> None:
+    """Flips a bit near a file's end, as a person with the owner's rights may."""
+    os.chmod(path.parent, 0o700)
+    os.chmod(path, 0o600)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("victim", "message"),
+    [
+        (lambda c: c.root.model("autorl/tiny") / "model.safetensors", r"model\.safetensors of autorl/tiny has sha256"),
+        (lambda c: c.root.model("autorl/tiny") / "tokenizer.json", r"tokenizer\.json of autorl/tiny has sha256"),
+        (lambda c: c.root.task_vault("mini") / "feedback" / "items.jsonl", "held-out data of task mini were changed"),
+    ],
+    ids=["weights", "tokenizer", "vault"],
+)
+def test_store_or_vault_changed_after_launch_gives_no_score(
+    cluster: Cluster, victim: Callable[[Cluster], Path], message: str
+) -> None:
+    cluster.mini_task()
+    run_id = cluster.sealed_run(**MINI)
+    path = victim(cluster)
+    kept = cluster.root.path / "kept-aside"
+    shutil.copyfile(path, kept)
+    alter(path)
+    grader = cluster.grader()
+    wait_for(lambda: re.search(message, cluster.logs_of("grader")), what=message)
+    wait_for(lambda: cluster.logs_of("grader").count("goes back to the queue") >= 2, what="two entries to go back")
+    assert scores_in_ledger(cluster, run_id) == []
+    assert f"f-{run_id}--000001.json" in os.listdir(cluster.experiment.queue)
+    grader.kill()
+    grader.wait()
+    if path.name != "model.safetensors":
+        return
+    os.replace(kept, path)  # put back: nothing was lost
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    (score,) = scores_in_ledger(cluster, run_id)
+    assert score.evaluation.score is not None and score.evaluation.split is Split.FEEDBACK
+
+
+def test_a_submission_killed_between_ledger_and_queue_is_scored_all_the_same(cluster: Cluster) -> None:
+    """Its queue entry is missing when the run is sealed without an agent: the sealing puts it."""
+    cluster.mini_task()
+    cluster.agent("one", SUBMITS_ONE + "sleep 60\n")
+    (run_id,) = cluster.prepare(["one"], **MINI)
+    supervisor = cluster.supervisor(run_id)
+    entry = cluster.experiment.queue / f"f-{run_id}--000001.json"
+    wait_for(entry.exists, what="the submission")
+    supervisor.kill()
+    supervisor.wait()
+    entry.unlink()
+    cluster.run("cancel", str(cluster.experiment.path))
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert len(scores_in_ledger(cluster, run_id)) == 1
+    assert cluster.finished([run_id])
