@@ -28,7 +28,8 @@ from safetensors.torch import load_file, save_file
 path = "output/v0/model.safetensors"
 tensors = load_file(path)
 # Finite, as intake demands, but the forward pass overflows: sampling from the probabilities then fails.
-save_file({k: v * 1e30 if v.ndim == 2 else v for k, v in tensors.items()}, path, metadata={"format": "pt"})
+wild = ("q_proj.weight", "k_proj.weight")
+save_file({k: v * 1e30 if k.endswith(wild) else v for k, v in tensors.items()}, path, metadata={"format": "pt"})
 END
 ./submit output/v0
 """

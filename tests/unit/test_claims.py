@@ -1,0 +1,222 @@
+"""Claims: generations, staleness by the reader's own clock alone, one winner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from autorl_hpc.files import queue as queues
+from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
+from autorl_hpc.records.exchange import Heartbeat
+
+STALE_S = 0.25
+ENTRY = "f-run--000001"
+
+
+class World:
+    """A claims folder with its graders."""
+
+    def __init__(self, path: Path) -> None:
+        self.claims, self.graders = path / "claims", path / "graders"
+        self.claims.mkdir()
+        self.graders.mkdir()
+
+    def grader(self, name: str, stale_after_s: float = STALE_S) -> Claims:
+        return Claims(self.claims, name, "host", HeartbeatWatch(self.graders, stale_after_s))
+
+    def beat(self, name: str, counter: int, state: Literal["idle", "scoring", "ended"] = "scoring") -> None:
+        write_heartbeat(self.graders, Heartbeat(grader=name, host="host", pid=1, counter=counter, state=state))
+
+    def take(self, claims: Claims) -> int | None:
+        return claims.take(ENTRY, claims.current())
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.claims))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_free_entry_is_claimed_with_the_first_generation(world: World) -> None:
+    a = world.grader("a")
+    assert world.take(a) == 1
+    assert world.names() == [f"{ENTRY}.g0001"]
+    claim = json.loads((world.claims / f"{ENTRY}.g0001").read_bytes())
+    assert (claim["grader"], claim["generation"], claim["pid"]) == ("a", 1, os.getpid())
+    assert a.holds(ENTRY, 1)
+
+
+def test_a_living_grader_keeps_its_claim(world: World) -> None:
+    a, b = world.grader("a"), world.grader("b")
+    world.take(a)
+    for counter in range(8):  # twice as long as staleness takes
+        world.beat("a", counter)
+        assert world.take(b) is None
+        time.sleep(STALE_S / 4)
+
+
+def test_a_counter_that_stands_still_is_taken_over_with_the_next_generation(world: World) -> None:
+    a, b = world.grader("a"), world.grader("b")
+    world.take(a)
+    world.beat("a", 7)
+    assert world.take(b) is None, "the first look can't know how old the heartbeat is"
+    time.sleep(STALE_S * 0.5)
+    assert world.take(b) is None
+    time.sleep(STALE_S * 0.7)
+    assert world.take(b) == 2
+    assert not a.holds(ENTRY, 1) and b.holds(ENTRY, 2)
+    assert claimed_entries(world.claims) == {ENTRY: 2}
+
+
+@pytest.mark.parametrize("offset_s", [-90.0, 90.0, 1e9])
+def test_the_files_times_decide_nothing(world: World, offset_s: float) -> None:
+    """The file server's clock is ahead or behind: mtimes say nothing."""
+    a, b = world.grader("a"), world.grader("b")
+    world.take(a)
+    world.beat("a", 1)
+    for path in (world.graders / "a.json", world.claims / f"{ENTRY}.g0001"):
+        os.utime(path, (time.time() + offset_s, time.time() + offset_s))
+    assert world.take(b) is None
+    time.sleep(STALE_S * 1.2)
+    os.utime(world.graders / "a.json")  # touched, but the counter stands still
+    assert world.take(b) == 2
+
+
+def test_a_counter_that_goes_back_is_a_sign_of_life(world: World) -> None:
+    watch = HeartbeatWatch(world.graders, STALE_S)
+    for counter in (100, 5, 4, 3):
+        world.beat("a", counter)
+        assert not watch.is_stale("a")
+        time.sleep(STALE_S * 0.5)
+
+
+def test_a_grader_without_a_heartbeat_is_stale_after_a_while(world: World) -> None:
+    watch = HeartbeatWatch(world.graders, STALE_S)
+    assert not watch.is_stale("a")
+    time.sleep(STALE_S * 1.2)
+    assert watch.is_stale("a")
+    world.beat("a", 1)
+    assert not watch.is_stale("a"), "it only started slowly"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"counter": null}', b'{"counter": "x"}', None])
+def test_a_dead_grader_does_not_live_by_heartbeats_that_can_t_be_read(world: World, damage: bytes | None) -> None:
+    watch = HeartbeatWatch(world.graders, STALE_S)
+    world.beat("a", 1)
+    beat = (world.graders / "a.json").read_bytes()
+    assert not watch.is_stale("a")
+    deadline = time.monotonic() + STALE_S * 1.2
+    while time.monotonic() < deadline:  # now readable, now not: the counter itself never changes
+        if damage is None:
+            (world.graders / "a.json").unlink()
+        else:
+            (world.graders / "a.json").write_bytes(damage)
+        watch.is_stale("a")
+        (world.graders / "a.json").write_bytes(beat)
+        watch.is_stale("a")
+        time.sleep(STALE_S / 20)
+    assert watch.is_stale("a")
+
+
+def test_an_ended_grader_s_claim_is_taken_at_once(world: World) -> None:
+    a, b = world.grader("a"), world.grader("b")
+    world.take(a)
+    world.beat("a", 3)
+    assert world.take(b) is None
+    world.beat("a", 4, "ended")
+    assert world.take(b) == 2
+
+
+def test_its_own_claim_is_taken_again_with_the_next_generation(world: World) -> None:
+    a = world.grader("a")
+    assert [world.take(a), world.take(a)] == [1, 2]
+
+
+def test_dropping_removes_every_generation_and_nothing_else(world: World) -> None:
+    a = world.grader("a")
+    world.take(a)
+    world.take(a)
+    other = f"{ENTRY}1"
+    a.take(other, {})
+    a.drop(ENTRY)
+    assert world.names() == [f"{other}.g0001"]
+    assert world.take(a) == 1
+
+
+def test_a_claim_dropped_after_the_listing_is_left_alone(world: World) -> None:
+    """The holder finished between another one's listing and its look: the work is done, not free."""
+    a, b = world.grader("a"), world.grader("b")
+    world.take(a)
+    listing = b.current()
+    a.drop(ENTRY)
+    assert b.take(ENTRY, listing) is None
+    assert world.names() == []
+
+
+def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: World) -> None:
+    b = world.grader("b")
+    (world.claims / f"{ENTRY}.g0001").write_bytes(b"")
+    assert world.take(b) is None
+    time.sleep(STALE_S * 1.2)
+    assert world.take(b) == 2
+
+
+def test_an_old_listing_wins_nothing(world: World) -> None:
+    """Two graders saw the same stale claim; the slower one finds the next generation taken."""
+    a, b, c = world.grader("a"), world.grader("b"), world.grader("c")
+    world.take(a)
+    world.beat("a", 1, "ended")
+    listing = c.current()
+    assert world.take(b) == 2
+    assert c.take(ENTRY, listing) is None
+
+
+RACER = """
+import sys, time
+from pathlib import Path
+from autorl_hpc.files.claims import Claims, HeartbeatWatch
+folder, me, entries = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+claims = Claims(folder / "claims", me, "host", HeartbeatWatch(folder / "graders", 60.0))
+(folder / "ready" / me).touch()
+while len(list((folder / "ready").iterdir())) < int(sys.argv[4]):
+    time.sleep(0.001)
+print("".join("1" if claims.take(f"e{n}", claims.current()) else "0" for n in range(entries)))
+"""
+
+
+@pytest.mark.parametrize("racers", [2, 4])
+def test_racing_graders_have_one_winner_an_entry(world: World, tmp_path: Path, racers: int) -> None:
+    entries = 100
+    (tmp_path / "ready").mkdir()
+
+    def race(number: int) -> str:
+        command = [sys.executable, "-c", RACER, str(tmp_path), f"g{number}", str(entries), str(racers)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    with ThreadPoolExecutor(racers) as pool:
+        results = list(pool.map(race, range(racers)))
+    for entry in range(entries):
+        winners = [f"g{number}" for number, result in enumerate(results) if result[entry] == "1"]
+        claim = json.loads((world.claims / f"e{entry}.g0001").read_bytes())
+        assert winners == [claim["grader"]]
+    assert len(world.names()) == entries
+
+
+def test_the_queue_s_order_survives_names_of_strangers() -> None:
+    order = queues.Order()
+    names = ["f-b--000001", "b2-t-m-12345678", "c-run", "f.json", "f", "x", "f-a--000001", "b1-t-m-12345678"]
+    first = order.sort(names)
+    assert [first[0], first[-2:]] == ["b1-t-m-12345678", ["b2-t-m-12345678", "x"]]
+    order.count("f-b--000001")
+    again = order.sort(names)
+    assert again.index("f-a--000001") < again.index("f-b--000001"), "a run that was served stands back"

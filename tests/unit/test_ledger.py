@@ -1,0 +1,328 @@
+"""The ledger: a chain that shows every change, and entries that stand once however many processes write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Ledger, sha256_hex
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.base import NewerVersion
+from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Submission
+from autorl_hpc.states import EntryKind, Fault
+from autorl_hpc.supervise.chain import Chain, Superseded
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """An empty run."""
+    made = RunDir(tmp_path / "run")
+    made.ledger.mkdir(parents=True)
+    made.record.write_text('{"run_id": "run"}\n')
+    return made
+
+
+def started(number: int) -> AttemptStarted:
+    return AttemptStarted(attempt=number, elapsed_s=float(number), workspace="w")
+
+
+def refused(number: int) -> Submission:
+    return Submission(submission_id=number, manifest_id=f"m{number}", status="refused", model_path=None, elapsed_s=0.0)
+
+
+@pytest.fixture
+def five(run: RunDir) -> RunDir:
+    """A run with five entries."""
+    ledger = Ledger(run)
+    for number in range(1, 6):
+        assert ledger.append(EntryKind.ATTEMPT_STARTED, started(number), role="supervisor") is not None
+    return run
+
+
+def entry_path(run: RunDir, number: int) -> Path:
+    return run.ledger / f"{number:06d}.json"
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """As somebody with the account's rights would: entries are read-only files."""
+    os.chmod(path, 0o644)
+    path.write_bytes(data)
+
+
+def test_each_entry_holds_the_hash_of_the_one_before(five: RunDir) -> None:
+    before = sha256_hex(five.record.read_bytes())
+    for number in range(1, 6):
+        data = entry_path(five, number).read_bytes()
+        value = json.loads(data)
+        assert (value["seq"], value["prev"]) == (number, before)
+        assert data == canonical_json(value) + b"\n"
+        before = sha256_hex(data)
+    ledger = Ledger(five)
+    assert [linked.body.attempt for linked in ledger.read()] == [1, 2, 3, 4, 5]
+    assert ledger.head() == before
+
+
+def test_a_reader_sees_what_others_append(five: RunDir) -> None:
+    reader, writer = Ledger(five), Ledger(five)
+    assert len(reader.read()) == 5
+    writer.append(EntryKind.ATTEMPT_STARTED, started(6), role="supervisor")
+    assert len(reader.entries) == 5
+    assert len(reader.read()) == 6
+
+
+def test_unless_leaves_the_chain_as_it_is(five: RunDir) -> None:
+    seen: list[int] = []
+
+    def stands(entries: object) -> bool:
+        seen.append(len(entries))  # type: ignore[arg-type]
+        return True
+
+    assert Ledger(five).append(EntryKind.ATTEMPT_STARTED, started(6), role="grader", unless=stands) is None
+    assert seen == [5] and len(os.listdir(five.ledger)) == 5
+
+
+def test_a_body_of_another_kind_is_a_defect(run: RunDir) -> None:
+    with pytest.raises(TypeError, match="Submission"):
+        Ledger(run).append(EntryKind.SUBMISSION, started(1), role="supervisor")
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.records.ledger import AttemptEnded
+from autorl_hpc.states import EntryKind
+run, me, entries, racers = RunDir(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+ready = run.path / "ready"
+(ready / me).touch()
+while len(list(ready.iterdir())) < racers:
+    time.sleep(0.001)
+ledger, written = Ledger(run), 0
+for number in range(entries):
+    for reason in (f"once-{number}", f"{me}-{number}"):
+        body = AttemptEnded(attempt=number, elapsed_s=0.0, reason=reason)
+        there = lambda chain: any(linked.body.reason == reason for linked in chain)
+        written += ledger.append(EntryKind.ATTEMPT_ENDED, body, role="grader", unless=there) is not None
+print(written)
+"""
+
+
+def test_eight_writers_commit_each_entry_once(run: RunDir) -> None:
+    """Fifty entries that must stand once and are written by everybody, and fifty of each process's own."""
+    racers, entries = 8, 50
+    (run.path / "ready").mkdir()
+
+    def write(number: int) -> int:
+        command = [sys.executable, "-c", WRITER, str(run.path), f"w{number}", str(entries), str(racers)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout)
+
+    with ThreadPoolExecutor(racers) as pool:
+        written = list(pool.map(write, range(racers)))
+    reasons = [linked.body.reason for linked in Ledger(run).read()]
+    assert sum(written) == len(reasons) == entries + racers * entries
+    assert len(set(reasons)) == len(reasons), "an entry stands twice"
+    assert sum(reason.startswith("once-") for reason in reasons) == entries
+    assert len(os.listdir(run.ledger)) == len(reasons), "a loser left its temporary file"
+
+
+def alter_byte(run: RunDir) -> None:
+    data = entry_path(run, 3).read_bytes()
+    overwrite(entry_path(run, 3), data.replace(b'"elapsed_s":3.0', b'"elapsed_s":2.0'))
+
+
+def alter_with_whitespace(run: RunDir) -> None:
+    """The same JSON value in other bytes; the last entry has no successor to tell."""
+    overwrite(entry_path(run, 5), entry_path(run, 5).read_bytes().replace(b":", b": ", 1))
+
+
+def remove(run: RunDir) -> None:
+    entry_path(run, 3).unlink()
+
+
+def swap(run: RunDir) -> None:
+    third, fourth = entry_path(run, 3).read_bytes(), entry_path(run, 4).read_bytes()
+    overwrite(entry_path(run, 3), fourth)
+    overwrite(entry_path(run, 4), third)
+
+
+def swap_and_renumber(run: RunDir) -> None:
+    third, fourth = json.loads(entry_path(run, 3).read_bytes()), json.loads(entry_path(run, 4).read_bytes())
+    third["body"], fourth["body"] = fourth["body"], third["body"]
+    overwrite(entry_path(run, 3), canonical_json(third) + b"\n")
+    overwrite(entry_path(run, 4), canonical_json(fourth) + b"\n")
+
+
+def empty_last(run: RunDir) -> None:
+    overwrite(entry_path(run, 5), b"")
+
+
+def truncate_last(run: RunDir) -> None:
+    overwrite(entry_path(run, 5), entry_path(run, 5).read_bytes()[:100])
+
+
+def not_utf8(run: RunDir) -> None:
+    overwrite(entry_path(run, 5), b"\xff\xfe" + entry_path(run, 5).read_bytes())
+
+
+def endless_nesting(run: RunDir) -> None:
+    overwrite(entry_path(run, 5), b"[" * 100_000)
+
+
+def another_run(run: RunDir) -> None:
+    run.record.write_text('{"run_id": "ran"}\n')
+
+
+def go_beyond(run: RunDir) -> None:
+    entry_path(run, 5).rename(entry_path(run, 7))
+
+
+def unknown_field(run: RunDir) -> None:
+    value = json.loads(entry_path(run, 5).read_bytes())
+    value["body"]["score"] = 100
+    overwrite(entry_path(run, 5), canonical_json(value) + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named", "file"),
+    [
+        (alter_byte, "the chain breaks before ledger entry 000004", "000004.json"),
+        (alter_with_whitespace, "ledger entry 000005 is not written as this suite writes it", "000005.json"),
+        (remove, "ledger entry 000003.json is missing, though 000004.json is there", "000003.json"),
+        (swap, "ledger entry 000003 calls itself number 4", "000003.json"),
+        (swap_and_renumber, "the chain breaks before ledger entry 000004", "000004.json"),
+        (empty_last, "ledger entry 000005 is damaged", "000005.json"),
+        (truncate_last, "ledger entry 000005 is damaged", "000005.json"),
+        (not_utf8, "ledger entry 000005 is damaged", "000005.json"),
+        (endless_nesting, "ledger entry 000005 is damaged", "000005.json"),
+        (another_run, "the chain breaks before ledger entry 000001: run.json", "000001.json"),
+        (go_beyond, "ledger entry 000005.json is missing, though 000007.json is there", "000005.json"),
+        (unknown_field, "ledger entry 000005 is damaged: field `score`: unknown field", "000005.json"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_damage_is_named(five: RunDir, damage: Callable[[RunDir], None], named: str, file: str) -> None:
+    damage(five)
+    before = sorted(os.listdir(five.ledger))
+    for use in (
+        lambda: Ledger(five).read(),
+        lambda: Ledger(five).append(EntryKind.ATTEMPT_STARTED, started(6), role="supervisor"),
+    ):
+        with pytest.raises(AutorlError) as caught:
+            use()
+        assert named in caught.value.what
+        assert caught.value.where == str(five.ledger / file)
+        assert caught.value.fault is Fault.CLUSTER and caught.value.next_step
+    assert sorted(os.listdir(five.ledger)) == before, "something was written behind the damage"
+
+
+def test_what_stood_before_the_damage_stays_readable(five: RunDir) -> None:
+    alter_byte(five)
+    ledger = Ledger(five)
+    with pytest.raises(AutorlError):
+        ledger.read()
+    assert [linked.entry.seq for linked in ledger.entries] == [1, 2, 3]
+
+
+def test_an_entry_of_a_newer_version_is_not_called_damaged(five: RunDir) -> None:
+    value = json.loads(entry_path(five, 5).read_bytes())
+    value["schema_version"] = 2
+    value["new_field"] = 1
+    overwrite(entry_path(five, 5), canonical_json(value) + b"\n")
+    with pytest.raises(NewerVersion) as caught:
+        Ledger(five).read()
+    assert "ledger entry 000005" in caught.value.what and "newer autorl-hpc" in caught.value.what
+    assert caught.value.where == str(entry_path(five, 5))
+    assert "newer autorl-hpc" in (caught.value.next_step or "")
+
+
+@pytest.mark.parametrize("version", ["2", 2.0, 0, None, "x"])
+def test_a_version_that_is_no_version_is_damage(five: RunDir, version: object) -> None:
+    value = json.loads(entry_path(five, 5).read_bytes())
+    value["schema_version"] = version
+    overwrite(entry_path(five, 5), canonical_json(value) + b"\n")
+    with pytest.raises(AutorlError, match="000005 is damaged: field `schema_version`"):
+        Ledger(five).read()
+
+
+def test_the_sealed_copy_is_read_when_the_folder_is_gone(five: RunDir) -> None:
+    ledger = Ledger(five)
+    ledger.seal_file()
+    head = ledger.head()
+    for path in five.ledger.iterdir():
+        path.unlink()
+    five.ledger.rmdir()
+    again = Ledger(five)
+    assert len(again.read()) == 5 and again.head() == head
+
+
+def test_damage_in_the_sealed_copy_is_named(five: RunDir) -> None:
+    Ledger(five).seal_file()
+    for path in five.ledger.iterdir():
+        path.unlink()
+    five.sealed_ledger.write_bytes(five.sealed_ledger.read_bytes().replace(b'"elapsed_s":3.0', b'"elapsed_s":2.0'))
+    with pytest.raises(AutorlError, match="the chain breaks before ledger entry 000004") as caught:
+        Ledger(five).read()
+    assert caught.value.where == str(five.sealed_ledger)
+
+
+def test_unfinished_writes_and_strange_names_are_passed_over(five: RunDir) -> None:
+    (five.ledger / ".tmp-000006.json.1.abc").write_bytes(b"half")
+    (five.ledger / "notes.json").write_bytes(b"{}")
+    (five.ledger / "000006.json~").write_bytes(b"{}")
+    assert len(Ledger(five).read()) == 5
+
+
+def test_an_older_attempt_can_write_nothing_any_more(run: RunDir) -> None:
+    older, newer = Chain(run), Chain(run)
+    assert older.begin(0.0, "w") == 1
+    older.write(EntryKind.SUBMISSION, refused(1))
+    assert newer.begin(5.0, "w") == 2
+    with pytest.raises(Superseded):
+        older.look()
+    # That look has read the newer attempt's entry already; the next write must still see it.
+    with pytest.raises(Superseded):
+        older.write(EntryKind.SUBMISSION, refused(2))
+    with pytest.raises(Superseded):
+        older.write(EntryKind.ATTEMPT_ENDED, AttemptEnded(attempt=1, elapsed_s=1.0, reason="late"))
+    newer.write(EntryKind.SUBMISSION, refused(2))
+    assert len(Ledger(run).read()) == 4
+
+
+def test_racing_attempts_get_different_numbers(run: RunDir) -> None:
+    chains = [Chain(run) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda chain: chain.begin(0.0, "w"), chains))
+    assert sorted(numbers) == list(range(1, 9))
+
+
+def test_a_view_does_not_change_under_who_reads_it(run: RunDir) -> None:
+    chain = Chain(run)
+    chain.begin(0.0, "w")
+    before = chain.look()
+    chain.write(EntryKind.SUBMISSION, refused(1))
+    assert not before.submissions and list(chain.look().submissions) == [1]
+
+
+def test_submissions_after_the_seal_don_t_count(run: RunDir) -> None:
+    from autorl_hpc.records.ledger import Sealed
+    from autorl_hpc.states import EndedBy
+
+    chain = Chain(run)
+    chain.begin(0.0, "w")
+    sealed = Sealed(submissions=(), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=1.0, given_back_s=0.0)
+    chain.write(EntryKind.SEALED, sealed)
+    with pytest.raises(Superseded):
+        chain.write(EntryKind.SUBMISSION, refused(1))
+    Ledger(run).append(EntryKind.SUBMISSION, refused(1), role="supervisor")  # by other means
+    assert not RunView.of(Ledger(run).read()).submissions
