@@ -307,7 +307,7 @@ def _restore_gpus() -> None:
     """submitit's local executor hides the GPUs of a job that asked for none; ours share what launch was given."""
     import os
 
-    given = os.environ.pop("AUTORL_CUDA_VISIBLE_DEVICES", None)
+    given = os.environ.get("AUTORL_CUDA_VISIBLE_DEVICES")  # kept: jobs start jobs
     if given == "unset":
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     elif given is not None:

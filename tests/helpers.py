@@ -45,7 +45,7 @@ END
 """
 """A shell function for agents of tests: checkpoints of distinct content in no time."""
 
-SUBMITS_ONE = "#!/usr/bin/env bash\nset -e\ncd \"$WORKSPACE\"\n" + VARIANTS + "variants 0 1\n./submit output/v0\n"
+SUBMITS_ONE = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS + "variants 0 1\n./submit output/v0\n"
 """An agent that submits one checkpoint and ends when it is accepted."""
 
 
@@ -78,7 +78,7 @@ class Cluster:
         for part in ("store", "vault"):
             shutil.copytree(staged / part, self.root.path / part)
         self.share = tmp / "share"
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[Any]] = []
         self.experiment = self.root.experiment("exp")
         self.code: Path | None = None
 
@@ -212,13 +212,6 @@ class Cluster:
         values = [reading.read_json_or_none(path) for path in paths]
         return [value for value in values if isinstance(value, dict)]
 
-    def is_scoring(self, pid: int, prefix: str = "f-") -> bool:
-        """Whether the grader of that pid says that it works on an entry of that kind."""
-        return any(
-            beat["pid"] == pid and beat["state"] == "scoring" and str(beat["working_on"]).startswith(prefix)
-            for beat in self.heartbeats()
-        )
-
     def processes_here(self) -> list[int]:
         """Living processes that work on this root, by their command line or environment."""
         mark = str(self.root.path).encode()
@@ -259,11 +252,6 @@ class Cluster:
             for name in names
             if name.endswith(".json") and not name.startswith(".")
         ]
-
-    def logs_of(self, role: str) -> str:
-        """All that the processes of one role have said."""
-        paths = sorted(self.root.path.glob(f"log-*-{role}.txt"))
-        return "".join(path.read_text(errors="replace") for path in paths)
 
     def logs_of(self, role: str) -> str:
         """All that the processes of one role have said."""

@@ -22,7 +22,10 @@ MAX_INSTALL_TRIES = 100
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
     """Whether a whole artifact of that content is there."""
-    return READY_NAME in reading.list_names(artifacts / content_hash)
+    try:
+        return READY_NAME in reading.list_names(artifacts / content_hash)
+    except NotADirectoryError:
+        return False
 
 
 def new_folder(artifacts: Path) -> Path:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,30 +89,33 @@ class Ledger:
             AutorlError: an entry is missing, altered or out of order; the entry is named. What was read before
                 it stays in `entries`.
         """
-        names = [name for name in reading.list_names(self.run.ledger) if _ENTRY_NAME.match(name)]
-        count = len(self._entries)
-        if not names and not count:
-            sealed = self._sealed_lines()
-            for line in sealed:
+        listing = reading.list_names(self.run.ledger)
+        # The entries that were read are not looked at again: a ledger of thousands is listed many times a second.
+        new = [name for name in listing[bisect_right(listing, self._name(0)) :] if _ENTRY_NAME.match(name)]
+        if not new and not self._entries:
+            for line in self._sealed_lines():
                 self._take(line, self.run.sealed_ledger)
             return self._entries
-        known = set(names)
-        while f"{len(self._entries) + 1:06d}.json" in known:
-            name = f"{len(self._entries) + 1:06d}.json"
+        known = set(new)
+        while (name := self._name(1)) in known:
             path = self.run.ledger / name
             try:
                 data = reading.read_bytes(path)
             except (OSError, ValueError) as error:
                 raise damaged(f"ledger entry {name} can't be read: {error}", path) from error
             self._take(data, path)
-        beyond = [name for name in names if name > f"{len(self._entries):06d}.json"]
+        beyond = [name for name in new if name > self._name(0)]
         if beyond:
-            missing = f"{len(self._entries) + 1:06d}.json"
+            missing = self._name(1)
             # A writer may have linked this one after our listing began: look once more before it is called missing.
             if missing in reading.list_names(self.run.ledger):
                 return self.read()
             raise damaged(f"ledger entry {missing} is missing, though {beyond[0]} is there", self.run.ledger / missing)
         return self._entries
+
+    def _name(self, after: int) -> str:
+        """File name of the entry `after` the last one read."""
+        return f"{len(self._entries) + after:06d}.json"
 
     @property
     def entries(self) -> Sequence[Linked]:

@@ -14,7 +14,6 @@ from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
 from autorl_hpc.states import Split
 
-
 log = logging.getLogger("autorl_hpc.grader")
 
 

@@ -52,6 +52,11 @@ MAX_TROUBLES = 5
 """Cluster troubles in a row after which a grader gives its place to the next of the chain."""
 
 
+class Stopped(BaseException):
+    """A signal asks the grader to stop. Not KeyboardInterrupt: raised inside an import of torch, that one makes Python
+    kill itself at its end though it was caught."""
+
+
 class Heart(threading.Thread):
     """Writes the heartbeat; says whether it could."""
 
@@ -281,7 +286,7 @@ class Grader:
         """A stop that was asked for: the claim is given back at once, so that the next grader need not wait."""
         if not self._stop:  # once: a second one must not break into the cleaning up
             self._stop = True
-            raise KeyboardInterrupt
+            raise Stopped
 
 
 def _unlink_quietly(path: Path) -> None:
@@ -297,6 +302,8 @@ def run_grader(experiment: ExperimentDir) -> int:
     grader = Grader(experiment)
     try:
         grader.run()
-    except KeyboardInterrupt:
+    except Stopped:
+        pass
+    if grader._stop:  # also when a library swallowed the exception
         return 130
     return 1 if grader._troubles >= MAX_TROUBLES else 0

@@ -17,8 +17,8 @@ from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
 from autorl_hpc.launch.launcher import job_environment
 from autorl_hpc.launch.local import stop_all
-from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.launch.payload import supervisors
+from autorl_hpc.records.run import ExperimentRecord
 
 SEAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 600.0
@@ -69,11 +69,16 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
 
 
 def _seal_here(experiment: ExperimentDir, record: ExperimentRecord, runs: list[str]) -> None:
-    """No supervisor is there to see the mark: one is started for each run, which sees it and seals."""
+    """A run that waits for a place, or whose supervisor is gone, gets one, which sees the mark and seals.
+
+    One whose supervisor lives here is left to it.
+    """
+    here = supervisors(experiment)
     for run in runs:
-        if not _view(experiment, run).sealed:
-            command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(experiment.path), run]
-            subprocess.run(command, env=job_environment(experiment, record), capture_output=True, check=False)
+        if run not in here and not _view(experiment, run).sealed:
+            command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(experiment.path.resolve()), run]
+            environment = job_environment(experiment, record)
+            subprocess.run(command, env=environment, cwd=experiment.jobs, capture_output=True, check=False)
 
 
 def _view(experiment: ExperimentDir, run: str) -> RunView:

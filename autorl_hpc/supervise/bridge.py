@@ -37,6 +37,7 @@ MAX_CONNECTIONS = 128
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)

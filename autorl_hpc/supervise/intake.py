@@ -152,20 +152,19 @@ class Intake:
             manifest = read_manifest(folder, name, manifest_id)
             submission = self._accept(manifest_id, manifest, elapsed_s, started)
         except Refused as refusal:
-            submission = self._refusal(manifest_id, manifest, refusal, elapsed_s)
+            submission = self._refusal(view, manifest_id, manifest, refusal, elapsed_s)
         except _TryAgain as error:
             if patient:
                 raise
-            submission = self._refusal(manifest_id, manifest, _cluster(error), elapsed_s)
+            submission = self._refusal(view, manifest_id, manifest, _cluster(error), elapsed_s)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             # A defect of ours that a checkpoint found: it must not stand in the way of the next manifest.
             log.exception("intake of %s failed", manifest_id)
-            submission = self._refusal(manifest_id, manifest, _defect(error), elapsed_s)
-        self._commit(submission, manifest, patient)
+            submission = self._refusal(view, manifest_id, manifest, _defect(error), elapsed_s)
+        self._commit(view, submission, manifest, patient)
         self._taken.add(manifest_id)
 
-    def _commit(self, submission: Submission, manifest: Manifest | None, patient: bool) -> None:
-        view = self.chain.look()
+    def _commit(self, view: RunView, submission: Submission, manifest: Manifest | None, patient: bool) -> None:
         if submission.status == "refused" and len(view.refused()) >= MAX_RECORDED_REFUSALS:
             self.refused_unrecorded += 1
             refusal = Refused(submission.code or "", submission.message or "", submission.advice or "")
@@ -225,12 +224,14 @@ class Intake:
             finally:
                 shutil.rmtree(target, ignore_errors=True)
         except OSError as error:
-            raise _TryAgain(f"the accepted copy can't be written: {error}") from error
+            raise _TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
         return copied
 
-    def _refusal(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> Submission:
+    def _refusal(
+        self, view: RunView, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float
+    ) -> Submission:
         return Submission(
-            submission_id=max(self.chain.look().submissions, default=0) + 1,
+            submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
             status="refused",
             model_path=None if manifest is None else manifest.model_path,

@@ -202,7 +202,7 @@ def _read_index(folder_fd: int, sizes: dict[str, int], weights: set[str]) -> dic
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
         raise Refused("index_broken", f"{INDEX_NAME}: field weight_map is missing or no table of names", again)
     for file in sorted(set(mapping.values())):
-        if not PLAIN_NAME.match(file):
+        if not PLAIN_NAME.fullmatch(file):
             raise Refused(
                 "index_outside",
                 f"{INDEX_NAME}: weight_map names {file[:120]!r}; only plain names of this folder are read",

@@ -97,7 +97,9 @@ class Supervisor:
         # A preemption is no crash: it may come as often as the scheduler likes, and the budget bounds the run.
         crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
         if crashes >= self.experiment_record.spec.attempts:
-            last = view.ended[-1].reason if any(e.attempt == view.attempt for e in view.ended) else "killed without a word"
+            last = (
+                view.ended[-1].reason if any(e.attempt == view.attempt for e in view.ended) else "killed without a word"
+            )
             reason = f"{crashes} attempts ended without a seal; the last one: {last}"
             return self._seal_without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):

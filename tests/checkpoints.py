@@ -1,0 +1,210 @@
+"""Checkpoints made from the tiny model, right and wrong, and a real intake desk that takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from weights import Tensors, read_safetensors, write_safetensors
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.checkpoint import INDEX_NAME, folder_content_hash
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.ledger import Ledger, now_text
+from autorl_hpc.files.share import share
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.run import RunRecord, Science
+from autorl_hpc.states import Protocol
+from autorl_hpc.supervise.answers import Answers
+from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.chain import Chain
+from autorl_hpc.supervise.copying import Copied, copy_checkpoint
+from autorl_hpc.supervise.intake import Intake
+from autorl_hpc.supervise.lint import lint_folder
+from autorl_hpc.supervise.workspace import FOLDERS, Workspace
+from autorl_hpc.tasks.loader import load_task
+
+TINY = share("templates") / "models" / "tiny"
+SINGLE = "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def tiny_tensors() -> Tensors:
+    """The tiny model's tensors, fp32."""
+    return read_safetensors(TINY / SINGLE)
+
+
+def tiny_config() -> dict[str, Any]:
+    """The tiny model's config."""
+    value: dict[str, Any] = json.loads((TINY / "config.json").read_text())
+    return value
+
+
+def tiny_base() -> BaseModel:
+    """The tiny model as the lint sees a base."""
+    return BaseModel.read(TINY, folder_content_hash(TINY))
+
+
+def changed(tensors: Tensors, scale: float = 1e-3) -> Tensors:
+    """The same tensors after a little training."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (dtype, (values + scale * rng.standard_normal(values.shape)).astype(values.dtype))
+        for name, (dtype, values) in tensors.items()
+    }
+
+
+def save(folder: Path, tensors: Tensors | None = None, config: Mapping[str, Any] | None = None) -> Path:
+    """A checkpoint of one file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config or tiny_config()))
+    write_safetensors(folder / SINGLE, tensors or changed(tiny_tensors()))
+    return folder
+
+
+def save_shards(folder: Path, count: int, tensors: Tensors | None = None) -> Path:
+    """The same in `count` shards with an index."""
+    save(folder, tensors)
+    (folder / SINGLE).unlink()
+    tensors = tensors or changed(tiny_tensors())
+    names = [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
+    index = {name: names[number % count] for number, name in enumerate(tensors)}
+    for shard in names:
+        write_safetensors(folder / shard, {name: tensors[name] for name in tensors if index[name] == shard})
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def write_raw(path: Path, header: object, data: bytes = b"") -> None:
+    """A safetensors file with whatever header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def raw_parts(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a safetensors file."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return header, data[8 + length :]
+
+
+def take(folder: Path, target: Path, base: BaseModel | None = None) -> Copied:
+    """Lint and copy, as the intake does them.
+
+    Raises:
+        Refused: see there.
+    """
+    base = base or tiny_base()
+    target.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, fd)
+        return copy_checkpoint(lint_folder(fd, base, stack), base, target)
+
+
+def lint_only(folder: Path, base: BaseModel | None = None) -> None:
+    """The lint alone: not a byte of weights is read."""
+    with ExitStack() as stack:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, fd)
+        lint_folder(fd, base or tiny_base(), stack)
+
+
+def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refused:
+    """The refusal of a folder that must not be accepted."""
+    try:
+        copied = take(folder, target, base)
+    except Refused as refused:
+        return refused
+    raise AssertionError(f"accepted, as {copied}")
+
+
+class Desk:
+    """A run's folder, a workspace and a real intake between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.experiment = Root(path).experiment("exp")
+        for folder in self.experiment.folders():
+            folder.mkdir(parents=True)
+        task = load_task("arithmetic")
+        base = tiny_base()
+        science = Science(
+            task="arithmetic",
+            agent="null",
+            driver="none",
+            base_model="autorl/tiny",
+            mode="free",
+            seed=0,
+            budget=Budget(wall_clock_s=3600.0),
+            protocol=Protocol.TWO_SPLIT,
+            recipe=task.recipe(None),
+            splits={str(split): pin for split, pin in task.file.splits.items()},
+            base_model_content_hash=base.content_hash,
+        )
+        nothing = "0" * 64
+        self.record = RunRecord(
+            run_id=science.run_id(),
+            experiment="exp",
+            index=0,
+            science=science,
+            recipe_hash=science.recipe.hash(),
+            task_hash=nothing,
+            agent_hash=nothing,
+            code_hash=nothing,
+            created_at=now_text(),
+        )
+        self.run = self.experiment.run(self.record.run_id)
+        self.run.ledger.mkdir(parents=True)
+        self.run.record.write_bytes(self.record.canonical())
+        self.base = base
+        self.workspace = path / "workspace"
+        for name in FOLDERS:
+            (self.workspace / name).mkdir(parents=True)
+        self.intake = self.next_attempt()
+
+    def next_attempt(self) -> Intake:
+        """The intake of a new attempt on the same ledger: what a killed supervisor is followed by."""
+        workspace = Workspace(self.workspace)
+        chain = Chain(self.run)
+        attempt = chain.begin(0.0, str(self.workspace))
+        clock = BudgetClock(
+            self.run.clock, self.record.science.budget, attempt, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0
+        )
+        answers = Answers(self.record, self.experiment.baselines, workspace)
+        self.intake = Intake(self.experiment, self.record, workspace, self.base, clock, chain, answers)
+        return self.intake
+
+    def drop(self, name: str, value: object) -> Path:
+        """A manifest, whatever it is: bytes as they are, else JSON."""
+        path = self.workspace / "submissions" / f"{name}.json"
+        path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+        return path
+
+    def submit(self, name: str, model_path: str, **fields: object) -> dict[str, Any]:
+        """Drops a manifest, has it taken in and returns the answer."""
+        self.drop(name, {"model_path": model_path, **fields})
+        self.intake.poll()
+        return self.answer(name)
+
+    def answer(self, name: str) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.workspace / "results" / f"{name}.json").read_bytes())
+        return value
+
+    def view(self) -> RunView:
+        return RunView.of(Ledger(self.run).read())
+
+    def artifacts(self) -> list[str]:
+        """Names under artifacts/, unfinished ones included."""
+        return sorted(os.listdir(self.experiment.artifacts))
+
+    def queued(self) -> list[str]:
+        return sorted(os.listdir(self.experiment.queue))

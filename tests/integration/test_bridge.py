@@ -1,0 +1,242 @@
+"""The HTTP bridge, as the reference's agents use it: from inside a run, and by clients that mean no good."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from helpers import VARIANTS, Cluster, wait_for
+
+from autorl_hpc.supervise.bridge import MAX_CONNECTIONS
+
+AGENT = (
+    "#!/usr/bin/env bash\ncd $WORKSPACE\n"
+    + VARIANTS
+    + """variants 0 2
+echo "$GRADING_SERVER_URL" > code/.url && mv code/.url code/url
+while [ ! -e code/end ]; do sleep 0.1; done
+"""
+)
+
+REFERENCE_FIELDS = {
+    *("submission_id", "timestamp", "model_path", "score", "baseline_score", "improvement", "elapsed_seconds"),
+    *("best", "total_submissions"),
+}
+
+
+@dataclass
+class Client:
+    """A client of one run's bridge."""
+
+    url: str
+    workspace: Path
+    cluster: Cluster
+    run_id: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return str(parts.hostname), int(parts.port or 0)
+
+    def ask(self, path: str, body: Any = None, *, url: str | None = None, timeout_s: float = 60) -> tuple[int, Any]:
+        """Status and JSON of one request; a POST if there is a body."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{url or self.url}{path}", data=data)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def raw(self, data: bytes) -> socket.socket:
+        """A connection on which `data` was sent and that stays open."""
+        connection = socket.create_connection(self.address, timeout=10)
+        connection.sendall(data)
+        return connection
+
+    def assert_answers(self) -> None:
+        """The bridge answers a well-behaved client at once."""
+        started = time.monotonic()
+        assert self.ask("/health", timeout_s=5)[0] == 200
+        assert time.monotonic() - started < 2
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    """A running run on the task `mini` whose agent waits; no grader yet."""
+    cluster.mini_task()
+    cluster.agent("waits", AGENT)
+    (run_id,) = cluster.prepare(["waits"], matrix={"task": "mini"})
+    supervisor = cluster.supervisor(run_id)
+    workspace = cluster.workspace(run_id)
+    wait_for((workspace / "code" / "url").exists, what="the agent")
+    yield Client((workspace / "code" / "url").read_text().strip(), workspace, cluster, run_id)
+    (workspace / "code" / "end").touch()
+    assert supervisor.wait(20) == 0, cluster.logs()
+
+
+def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
+    answers: dict[str, tuple[int, Any]] = {}
+
+    def submit(name: str, path: str) -> None:
+        answers[name] = client.ask("/submit", {"model_path": path, "final": name == "second"})
+
+    threads = [
+        threading.Thread(target=submit, args=("first", str(client.workspace / "output" / "v0")), daemon=True),
+        threading.Thread(target=submit, args=("second", "output/v1"), daemon=True),
+    ]
+    threads[0].start()
+    wait_for(lambda: len(client.cluster.view(client.run_id).submissions) == 1, what="the first submission")
+    threads[1].start()
+    wait_for(lambda: len(client.cluster.view(client.run_id).submissions) == 2, what="the second submission")
+    time.sleep(1)
+    assert answers == {}  # accepted, and still held
+    client.assert_answers()
+    before = int(time.time())
+    client.cluster.grader()
+    for thread in threads:
+        thread.join(60)
+
+    assert {status for status, _ in answers.values()} == {200}
+    first, second = answers["first"][1], answers["second"][1]
+    for answer in (first, second):
+        assert set(answer) >= REFERENCE_FIELDS
+        assert answer["status"] == "scored"
+        assert answer["improvement"] == pytest.approx(answer["score"] - answer["baseline_score"])
+        assert set(answer["best"]) == {"submission_id", "model_path", "score"}
+        assert answer["total_submissions"] == 2
+        assert answer["elapsed_seconds"] > 0
+    assert (first["submission_id"], second["submission_id"]) == (1, 2)
+    assert first["model_path"] == "output/v0"  # given as an absolute path inside the workspace
+    # The bridge told what the ledger holds.
+    view = client.cluster.view(client.run_id)
+    assert [view.scores[n].evaluation.score for n in (1, 2)] == [first["score"], second["score"]]
+    assert [s.final for s in view.accepted()] == [False, True]
+    last = client.ask("/time")[1]["last_submit_time"]
+    assert before - 60 <= last <= before
+    # The same content again is answered from the ledger, though the grader may be gone.
+    status, again = client.ask("/submit", {"model_path": "output/v0"})
+    assert (status, again["score"], again["same_as"]) == (200, first["score"], 1)
+
+
+def test_small_requests(client: Client) -> None:
+    status, answer = client.ask("/submit", {"model_path": "output/v0", "wait": False})
+    assert (status, answer["status"], answer["score"]) == (200, "accepted", None)
+
+    wrong: tuple[Any, ...] = (
+        {},
+        {"model_path": ""},
+        {"model_path": 7},
+        {"path": "output/v0"},
+        [],
+        "output/v0",
+        None,
+        3,
+    )
+    for body in wrong:
+        assert client.ask("/submit", json.dumps(body).encode()) == (400, {"error": "Missing model_path"})
+    for data in (b"{", b"\xff\xfe", b"[" * 60_000, b'{"model_path": "x"', b"null", b""):
+        status, answer = client.ask("/submit", data)
+        assert (status, answer) == (400, {"error": "Missing model_path"}), data[:20]
+    status, answer = client.ask("/submit", b'{"model_path": "output/\\ud800"}')
+    assert status == 400
+    for path in ("/etc", "output/../../..", "output/none"):
+        status, answer = client.ask("/submit", {"model_path": path})
+        assert status == 400 and answer["status"] == "refused" and answer["advice"]
+
+    status, clock = client.ask("/time")
+    assert status == 200
+    assert set(clock) >= {"timeout_s", "start_time", "now", "remaining", "last_submit_time"}
+    assert clock["timeout_s"] == 120 and 60 < clock["remaining"] < 120
+    assert clock["start_time"] <= clock["now"]
+    status, health = client.ask("/health")
+    assert status == 200
+    assert (health["status"], health["task"], health["workspace"]) == ("ok", "mini", str(client.workspace))
+    assert isinstance(health["available_gpus"], list)
+
+    status, answer = client.ask("/set_baseline", {"score": 0})
+    assert status == 403 and "can't be set" in answer["error"]
+    assert client.ask("/scores.json")[0] == 404
+    assert len(client.cluster.view(client.run_id).accepted()) == 1
+
+
+def test_token_and_loopback(client: Client) -> None:
+    host, port = client.address
+    assert host == "127.0.0.1"
+    token = client.url.rsplit("/", 1)[1]
+    for wrong in ("", "/x", f"/{token[:-1]}", f"/{token}x", "/%00", "/%C3%A9"):
+        for body in (None, {"model_path": "output/v0"}):
+            status, answer = client.ask("/submit" if body else "/health", body, url=f"http://{host}:{port}{wrong}")
+            assert (status, answer) == (404, {"error": "Not found"}), wrong
+    assert client.cluster.view(client.run_id).submissions == {}
+    # Bound to the loopback alone: /proc/net/tcp shows local addresses as little-endian hex.
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    assert listening == {f"0100007F:{port:04X}"}
+    assert not any(line.split()[1].endswith(f":{port:04X}") for line in _tcp6() if line.split()[3] == "0A")
+    for text in (client.cluster.logs(), client.cluster.run_dir(client.run_id).events.read_text()):
+        assert token not in text
+
+
+def _tcp6() -> list[str]:
+    path = Path("/proc/net/tcp6")
+    return path.read_text().splitlines()[1:] if path.exists() else []
+
+
+def test_bad_clients_hang_nobody(client: Client) -> None:
+    token = client.url.rsplit("/", 1)[1].encode()
+    post = b"POST /" + token + b"/submit HTTP/1.1\r\nHost: x\r\n"
+    slow = [
+        client.raw(b""),  # says nothing
+        client.raw(b"GET /" + token),  # half a request line
+        client.raw(post + b"Content-Length: 100\r\n\r\n{"),  # half a body
+        client.raw(post + b"Content-Length: 100\r\n"),  # half a header
+    ]
+    client.assert_answers()
+    for header in (
+        b"Content-Length: 99999999999999999999\r\n\r\n",
+        b"Content-Length: -1\r\n\r\n",
+        b"Content-Length: many\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    ):
+        with client.raw(post + header) as connection:
+            said = b""
+            while part := connection.recv(65536):  # it answers and closes by itself
+                said += part
+            assert said.startswith(b"HTTP/1.1 400"), (header, said)
+            assert said.count(b"HTTP/1.1") == 1, said
+    huge = client.raw(post + b"Content-Length: 50000000\r\n\r\n")
+    huge.settimeout(10)
+    with pytest.raises(OSError):  # nobody reads them: the connection is closed
+        for _ in range(1000):
+            huge.sendall(b"x" * 65536)
+    client.assert_answers()
+    gone = client.raw(post + b'Content-Length: 27\r\n\r\n{"model_path": "output/v0"}\n')
+    gone.close()  # a client that doesn't wait for its answer has submitted all the same
+    wait_for(lambda: client.cluster.view(client.run_id).accepted(), what="the submission")
+    # More connections than the supervisor gives places: they are closed, and its ledger and intake go on.
+    many = [client.raw(b"GET /" + token) for _ in range(2 * MAX_CONNECTIONS)]
+    for connection in [*slow, *many]:
+        connection.close()
+    wait_for(lambda: _health_or_none(client), 10, "the bridge after the flood")
+    (client.workspace / "submissions" / ".tmp-m").write_text('{"schema_version": 1, "model_path": "output/v1"}')
+    (client.workspace / "submissions" / ".tmp-m").rename(client.workspace / "submissions" / "m.json")
+    wait_for(lambda: len(client.cluster.view(client.run_id).accepted()) == 2, 10, "intake after the flood")
+
+
+def _health_or_none(client: Client) -> bool:
+    try:
+        return client.ask("/health", timeout_s=2)[0] == 200
+    except OSError:
+        return False

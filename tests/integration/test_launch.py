@@ -1,0 +1,468 @@
+"""`launch` to the end, killed in the middle, launched again, cancelled, and on file systems that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+
+from autorl_hpc.files.jobs import alive_jobs, jobs_of
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.launch.payload import processes
+
+STEPS = (
+    "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"
+    + VARIANTS
+    + """echo "start $AUTORL_ATTEMPT" >> code/journal
+[ -e output/v0 ] || variants 0 1
+[ -e code/first ] || { ./submit output/v0; touch code/first; }
+while [ ! -e "$WORKSPACE/../../../go" ]; do sleep 0.1; done
+variants $((1 + AUTORL_SEED)) 1
+./submit output/v$((1 + AUTORL_SEED)) --wait
+echo end >> code/journal
+"""
+)
+"""Submits, waits for the file `go` in the root, submits another checkpoint and waits for its score."""
+
+MINI: dict[str, Any] = {"task": "mini"}
+GRADER: dict[str, Any] = {"stale_after_s": 3, "idle_exit_s": 60}
+
+
+def launch(cluster: Cluster, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`autorl-hpc launch` of the experiment's file."""
+    return cluster.run(
+        "launch", str(cluster.root.path / "exp.yaml"), "--root", str(cluster.root.path), *more, check=check
+    )
+
+
+def wait_over(cluster: Cluster, run_ids: list[str], timeout_s: float = 90) -> None:
+    """Waits until all runs are finished and no job is left."""
+
+    def job_logs() -> str:
+        return "\n".join(p.read_text(errors="replace")[-3000:] for p in cluster.experiment.jobs.glob("*.out"))
+
+    try:
+        wait_for(lambda: cluster.finished(run_ids) and not alive_jobs(cluster.experiment), timeout_s, "the end")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{job_logs()}") from None
+
+
+def run_ids_of(cluster: Cluster) -> list[str]:
+    """The experiment's runs."""
+    return list(json.loads(cluster.experiment.resolved.read_text())["runs"])
+
+
+def ledger_bytes(cluster: Cluster, run_id: str) -> dict[str, bytes]:
+    """Every file of a run's ledger."""
+    return {path.name: path.read_bytes() for path in cluster.run_dir(run_id).ledger.iterdir()}
+
+
+def journal(cluster: Cluster, run_id: str) -> list[str]:
+    """What the agent of STEPS wrote."""
+    path = cluster.workspace(run_id) / "code" / "journal"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def kinds(cluster: Cluster, run_id: str) -> list[str]:
+    """Kinds of a run's entries, in order."""
+    return [json.loads(data)["kind"] for _, data in sorted(ledger_bytes(cluster, run_id).items())]
+
+
+def status(cluster: Cluster) -> dict[str, Any]:
+    """`status --json` of the experiment."""
+    (facts,) = json.loads(cluster.run("status", str(cluster.experiment.path), "--json").stdout)
+    return dict(facts)
+
+
+def test_launch_kill_everything_relaunch_report_verify(cluster: Cluster) -> None:  # noqa: PLR0915 - one long story
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.agent("quick", SUBMITS_ONE)
+    cluster.spec(["quick", "steps"], matrix={**MINI, "seed": [0, 1]}, parallel=4)
+    # Started beside a checkout whose package can't even be imported: jobs run the frozen code and nothing else.
+    trap = cluster.root.path / "autorl_hpc"
+    trap.mkdir()
+    script = shutil.which("autorl-hpc", path=str(Path(sys.executable).parent))
+    assert script, "the package's script is not installed beside this Python"
+    (trap / "__init__.py").write_text("raise RuntimeError('not the frozen code')\n")
+    job = [script, "launch", str(cluster.root.path / "exp.yaml"), "--root", str(cluster.root.path), "--json"]
+    done = subprocess.run(job, env=cluster.env, cwd=cluster.root.path, capture_output=True, text=True, check=False)
+    shutil.rmtree(trap)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["new"] == 4
+
+    run_ids = run_ids_of(cluster)
+    quick = [run_id for run_id in run_ids if "-quick-" in run_id]
+    steps = [run_id for run_id in run_ids if "-steps-" in run_id]
+    wait_for(lambda: cluster.finished(quick), what="the quick runs")
+    wait_for(lambda: all(cluster.view(r).scores for r in steps), what="the first scores of the others")
+    facts = status(cluster)
+    assert {row["state"] for row in facts["runs"]} == {"finished", "running"}
+    assert sorted(facts["jobs"]) == ["agents", "grader-0", "report"] and not facts["over"]
+    row = next(row for row in facts["runs"] if row["run_id"] == steps[0])
+    assert row["accepted"] == 1 and row["waiting"] == 0 and 60 < row["left_s"] <= 120
+
+    # Launch again while it runs: nothing starts twice.
+    before = jobs_of(cluster.experiment)
+    here = set(processes(cluster.experiment))
+    launch(cluster)
+    assert jobs_of(cluster.experiment) == before
+    assert set(processes(cluster.experiment)) == here
+
+    finished = {run_id: ledger_bytes(cluster, run_id) for run_id in quick}
+    kill_everything(cluster)
+    assert not alive_jobs(cluster.experiment)
+    (cluster.root.path / "go").touch()
+    done = launch(cluster, "--json")
+    assert json.loads(done.stdout)["finished"] == 2 and json.loads(done.stdout)["new"] == 0
+    wait_over(cluster, run_ids)
+
+    assert {run_id: ledger_bytes(cluster, run_id) for run_id in quick} == finished
+    for run_id in steps:
+        assert journal(cluster, run_id) == ["start 1", "start 2", "end"]
+        assert kinds(cluster, run_id).count("submission") == 2
+        assert kinds(cluster, run_id).count("score") == 2
+        assert [kinds(cluster, run_id).count(k) for k in ("sealed", "closed")] == [1, 1]
+    assert os.listdir(cluster.experiment.queue) == []
+    assert os.listdir(cluster.experiment.claims) == []
+    assert (cluster.experiment.report / "summary.json").exists()
+    assert status(cluster)["over"]
+    assert not processes(cluster.experiment)
+
+    # Verify: whole, then one thing altered after another, each named.
+    assert "4 runs, 0 damaged" in cluster.run("verify", str(cluster.experiment.path)).stdout
+    run = cluster.run_dir(steps[0])
+    for path, change, named in alterations(cluster.experiment, run.path):
+        kept = path.read_bytes()
+        os.chmod(path, 0o644)
+        change(path)
+        done = cluster.run("verify", str(cluster.experiment.path), check=False)
+        assert done.returncode == 1, (path, done.stdout)
+        assert named in done.stdout, (path, done.stdout)
+        path.write_bytes(kept)
+    (run.ledger / "000003.json").unlink()
+    done = cluster.run("verify", str(run.path), "--json", check=False)
+    (verdict,) = json.loads(done.stdout)
+    assert done.returncode == 1 and not verdict["whole"]
+    assert "000003.json is missing" in verdict["problems"][0]
+
+
+def kill_everything(cluster: Cluster) -> None:
+    """kill -9 of controllers, array, chain, graders, supervisors, report; keepers then end the agents."""
+    victims = [job.pid for job in alive_jobs(cluster.experiment)] + list(processes(cluster.experiment))
+    for pid in victims:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    wait_for(lambda: not cluster.processes_here(), 15, "the agents' end")
+
+
+def alterations(experiment: ExperimentDir, run: Path) -> Iterator[tuple[Path, Callable[[Path], Any], str]]:
+    """What is altered, how, and what verify must name."""
+
+    def swap(old: bytes, new: bytes) -> Callable[[Path], Any]:
+        def change(path: Path) -> None:
+            data = path.read_bytes()
+            assert old in data, (path, old)
+            path.write_bytes(data.replace(old, new, 1))
+
+        return change
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-20])
+
+    yield run / "ledger" / "000002.json", swap(b'"final":false', b'"final":true'), "ledger entry 000003"
+    yield run / "ledger" / "000001.json", cut, "ledger entry 000001 is damaged"
+    yield run / "run.json", swap(b'"seed": 0', b'"seed": 5'), "run.json"
+    yield run / "ledger.jsonl", swap(b'"attempt":1', b'"attempt":9'), "ledger.jsonl line 1"
+    items = sorted((run / "items").iterdir())[0]
+    yield items, cut, f"items/{items.name}"
+    base = sorted(experiment.baselines.glob("*[!s].json"))[0]
+    text = json.loads(base.read_text())["evaluation"]["score"]
+    yield base, swap(f'"score":{json.dumps(text)}'.encode(), b'"score":-7.5'), f"baselines/{base.stem[:16]}"
+
+
+def test_changed_code_is_refused_unless_kept(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("quick", SUBMITS_ONE)
+    cluster.prepare(["quick"], matrix=MINI)
+    cluster.agent("quick", SUBMITS_ONE + "echo changed\n")
+    done = launch(cluster, check=False)
+    assert done.returncode == 2 and "--keep-frozen" in done.stderr
+    assert not processes(cluster.experiment)
+    assert json.loads(launch(cluster, "--keep-frozen", "--json").stdout)["runs"] == 1
+    (run_id,) = run_ids_of(cluster)
+    wait_over(cluster, [run_id])
+    assert "changed" not in cluster.run_dir(run_id).agent_log.read_text()
+
+
+def test_two_launches_at_once_start_one_set_of_jobs(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.prepare(["steps"], matrix=MINI)
+    both = [threading.Thread(target=launch, args=(cluster,)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+
+    def roles() -> list[str]:
+        return sorted(words[0] for words in processes(cluster.experiment).values() if words[0] in ("array", "chain"))
+
+    wait_for(lambda: set(roles()) == {"array", "chain"}, what="the jobs")
+    time.sleep(1.5)
+    assert roles() == ["array", "chain"]
+
+
+def test_cancel_one_then_all(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2]}, parallel=2, grader=GRADER)
+    launch(cluster)
+    first, second, third = run_ids_of(cluster)
+    wait_for(lambda: cluster.view(first).scores and cluster.view(second).scores, what="the first scores")
+    # One that waits for a place is sealed at once, not when a place is free.
+    started = time.monotonic()
+    done = cluster.run("cancel", str(cluster.experiment.path), third)
+    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
+    assert time.monotonic() - started < 20
+    assert kinds(cluster, third) == ["sealed", "closed"]
+    done = cluster.run("cancel", str(cluster.experiment.path), first)
+    assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
+    assert kinds(cluster, first) == ["attempt_started", "submission", "score", "sealed", "closed"]
+    assert cluster.view(first).closed is not None and cluster.view(second).sealed is None
+    assert sorted(status(cluster)["jobs"]) == ["agents", "grader-0", "report"]
+
+    done = cluster.run("cancel", str(cluster.experiment.path))
+    assert "3 runs cancelled, 3 of them closed" in done.stdout, done.stdout
+    assert not alive_jobs(cluster.experiment)
+    assert not cluster.processes_here()
+    assert os.listdir(cluster.experiment.claims) == []
+    assert os.listdir(cluster.experiment.queue) == []
+    assert (cluster.experiment.report / "summary.json").exists()
+    sealed = cluster.view(second).sealed
+    assert sealed is not None and sealed.ended_by == "cancelled"
+    # Runs that are added later are not cancelled with those.
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2, 3]}, parallel=2, grader=GRADER)
+    launch(cluster)
+    added = run_ids_of(cluster)[-1]
+    wait_for(lambda: journal(cluster, added), what="the added run")
+    done = cluster.run("cancel", str(cluster.experiment.path), "no-such-run", check=False)
+    assert done.returncode == 2 and "no run no-such-run" in done.stderr
+
+
+def test_cancel_after_everything_but_the_supervisors_was_killed(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1]}, parallel=2)
+    launch(cluster)
+    run_ids = run_ids_of(cluster)
+    wait_for(lambda: all(cluster.view(r).scores for r in run_ids), what="the first scores")
+    for pid, words in processes(cluster.experiment).items():
+        if words[0] != "agent":
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive_jobs(cluster.experiment), 10, "the jobs' end")
+    assert cluster.processes_here()
+    done = cluster.run("cancel", str(cluster.experiment.path))
+    assert "no grader is running" in done.stdout
+    assert not cluster.processes_here()
+    assert all(kinds(cluster, run_id).count("sealed") == 1 for run_id in run_ids)
+    launch(cluster)  # closes them
+    wait_over(cluster, run_ids)
+    assert all(kinds(cluster, run_id)[-1] == "closed" for run_id in run_ids)
+
+
+# ---------------------------------------------------------------- ctrl-C
+
+
+def interrupt(cluster: Cluster, *arguments: str, when: Callable[[], Any]) -> tuple[int, str, str]:
+    """Runs a command in a process group of its own and interrupts the group, as a terminal does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autorl_hpc", *arguments],
+        env=cluster.env,
+        cwd=cluster.root.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    cluster.processes.append(process)
+    wait_for(lambda: when() or process.poll() is not None, what="the moment to interrupt")
+    time.sleep(0.2)
+    assert process.poll() is None, f"it had ended before: {process.communicate()}"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+def assert_interrupted(result: tuple[int, str, str]) -> None:
+    """Exit code 130 and one line that says so."""
+    code, _, err = result
+    assert code == 130, result
+    assert "Traceback" not in err, err
+    assert err.strip().splitlines()[-1].startswith("autorl-hpc: interrupted"), result
+
+
+def test_ctrl_c_ends_the_watching_and_no_job(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.spec(["steps"], matrix=MINI)
+    job = str(cluster.root.path / "exp.yaml")
+    follow = ("launch", job, "--root", str(cluster.root.path), "--follow")
+    assert_interrupted(interrupt(cluster, *follow, when=lambda: len(alive_jobs(cluster.experiment)) == 3))
+    (run_id,) = run_ids_of(cluster)
+    wait_for(lambda: journal(cluster, run_id), what="the agent")
+    started = time.monotonic()
+    watch = ("status", str(cluster.experiment.path), "--watch")
+    assert_interrupted(interrupt(cluster, *watch, when=lambda: time.monotonic() - started > 1))
+    assert sorted(job.role for job in alive_jobs(cluster.experiment)) == ["agents", "grader-0", "report"]
+    (cluster.root.path / "go").touch()
+    wait_over(cluster, [run_id])
+    assert journal(cluster, run_id) == ["start 1", "end"]
+
+
+def test_ctrl_c_in_report(cluster: Cluster) -> None:
+    cluster.mini_task()
+    run_id = cluster.sealed_run(matrix=MINI)
+    entry = cluster.run_dir(run_id).ledger / "000002.json"
+    entry.unlink()
+    os.mkfifo(entry)  # reading it takes for ever, as on a file server that doesn't answer
+    started = time.monotonic()
+    result = interrupt(cluster, "report", str(cluster.experiment.path), when=lambda: time.monotonic() - started > 1.5)
+    assert_interrupted(result)
+    assert not (cluster.experiment.report / "summary.json").exists()
+
+
+def test_ctrl_c_in_stage_leaves_nothing_half(cluster: Cluster) -> None:
+    cluster.mini_task()
+    prepare = cluster.share / "tasks" / "mini" / "prepare.py"
+    text = prepare.read_text()
+    prepare.write_text(
+        "import time\n"
+        + text.replace(
+            "def prepare(source, out):\n", "def prepare(source, out):\n    (out / 'half').touch()\n    time.sleep(60)\n"
+        )
+    )
+    places = (cluster.root.store / "tasks", cluster.root.vault)
+    stage = ("stage", "mini", "--again", "--root", str(cluster.root.path))
+    assert_interrupted(
+        interrupt(cluster, *stage, when=lambda: [p for place in places for p in place.glob(".tmp-*/half")])
+    )
+    assert not [path for place in places for path in place.glob(".tmp-*")]
+    prepare.write_text(text)
+    cluster.run("stage", "mini", "--root", str(cluster.root.path))
+
+
+def test_ctrl_c_in_quickstart_lets_the_jobs_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    root = tmp_path / "q"
+    experiment = ExperimentDir(root / "runs" / "quickstart")
+    assert_interrupted(
+        interrupt(cluster, "quickstart", "--root", str(root), when=lambda: len(alive_jobs(experiment)) == 3)
+    )
+    jobs = alive_jobs(experiment)
+    assert sorted(job.role for job in jobs) == ["agents", "grader-0", "report"]
+    cluster.run("cancel", str(experiment.path))
+    assert not any(alive(job.pid) for job in jobs)
+    assert not processes(experiment)
+
+
+# ---------------------------------------------------------------- file systems that fail
+
+
+@pytest.fixture
+def small_disk(cluster: Cluster) -> Iterator[Path]:
+    """A tmpfs of 24 MiB as runs/ of the cluster; the test skips where mounting is forbidden."""
+    runs = cluster.root.runs
+    runs.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "autorl-test", str(runs)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield runs
+    cluster.end()
+    subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Fills a file system to the last block."""
+    path = folder / "filler"
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return path
+
+
+def test_full_disk_at_launch_says_so(cluster: Cluster, small_disk: Path) -> None:
+    cluster.mini_task()
+    cluster.agent("quick", SUBMITS_ONE)
+    cluster.spec(["quick"], matrix=MINI)
+    filler = fill(small_disk)
+    done = launch(cluster, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "No space left on device" in done.stderr and "free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    filler.unlink()
+    launch(cluster)
+    wait_over(cluster, run_ids_of(cluster))
+
+
+def test_disk_that_fills_up_in_the_middle_loses_nothing(cluster: Cluster, small_disk: Path) -> None:
+    cluster.mini_task()
+    cluster.agent("steps", STEPS)
+    cluster.spec(["steps"], matrix=MINI)
+    launch(cluster)
+    (run_id,) = run_ids_of(cluster)
+    wait_for(lambda: cluster.view(run_id).scores, what="the first score")
+    before = ledger_bytes(cluster, run_id)
+    filler = fill(small_disk)
+    (cluster.root.path / "go").touch()
+    wait_for((cluster.workspace(run_id) / "output" / "v1").exists, what="the second checkpoint")
+    time.sleep(4)
+    assert ledger_bytes(cluster, run_id) == before  # no half entry, none lost
+    done = launch(cluster, check=False)
+    assert done.returncode == 3 and "No space left on device" in done.stderr, done.stderr
+    filler.unlink()
+    launch(cluster)
+    wait_over(cluster, [run_id])
+    view = cluster.view(run_id)
+    assert [s.status for s in view.submissions.values()] == ["accepted", "accepted"]
+    assert all(score.evaluation.score is not None for score in view.scores.values()) and len(view.scores) == 2
+    assert journal(cluster, run_id)[-1] == "end"
+    assert "0 damaged" in cluster.run("verify", str(cluster.experiment.path)).stdout
+
+
+def test_folder_that_may_not_be_written(cluster: Cluster) -> None:
+    cluster.mini_task()
+    cluster.agent("quick", SUBMITS_ONE)
+    cluster.spec(["quick"], matrix=MINI)
+    runs = cluster.root.runs
+    runs.mkdir()
+    if subprocess.run(
+        ["mount", "--bind", "-o", "ro", str(runs), str(runs)], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("a read-only bind mount is not permitted here")
+    try:
+        if os.access(runs, os.W_OK):
+            pytest.skip("this kernel ignores `ro` of a bind mount")
+        done = launch(cluster, check=False)
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+    assert done.returncode == 3, done.stderr
+    assert "Read-only file system" in done.stderr and "--root" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(runs.iterdir()) == []

@@ -1,0 +1,107 @@
+"""`autorl-hpc quickstart` as a newcomer runs it: real training by the scripted agents, real scores, a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
+from autorl_hpc.launch.cancel import cancel_runs
+from autorl_hpc.launch.payload import processes
+
+LIMIT_S = 240.0
+"""On two cores; with nothing else on them it takes about a minute."""
+
+HANG_S = 900.0
+
+
+def newcomer(home: Path) -> dict[str, str]:
+    """The environment of somebody who has just installed the package: an empty home, no variables of ours."""
+    home.mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "TZ") if name in os.environ}
+    return {**kept, "HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])}
+
+
+def view_of(experiment: ExperimentDir, agent: str) -> RunView:
+    """The run of one agent."""
+    runs: list[str] = json.loads(experiment.resolved.read_text())["runs"]
+    (run_id,) = [run_id for run_id in runs if run_id.startswith(f"arithmetic-{agent}-tiny-")]
+    return RunView.of(Ledger(experiment.run(run_id)).read())
+
+
+def report_score(experiment: ExperimentDir, agent: str) -> float:
+    """The selected checkpoint's score on the report split."""
+    closed = view_of(experiment, agent).closed
+    assert closed is not None and closed.report is not None and closed.report.score is not None, (agent, closed)
+    return closed.report.score
+
+
+@pytest.mark.timeout(HANG_S + 60)
+def test_quickstart(tmp_path: Path) -> None:
+    root = tmp_path / "place"
+    experiment = ExperimentDir(root / "runs" / "quickstart")
+    env = newcomer(tmp_path / "home")
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "autorl_hpc", "quickstart", "--root", str(root)],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+    finally:
+        took_s = time.monotonic() - started
+        if experiment.resolved.exists() and (alive_jobs(experiment) or processes(experiment)):
+            cancel_runs(experiment, [])
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert not (tmp_path / "home" / ".cache").exists()  # nothing is left in the home
+
+    # Nothing to submit: the base model is kept, and its score is the run's.
+    null = view_of(experiment, "null").closed
+    assert null is not None and null.selected_by == "base_kept" and null.selected is None
+    base = report_score(experiment, "null")
+    copycat = view_of(experiment, "copycat")
+    assert all(submission.is_base for submission in copycat.accepted()) and copycat.accepted()
+    assert report_score(experiment, "copycat") == base
+    # Training helps, and RL on top of it helps again.
+    sft, both = report_score(experiment, "sft"), report_score(experiment, "sft-grpo")
+    scores = f"base {base}, sft {sft}, sft-grpo {both}"
+    assert base < 25 and sft > 40, scores
+    assert both > sft + 10, scores
+    assert len(view_of(experiment, "sft-grpo").accepted()) == 2
+
+    for name in ("index.html", "summary.json", "summary.csv", "summary.md"):
+        assert (experiment.report / name).stat().st_size > 0, name
+    verified = subprocess.run(
+        [sys.executable, "-m", "autorl_hpc", "verify", str(root / "runs"), "--json"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    verdicts = json.loads(verified.stdout)
+    assert verified.returncode == 0 and len(verdicts) == 4 and all(verdict["whole"] for verdict in verdicts)
+    assert not alive_jobs(experiment) or _ends_soon(experiment)
+    assert os.listdir(experiment.queue) == [] and os.listdir(experiment.claims) == []
+    assert took_s < LIMIT_S, f"took {took_s:.0f} s"
+
+
+def _ends_soon(experiment: ExperimentDir) -> bool:
+    """Whether the jobs, which see the end within two seconds, are gone in ten."""
+    deadline = time.monotonic() + 10
+    while alive_jobs(experiment) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not alive_jobs(experiment)

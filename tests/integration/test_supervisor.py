@@ -1,0 +1,518 @@
+"""The supervisor: deaths, signals, the budget, and agents that try to outlive it. Real processes throughout."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.states import EndedBy, EntryKind, Fault
+from autorl_hpc.supervise import budget as budgets
+from autorl_hpc.supervise.budget import BudgetClock, Waits
+from autorl_hpc.supervise.environment import ALLOWED
+
+BASH = "#!/usr/bin/env bash\ncd $WORKSPACE\n"
+
+TICKS = BASH + "while true; do date +%s.%N >> code/ticks; sleep 0.05; done\n"
+"""An agent that writes the time twenty times a second for as long as it lives."""
+
+LEAVES_PROCESSES = (
+    BASH
+    + r"""
+tag=$1
+cat > code/linger.py <<'END'
+import os, signal, sys, time
+kind = sys.argv[1]
+def note():
+    with open(f"code/pids-{kind}", "a") as file:
+        file.write(f"{os.getpid()}\n")
+if kind == "setsid":
+    os.setsid()
+elif kind == "double":
+    if os.fork(): os._exit(0)
+    os.setsid()
+    if os.fork(): os._exit(0)
+elif kind == "deaf":
+    for number in range(1, 65):
+        try: signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError): pass
+elif kind == "closed":
+    note()
+    os.closerange(0, 256)
+elif kind == "bomb":
+    for _ in range(200):
+        if os.fork() == 0: break
+elif kind == "headless":  # the first thread ends, another goes on: /proc shows a zombie
+    import ctypes, platform, threading
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    note()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+if kind not in ("closed", "headless"): note()
+while True: time.sleep(600)
+END
+export PYTHONDONTWRITEBYTECODE=1
+for kind in setsid double deaf closed bomb headless; do python3 code/linger.py $kind > /dev/null 2>&1 & done
+nohup python3 code/linger.py nohup > /dev/null 2>&1 &
+env -i "$(command -v python3)" code/linger.py bare > /dev/null 2>&1 &
+(env -i setsid "$(command -v python3)" code/linger.py double-bare > /dev/null 2>&1 &)
+while [ "$(cat code/pids-bomb 2>/dev/null | wc -l)" -lt 201 ] || [ "$(ls code/pids-* | wc -l)" -lt 9 ]; do sleep 0.1; done
+"""
+)
+
+
+def one(cluster: Cluster, script: str, **changes: Any) -> str:
+    """An experiment of one run with an agent of the test's own."""
+    cluster.agent("one", script)
+    (run_id,) = cluster.prepare(["one"], **changes)
+    return run_id
+
+
+def kinds(cluster: Cluster, run_id: str) -> list[str]:
+    """The kinds of the run's ledger entries."""
+    return [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
+
+
+def ticks(cluster: Cluster, run_id: str) -> list[float]:
+    """When the agent was seen alive, by its own clock."""
+    path = cluster.workspace(run_id) / "code" / "ticks"
+    return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def wait_for_ticks(cluster: Cluster, run_id: str, count: int) -> None:
+    """Waits for so many more signs of the agent's life."""
+    seen = len(ticks(cluster, run_id))
+    wait_for(lambda: len(ticks(cluster, run_id)) >= seen + count, what="the agent")
+
+
+def active_s(moments: list[float], gap_s: float = 0.4) -> float:
+    """Seconds in which the agent was alive: pauses longer than `gap_s` left out."""
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    return sum(gap for gap in gaps if gap < gap_s)
+
+
+def agent_pids(cluster: Cluster, run_id: str) -> set[int]:
+    """Living processes with the run's workspace in their environment, or working in it."""
+    mark = str(cluster.workspace(run_id)).encode()
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            inside = os.readlink(f"/proc/{name}/cwd").encode().startswith(mark)
+            if inside or mark in Path(f"/proc/{name}/environ").read_bytes():
+                found.add(int(name))
+        except OSError:
+            continue
+    return found
+
+
+# ---------------------------------------------------------------- deaths and signals
+
+
+def test_killed_supervisor_takes_its_agent_along_and_the_next_goes_on(cluster: Cluster) -> None:
+    run_id = one(cluster, TICKS, budget={"wall_clock": "8s"})
+    supervisor = cluster.supervisor(run_id)
+    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    (cluster.workspace(run_id) / "code" / "mine").write_text("kept")
+    assert agent_pids(cluster, run_id)
+    supervisor.kill()
+    supervisor.wait()
+    killed = time.monotonic()
+    wait_for(lambda: not agent_pids(cluster, run_id), 5.0, "the keeper to end the agent")
+    assert time.monotonic() - killed < 5.0
+    elapsed = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
+    assert elapsed == pytest.approx(active_s(ticks(cluster, run_id)), abs=0.6)
+
+    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
+    view = cluster.view(run_id)
+    assert [a.attempt for a in view.attempts] == [1, 2]
+    assert view.attempts[1].elapsed_s == pytest.approx(elapsed, abs=0.5)
+    assert view.sealed is not None and view.sealed.ended_by is EndedBy.BUDGET
+    assert (cluster.workspace(run_id) / "code" / "mine").read_text() == "kept"
+    assert active_s(ticks(cluster, run_id)) == pytest.approx(8.0, abs=1.0)
+    assert 'attempt": 2' in (cluster.workspace(run_id) / "run_meta.json").read_text()
+
+
+def test_sigterm_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
+    run_id = one(cluster, TICKS, budget={"wall_clock": "5s"}, attempts=1)
+    for _ in range(2):  # more often than `attempts`: a preemption is no crash
+        supervisor = cluster.supervisor(run_id)
+        wait_for_ticks(cluster, run_id, 20)
+        supervisor.terminate()
+        assert supervisor.wait(15) == 75, cluster.logs()
+        assert not agent_pids(cluster, run_id)
+    view = cluster.view(run_id)
+    assert [e.reason for e in view.ended] == ["signal 15", "signal 15"]
+    assert cluster.supervisor(run_id).wait(30) == 0
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
+    assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"] * 2 + ["attempt_started", "sealed"]
+    assert active_s(ticks(cluster, run_id)) == pytest.approx(5.0, abs=1.0)
+
+
+def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) -> None:
+    """As a scheduler sends it: to supervisor, keeper and agent at once. The agent's death is not its end of work."""
+    run_id = one(cluster, BASH + "touch code/up; exec sleep 600\n")
+    supervisor = cluster.supervisor(run_id)
+    wait_for((cluster.workspace(run_id) / "code" / "up").exists, what="the agent")
+    keepers = children(supervisor.pid)
+    for pid in [*agent_pids(cluster, run_id), *keepers]:
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.5)
+    supervisor.terminate()
+    assert supervisor.wait(15) == 75, cluster.logs()
+    assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"]
+
+
+def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
+    run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
+    older = cluster.supervisor(run_id)
+    wait_for(lambda: len(ticks(cluster, run_id)) > 10, what="the agent")
+    newer = cluster.supervisor(run_id)
+    assert older.wait(20) == 0, cluster.logs()
+    assert newer.wait(30) == 0, cluster.logs()
+    assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
+    assert "stepping back" in cluster.logs_of("agent")
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
+    moments = ticks(cluster, run_id)
+    assert moments == sorted(moments)
+    # Two agents at once would write twice as often.
+    assert len(moments) <= 20 * active_s(moments) + 10
+    assert not agent_pids(cluster, run_id)
+
+
+def test_attempts_used_up_is_closed_as_infrastructure(cluster: Cluster) -> None:
+    cluster.mini_task()
+    run_id = one(cluster, TICKS, attempts=2, matrix={"task": "mini"})
+    for _ in range(2):
+        supervisor = cluster.supervisor(run_id)
+        wait_for_ticks(cluster, run_id, 1)
+        supervisor.kill()
+        supervisor.wait()
+        wait_for(lambda: not agent_pids(cluster, run_id), what="the agent's end")
+    assert cluster.supervisor(run_id).wait(20) == 0
+    assert not agent_pids(cluster, run_id)
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "killed without a word" in str(sealed.reason)
+    assert sealed.elapsed_s > 0
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    closed = cluster.view(run_id).closed
+    assert closed is not None and closed.selected_by == "infrastructure" and closed.fault is Fault.CLUSTER
+
+
+# ---------------------------------------------------------------- the budget
+
+
+class HandClock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_clock_charges_intervals_and_no_suspension(tmp_path: Path) -> None:
+    hand = HandClock()
+    clock = BudgetClock(
+        tmp_path / "clock.json",
+        Budget(wall_clock_s=100.0),
+        1,
+        elapsed_s=7.0,
+        given_back_s=0.0,
+        suspended_s=0.0,
+        now=hand,
+    )
+    hand.now_s += 50
+    assert clock.elapsed_s == 7.0  # not started
+    clock.start()
+    hand.now_s += budgets.SUSPENSION_S
+    assert clock.elapsed_s == 7.0 + budgets.SUSPENSION_S
+    hand.now_s += budgets.SUSPENSION_S + 0.01
+    assert clock.elapsed_s == 7.0 + budgets.SUSPENSION_S
+    hand.now_s += 1
+    assert clock.left_s == pytest.approx(100 - 8 - budgets.SUSPENSION_S)
+    clock.stop()
+    hand.now_s += 5
+    assert clock.elapsed_s == pytest.approx(8 + budgets.SUSPENSION_S)  # what follows the end costs nothing
+    kept = budgets.read_clock(tmp_path / "clock.json")
+    assert kept is not None
+    assert kept.suspended_s == pytest.approx(budgets.SUSPENSION_S + 0.01)
+    assert kept.elapsed_s == pytest.approx(8 + budgets.SUSPENSION_S)
+
+
+def test_waiting_beyond_the_free_minute_is_given_back_up_to_the_cap(tmp_path: Path) -> None:
+    clock = BudgetClock(
+        tmp_path / "clock.json",
+        Budget(wall_clock_s=100.0, give_back_after_s=60.0, give_back_cap_s=50.0),
+        1,
+        elapsed_s=0.0,
+        given_back_s=0.0,
+        suspended_s=0.0,
+    )
+    assert [clock.give_back(waited_s) for waited_s in (59.0, 90.0, 90.0, 90.0)] == [0.0, 30.0, 20.0, 0.0]
+    assert clock.left_s == pytest.approx(150.0)
+
+
+def test_a_wait_is_counted_once() -> None:
+    waits = Waits()
+    assert waits.look({"a"}, set()) == []
+    time.sleep(0.02)
+    assert [waited_s > 0.01 for waited_s in waits.look({"a"}, {"a"})] == [True]
+    assert waits.look({"a"}, {"a"}) == []  # it is still being scored
+
+
+def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
+    """As a suspended job: supervisor, keeper and agent are stopped. The limit of 30 s is made 1.5 s for the test."""
+    run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
+    script = (
+        "import sys; from pathlib import Path; from autorl_hpc.supervise import budget, supervisor;"
+        "from autorl_hpc.files.layout import ExperimentDir; budget.SUSPENSION_S = 1.5;"
+        "sys.exit(supervisor.run_agent_job(ExperimentDir(Path(sys.argv[1])), sys.argv[2]))"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", script, str(cluster.experiment.path), run_id], env=cluster.env, cwd=cluster.root.path
+    )
+    cluster.processes.append(supervisor)
+    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    everyone = [supervisor.pid, *children(supervisor.pid), *agent_pids(cluster, run_id)]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    for pid in everyone:
+        os.kill(pid, signal.SIGCONT)
+    assert supervisor.wait(30) == 0
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
+    assert sealed.elapsed_s == pytest.approx(6.0, abs=1.0)
+    assert active_s(ticks(cluster, run_id)) == pytest.approx(6.0, abs=1.0)
+    keeper_says = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
+    assert keeper_says == pytest.approx(6.0, abs=1.0)
+    clock = budgets.read_clock(cluster.run_dir(run_id).clock)
+    assert clock is not None and clock.suspended_s == pytest.approx(5.0, abs=1.0)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    return [int(part) for part in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_budget_end_seals_in_time_and_only_what_was_dropped_before_counts(cluster: Cluster) -> None:
+    cluster.mini_task()
+    script = (
+        BASH
+        + VARIANTS
+        + """variants 0 2
+trap '' TERM
+touch code/start
+sleep 2.7
+echo '{"schema_version": 1, "model_path": "output/v0"}' > submissions/.tmp-last && mv submissions/.tmp-last submissions/last.json
+sleep 600
+"""
+    )
+    run_id = one(cluster, script, budget={"wall_clock": "4s"}, matrix={"task": "mini"})
+    supervisor = cluster.supervisor(run_id)
+    wait_for((cluster.workspace(run_id) / "code" / "start").exists, what="the agent")
+    wait_for(lambda: cluster.view(run_id).sealed, 30, "the seal")
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
+    # Deaf to TERM: it was killed at the end of the grace of 5 s.
+    assert 4.0 <= sealed.elapsed_s <= 4.0 + 5.0 + 2.0
+    assert supervisor.wait(20) == 0
+    late = cluster.workspace(run_id) / "submissions" / "late.json"
+    late.write_text('{"schema_version": 1, "model_path": "output/v1"}')
+    assert cluster.supervisor(run_id).wait(20) == 0  # a sealed run takes nothing in
+    assert late.exists()
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    view = cluster.view(run_id)
+    assert [s.manifest_id for s in view.accepted()] == ["last"]
+    assert set(view.scores) == {1} and view.scores[1].evaluation.score is not None
+    assert kinds(cluster, run_id).count("sealed") == 1
+
+
+def test_agent_exit_code_and_what_its_fault_is(cluster: Cluster) -> None:
+    run_id = one(cluster, BASH + "exit 7\n")
+    assert cluster.supervisor(run_id).wait(20) == 0
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None
+    assert (sealed.exit_code, sealed.ended_by, sealed.fault) == (7, EndedBy.AGENT_EXIT, Fault.AGENT)
+
+
+def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster) -> None:
+    """What was hashed is scored: the folder is a wreck a moment after `accepted`."""
+    script = SUBMITS_ONE.replace("variants 0 1\n", "variants 0 1\nsha256sum output/v0/model.safetensors > code/first\n")
+    cluster.mini_task(8, max_new_tokens=32)
+    run_id = one(
+        cluster,
+        script + "shred -n 1 output/v0/model.safetensors\nrm -rf output/v0\n",
+        matrix={"task": "mini"},
+        retention={"artifacts": "all"},
+    )
+    assert cluster.supervisor(run_id).wait(30) == 0
+    assert cluster.grader().wait(60) == 0, cluster.logs()
+    view = cluster.view(run_id)
+    submission = view.submissions[1]
+    evaluation = view.scores[1].evaluation
+    assert evaluation.score is not None and evaluation.content_hash == submission.content_hash
+    base = json.loads(next(cluster.experiment.baselines.glob("*[!s].json")).read_text())
+    # One lowest bit flipped: it answers as the base model does. Noise would score 0.
+    assert base["evaluation"]["score"] > 0 and evaluation.score > 0
+    kept = cluster.experiment.artifacts / str(submission.content_hash) / "model.safetensors"
+    digest = subprocess.run(["sha256sum", kept], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert digest == (cluster.workspace(run_id) / "code" / "first").read_text().split()[0]
+
+
+# ---------------------------------------------------------------- agents that leave things behind
+
+
+@pytest.mark.parametrize("end", ["exit", "budget"])
+def test_nothing_of_the_agent_is_left(cluster: Cluster, end: str) -> None:
+    tail = "exit 0\n" if end == "exit" else "sleep 600\n"
+    run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s"})
+    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None
+    assert sealed.ended_by is (EndedBy.AGENT_EXIT if end == "exit" else EndedBy.BUDGET)
+    started = {
+        path.name.removeprefix("pids-"): [int(pid) for pid in path.read_text().split()]
+        for path in (cluster.workspace(run_id) / "code").glob("pids-*")
+    }
+    assert set(started) == {*("setsid", "double", "deaf", "closed", "bomb", "headless", "nohup", "bare", "double-bare")}
+    assert len(started["bomb"]) == 201
+    left = {kind: [pid for pid in pids if alive(pid) or alive_headless(pid)] for kind, pids in started.items()}
+    assert not any(left.values()), left
+    assert not agent_pids(cluster, run_id)
+
+
+def alive_headless(pid: int) -> bool:
+    """Whether a process goes on without its first thread."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
+def test_agent_that_kills_its_keeper_is_ended(cluster: Cluster) -> None:
+    run_id = one(
+        cluster,
+        BASH
+        + "env -i setsid sleep 601 &\necho $! > code/child\nkill -9 $PPID\nsleep 0.3; touch code/survived; sleep 600\n",
+    )
+    started = time.monotonic()
+    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert time.monotonic() - started < 20
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, None, Fault.AGENT)
+    assert "keeper was killed" in str(sealed.reason)
+    assert not agent_pids(cluster, run_id)
+    assert not alive(int((cluster.workspace(run_id) / "code" / "child").read_text()))
+
+
+def test_keeper_that_cannot_start_the_agent_is_no_fault_of_the_agent(cluster: Cluster) -> None:
+    run_id = one(cluster, BASH)
+    tools = cluster.root.path / "tools"
+    tools.mkdir()  # a PATH without bash
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "autorl_hpc", "job", "agent", str(cluster.experiment.path), run_id],
+        env={**cluster.env, "PATH": str(tools)},
+        cwd=cluster.root.path,
+    )
+    cluster.processes.append(supervisor)
+    code = supervisor.wait(30)
+    if shutil.which("bash", path=str(Path(sys.executable).parent)):
+        pytest.skip("bash lies beside this Python")
+    assert code == 75
+    (ended,) = cluster.view(run_id).ended
+    assert "could not be started" in ended.reason
+    assert cluster.view(run_id).sealed is None
+
+
+def namespace() -> list[str]:
+    """The command that runs another in process and mount namespaces of its own; the test skips where that is forbidden."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare --pid is not permitted here")
+    return [*command, "bash", "-c", '"$@"; exit $?', "init"]  # the first process of a namespace can't be killed in it
+
+
+@pytest.mark.parametrize("weapon", ["kill -9 -1", "pkill -f python", "pkill -9 -f python"])
+def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluster, weapon: str) -> None:
+    """In a process namespace of its own, where `everybody` is the supervisor, the keeper and the agent."""
+    script = (
+        BASH + f'echo $AUTORL_ATTEMPT >> code/attempts\n[ "$AUTORL_ATTEMPT" -gt 1 ] || {{ {weapon}; sleep 600; }}\n'
+    )
+    run_id = one(cluster, script + "exit 0\n")
+    codes = []
+    for _ in range(3):
+        supervisor = subprocess.Popen(
+            [*namespace(), sys.executable, "-m", "autorl_hpc", "job", "agent", str(cluster.experiment.path), run_id],
+            env=cluster.env,
+            cwd=cluster.root.path,
+            start_new_session=True,
+        )
+        cluster.processes.append(supervisor)
+        codes.append(supervisor.wait(30))
+        if codes[-1] == 0:
+            break
+    assert codes[-1] == 0 and len(codes) == 2, codes
+    assert (cluster.workspace(run_id) / "code" / "attempts").read_text().split() == ["1", "2"]
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.exit_code == 0
+    assert kinds(cluster, run_id).count(str(EntryKind.ATTEMPT_STARTED)) == 2
+
+
+# ---------------------------------------------------------------- the environment
+
+DOCUMENTED = {
+    *("TASK", "BASE_MODEL", "WORKSPACE", "MODEL_PATH", "DATA_PATH", "OUTPUT_DIR", "GRADING_SERVER_URL"),
+    *("AUTORL_SEED", "AUTORL_MODE", "AUTORL_ATTEMPT", "AUTORL_RUN_MARK", "HOME", "TMPDIR"),
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED"),
+    *("PATH", "LANG", "OMP_NUM_THREADS"),
+}
+
+
+def test_agents_environment_is_the_documented_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "SECRET_TOKEN": "s3cret-a",
+        "HF_TOKEN": "s3cret-b",
+        "SLURM_JOB_ID": "s3cret-c",
+        "SLURM_CPU_BIND": "s3cret-d",
+        "PYTHONPATH": "s3cret-e",
+        "AWS_SECRET_ACCESS_KEY": "s3cret-f",
+        "LD_PRELOAD_X": "s3cret-g",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5e1,MIG-7")
+    monkeypatch.setenv("TZ", "UTC")
+    script = "env -0 > $WORKSPACE/code/env; tr -d '\\n' < /proc/$PPID/environ > $WORKSPACE/code/keeper\n"
+    run_id = one(cluster, "#!/usr/bin/env bash\n" + script)
+    assert cluster.supervisor(run_id).wait(20) == 0, cluster.logs()
+    code = cluster.workspace(run_id) / "code"
+    env = dict(part.split("=", 1) for part in (code / "env").read_text().split("\0") if part)
+    by_bash = {"_", "PWD", "OLDPWD", "SHLVL"}
+    outer = {name for name in ALLOWED if name in os.environ}
+    assert set(env) - by_bash == DOCUMENTED | outer
+    for text in ((code / "env").read_text(), (code / "keeper").read_text()):
+        assert not re.search("s3cret", text)
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-5e1,MIG-7"
+    assert env["WORKSPACE"] == str(cluster.workspace(run_id))

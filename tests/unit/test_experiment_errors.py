@@ -1,0 +1,285 @@
+"""A wrong experiment is refused before anything is made: the message names file, field, and what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import Root
+from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.records.base import NewerVersion
+from autorl_hpc.states import Fault
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def root(staged: Path, tmp_path: Path) -> Root:
+    """A staged root of the test's own."""
+    made = Root(tmp_path / "root")
+    made.path.mkdir()
+    for part in ("store", "vault"):
+        shutil.copytree(staged / part, made.path / part)
+    return made
+
+
+def spec() -> dict[str, Any]:
+    return {
+        "name": "exp",
+        "matrix": {"task": ["arithmetic"], "agent": ["null", "sft"], "base_model": "autorl/tiny", "seed": [0, 1]},
+        "budget": {"wall_clock": "1h"},
+    }
+
+
+def refused(root: Root, content: bytes | dict[str, Any]) -> AutorlError:
+    """The error of launching this experiment, after it was seen that nothing was made."""
+    path = root.path / "job.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else yaml.safe_dump(content).encode())
+    before = sorted(str(p) for p in root.path.rglob("*"))
+    with pytest.raises(AutorlError) as caught:
+        prepare(path, root)
+    assert sorted(str(p) for p in root.path.rglob("*")) == before, "something was made"
+    assert not root.runs.exists()
+    assert caught.value.where and caught.value.next_step, f"no place or no next step: {caught.value}"
+    return caught.value
+
+
+def test_the_experiment_that_the_others_are_made_from_is_right(root: Root) -> None:
+    path = root.path / "job.yaml"
+    path.write_text(yaml.safe_dump(spec()))
+    planned, record = prepare(path, root)
+    assert len(planned.cells) == len(record.runs) == 4
+    assert all((planned.experiment.run(run).record).is_file() for run in record.runs)
+
+
+def put(*keys: str, value: Any) -> Change:
+    """A change of one field."""
+
+    def change(made: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            made = made.setdefault(key, {})
+        made[keys[-1]] = value
+
+    return change
+
+
+def rename(*keys: str, to: str) -> Change:
+    """Another name for one field."""
+
+    def change(made: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            made = made[key]
+        made[to] = made.pop(keys[-1])
+
+    return change
+
+
+def drop(*keys: str) -> Change:
+    """One field taken away."""
+
+    def change(made: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            made = made[key]
+        del made[keys[-1]]
+
+    return change
+
+
+FIELDS: list[tuple[str, Change, list[str]]] = [
+    ("unknown task", put("matrix", "task", value="arithmetik"), ["field `matrix.task`", "no task `arithmetik`", "did you mean `arithmetic`?"]),
+    ("unknown agent", put("matrix", "agent", value=["null", "stf"]), ["field `matrix.agent`", "no agent `stf`", "did you mean `sft`?"]),
+    ("nothing like it", put("matrix", "task", value="zzz"), ["field `matrix.task`", "no task `zzz`"]),
+    ("path as task", put("matrix", "task", value="../arithmetic"), ["field `matrix.task.0`", "../arithmetic"]),
+    ("path as agent", put("matrix", "agent", value="a/../../b"), ["field `matrix.agent.0`"]),
+    ("path as model", put("matrix", "base_model", value="/etc/passwd"), ["field `matrix.base_model.0`"]),
+    ("climbing model", put("matrix", "base_model", value="../../x"), ["field `matrix.base_model.0`"]),
+    ("path as name", put("name", value="../exp"), ["field `name`", "'../exp'"]),
+    ("misspelt field", rename("matrix", to="matix"), ["field `matix`", "did you mean `matrix`?"]),
+    ("misspelt inner field", rename("matrix", "agent", to="agnet"), ["field `matrix.agnet`", "did you mean `agent`?"]),
+    ("misspelt budget", rename("budget", "wall_clock", to="wallclock"), ["field `budget.wallclock`", "did you mean `wall_clock"]),
+    ("misspelt grader field", put("grader", "threds", value=2), ["field `grader.threds`", "did you mean `threads`?"]),
+    ("field like no other", put("zzz", value=1), ["field `zzz`: unknown field; known are", "matrix"]),
+    ("missing field", drop("budget"), ["field `budget`", "missing"]),
+    ("missing axis", drop("matrix", "base_model"), ["field `matrix.base_model`", "missing"]),
+    ("text for a number", put("parallel", value="many"), ["field `parallel`", "'many'"]),
+    ("fraction of a seed", put("matrix", "seed", value=[0, 1.5]), ["field `matrix.seed.1`", "1.5"]),
+    ("table for a list", put("matrix", "task", value={"a": 1}), ["field `matrix.task`"]),
+    ("list for a table", put("matrix", value=["arithmetic"]), ["field `matrix`"]),
+    ("unknown mode", put("matrix", "mode", value="fast"), ["field `matrix.mode.0`", "'rl-only'"]),
+    ("unknown protocol", put("protocol", value="two_split"), ["field `protocol`", "'two-split'", "'two_split'"]),
+    ("unknown engine", put("grader", "engine", value="vlm"), ["field `grader.engine`", "'vlm'"]),
+    ("empty axis", put("matrix", "task", value=[]), ["field `matrix.task` is empty"]),
+    ("axis of nothing", put("matrix", "agent", value=None), ["field `matrix.agent` is empty"]),
+    ("twice the same", put("matrix", "seed", value=[0, 1, 0]), ["field `matrix.seed`", "0 stands twice"]),
+    ("twice the same agent", put("matrix", "agent", value=["null", None]), ["field `matrix.agent`", "'null' stands twice"]),
+    ("exclude everything", put("exclude", value=[{"task": "arithmetic"}]), ["field `exclude`", "leaves no run"]),
+    ("exclude by no axis", put("exclude", value=[{"agnt": "sft"}]), ["field `exclude`", "'agnt' is no axis"]),
+    ("exclude by nothing", put("exclude", value=[{}]), ["field `exclude`", "an empty rule"]),
+    ("exclude what is not there", put("exclude", value=[{"agent": "stf"}]), ["field `exclude`", "'stf' is no value of matrix.agent", "did you mean `sft`?"]),
+    ("exclude a seed as text", put("exclude", value=[{"seed": ["0"]}]), ["field `exclude`", "'0' is no value of matrix.seed"]),
+    ("exclude is no list", put("exclude", value="sft"), ["field `exclude`"]),
+    ("unknown recipe", put("recipe", "arithmetic", value="nope"), ["field `recipe.arithmetic`", "no recipe `nope`", "default"]),
+    ("recipe of no task", put("recipe", "gsm8k", value="default"), ["field `recipe.gsm8k`", "no task of this name"]),
+    ("model that is not staged", put("matrix", "base_model", value="autorl/huge"), ["field `matrix.base_model`", "autorl/huge is not staged"]),
+    ("task that is not staged", put("matrix", "task", value="gsm8k"), ["field `matrix.task`", "gsm8k is not staged"]),
+    ("another version", put("schema_version", value=2), ["newer autorl-hpc", "schema_version 2"]),
+    ("no version", put("schema_version", value="two"), ["field `schema_version`"]),
+    ("unknown cluster", put("cluster", value="mars"), ["field `cluster`", "`mars`"]),
+    ("both spellings", put("budget", "wall_clock_s", value=5), ["field `budget.wall_clock`", "unknown field"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "parts"), [row[1:] for row in FIELDS], ids=[row[0] for row in FIELDS])
+def test_a_wrong_field_is_named(root: Root, change: Change, parts: list[str]) -> None:
+    made = spec()
+    change(made)
+    error = refused(root, made)
+    for part in parts:
+        assert part in str(error), f"{part!r} is not in:\n{error}"
+    assert error.exit_code is Exit.USAGE
+    ours = "autorl/huge", "gsm8k"
+    if not any(part in str(error) for part in ours):
+        assert error.where == str(root.path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    "duration",
+    [
+        "soon",
+        "10 minutes",
+        "1h30",
+        "-5m",
+        "5x",
+        "",
+        "h",
+        "1.2.3h",
+        [1],
+        True,
+        0,
+        -1,
+        "0s",
+        float("nan"),
+        float("inf"),
+        "99d",
+    ],
+)
+def test_a_wrong_duration_is_named(root: Root, duration: Any) -> None:
+    made = spec()
+    made["budget"]["wall_clock"] = duration
+    assert "field `budget.wall_clock`" in refused(root, made).what
+
+
+TEXTS: list[tuple[str, bytes, list[str]]] = [
+    ("two equal keys", b"name: exp\nname: exq\n", ["the key `name` stands twice", "line 2"]),
+    ("two equal inner keys", b"name: exp\nmatrix:\n  seed: 1\n  seed: 2\n", ["the key `seed` stands twice", "line 4"]),
+    ("no YAML", b"name: [exp\nmatrix: {\n", ["not readable as YAML", "line"]),
+    ("a tab", b"name: exp\nmatrix:\n\ttask: arithmetic\n", ["not readable as YAML in line 3"]),
+    ("not UTF-8", b"name: exp\ndescription: caf\xe9\n", ["not UTF-8", "byte 26"]),
+    ("zero bytes", b"name: e\x00xp\n", ["not readable as YAML"]),
+    ("empty", b"", ["an experiment is a table of fields"]),
+    ("only a comment", b"# nothing\n", ["an experiment is a table of fields"]),
+    ("a list", b"- name: exp\n", ["an experiment is a table of fields"]),
+    ("an object", b"name: !!python/object/apply:os.system ['true']\n", ["not readable as YAML", "python/object"]),
+    ("list as key", b"[a, b]: 1\n", ["not readable as YAML"]),
+    ("endless nesting", b"a: " + b"[" * 50_000, ["not readable as YAML"]),
+    ("too large", b"#" * (1024 * 1024 + 1), ["larger than"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "parts"), [row[1:] for row in TEXTS], ids=[row[0] for row in TEXTS])
+def test_a_file_that_is_no_experiment_is_named(root: Root, content: bytes, parts: list[str]) -> None:
+    error = refused(root, content)
+    for part in parts:
+        assert part in error.what
+    assert error.where == str(root.path / "job.yaml")
+
+
+def test_a_file_that_is_not_there_is_named(root: Root) -> None:
+    with pytest.raises(AutorlError, match="no such file") as caught:
+        prepare(root.path / "nothing.yaml", root)
+    assert caught.value.where == str(root.path / "nothing.yaml") and not root.runs.exists()
+
+
+def test_a_newer_experiment_is_not_called_wrong(root: Root) -> None:
+    assert isinstance(refused(root, {**spec(), "schema_version": 2, "future": 1}), NewerVersion)
+
+
+def flip(path: Path) -> None:
+    """Changes one byte, the size stays."""
+    os.chmod(path, 0o644)
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def shorten(path: Path) -> None:
+    os.chmod(path, 0o644)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def add_shard(path: Path) -> None:
+    """Another file beside the staged ones: every *.safetensors of the folder would be read."""
+    shutil.copyfile(path, path.with_name("model-extra.safetensors"))
+
+
+STAGED = ["store/models/autorl/tiny/model.safetensors", "store/models/autorl/tiny/tokenizer.json", "store/models/autorl/tiny/config.json",
+          "store/tasks/arithmetic/train/train.jsonl", "vault/arithmetic/feedback/items.jsonl", "vault/arithmetic/report/items.jsonl"]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
+@pytest.mark.parametrize("name", STAGED)
+def test_a_staged_file_that_changed_is_named(root: Root, name: str, damage: Callable[[Path], None]) -> None:
+    damage(root.path / name)
+    error = refused(root, spec())
+    assert error.where == str(root.path / name)
+    assert Path(name).name in error.what
+    assert ("field `matrix.base_model`" if "models" in name else "field `matrix.task`") in error.what
+    assert error.fault is Fault.CLUSTER and error.exit_code is Exit.FAILED
+    assert "autorl-hpc stage" in (error.next_step or "") and "--again" in (error.next_step or "")
+
+
+def test_a_file_added_to_a_staged_model_is_named(root: Root) -> None:
+    add_shard(root.path / STAGED[0])
+    error = refused(root, spec())
+    assert "model-extra.safetensors is no file of autorl/tiny" in error.what and error.fault is Fault.CLUSTER
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": "x"}'])
+def test_a_damaged_manifest_is_named(root: Root, content: bytes) -> None:
+    path = root.model("autorl/tiny") / "MANIFEST.json"
+    path.write_bytes(content)
+    error = refused(root, spec())
+    assert error.where == str(path) and "--again" in (error.next_step or "")
+
+
+def test_two_manifests_of_different_versions_of_a_task_are_noticed(root: Root) -> None:
+    """The files agree with their manifest, and yet are not those that task.yaml pins."""
+    import json
+
+    from autorl_hpc.files.hashing import file_sha256
+
+    items = root.task_vault("arithmetic") / "feedback" / "items.jsonl"
+    manifest = root.task_vault("arithmetic") / "MANIFEST.json"
+    flip(items)
+    value = json.loads(manifest.read_text())
+    for row in value["files"]:
+        if row["path"] == "feedback/items.jsonl":
+            row["sha256"] = file_sha256(items)
+    os.chmod(manifest, 0o600)
+    manifest.write_text(json.dumps(value))
+    error = refused(root, spec())
+    assert "feedback/items.jsonl" in error.what and "another version" in error.what and error.fault is Fault.CLUSTER
+
+
+def test_an_exclude_rule_leaves_the_other_runs(root: Root) -> None:
+    path = root.path / "job.yaml"
+    path.write_text(yaml.safe_dump({**spec(), "exclude": [{"agent": "sft", "seed": [1]}]}))
+    planned, _ = prepare(path, root)
+    assert {(c.science.agent, c.science.seed) for c in planned.cells} == {("null", 0), ("null", 1), ("sft", 0)}
