@@ -326,8 +326,11 @@ def _guarded(run: Callable[[], Any]) -> int:
         _say(f"autorl-hpc: {error}")
         return int(error.exit_code)
     except KeyboardInterrupt:
-        _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
-        return int(Exit.INTERRUPTED)
+        return _interrupted()
+    except SystemExit as ending:  # typer turns a ctrl-C into an exit of its own
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
+            return _interrupted()
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         return int(Exit.OK)
@@ -339,6 +342,18 @@ def _guarded(run: Callable[[], Any]) -> int:
             _print_json(known.as_json())
         _say(f"autorl-hpc: {known}")
         return int(known.exit_code)
+    except Exception:
+        import traceback
+
+        _say(
+            f"autorl-hpc: this is a defect of autorl-hpc {__version__}; please report it with these lines\n{traceback.format_exc()}"
+        )
+        return int(Exit.INTERNAL)
+
+
+def _interrupted() -> int:
+    _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
+    return int(Exit.INTERRUPTED)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.files import artifacts
+from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
@@ -14,7 +15,7 @@ from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Closed, Evaluation, Submission
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.states import EntryKind, Fault, Protocol, Split
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
 
 
 @dataclass
@@ -59,26 +60,27 @@ class Closing:
     def _decide(self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int) -> Closed:
         assert view.sealed is not None
         science = record.science
-        feedback_split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
-        feedback = self._baseline(record, feedback_split)
-        report = feedback if science.protocol is Protocol.PAPER else self._baseline(record, Split.REPORT)
-        keys: dict[str, Any] = {"baseline_feedback": feedback.key, "baseline_report": report.key, "grader": self.grader}
-        chosen, how = (view.final(), "final") if view.final() else (view.best(), "best_feedback")
+        paper = science.protocol is Protocol.PAPER
+        final = None if paper else view.final()  # the paper's protocol keeps the maximum
+        chosen = final or view.best()
+        report = self._baseline(record, Split.REPORT)
+        feedback = report if paper else self._feedback_baseline(record, view, chosen)
+        facts: dict[str, Any] = {
+            "baseline_feedback": feedback.key,
+            "baseline_report": report.key,
+            "baseline_sha256": {base.key: base.digest() for base in (feedback, report)},
+            "grader": self.grader,
+        }
         if chosen is None:
-            fault, reason = _why_nothing(view)
-            if fault in (Fault.CLUSTER, Fault.GRADER):
-                return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **keys)
-            return Closed(
-                selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **keys
-            )
+            return _close_without(view, report, facts)
         evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation)
         return Closed(
             selected=chosen.submission_id,
-            selected_by="final" if how == "final" else "best_feedback",
+            selected_by="final" if final else "best_feedback",
             report=evaluation,
             fault=evaluation.fault,
             reason=evaluation.reason,
-            **keys,
+            **facts,
         )
 
     def _report_evaluation(
@@ -101,11 +103,32 @@ class Closing:
         items = run.items / f"{chosen.submission_id:06d}.report.jsonl.gz"
         return self.attempts.evaluate(record.science, chosen.content_hash, Split.REPORT, items, entry, generation)
 
+    def _feedback_baseline(self, record: RunRecord, view: RunView, chosen: Submission | None) -> Baseline:
+        """By the engine that scored the checkpoint, if it was measured there: scores of two engines don't compare."""
+        score = view.score_of(chosen) if chosen else None
+        if score is not None and score.evaluation.engine_hash is not None:
+            key = baseline_key(record.science, Split.FEEDBACK, score.evaluation.engine_hash)
+            found = read_baseline(self.experiment.baselines, key)
+            if found is not None:
+                return found
+        return self._baseline(record, Split.FEEDBACK)
+
     def _baseline(self, record: RunRecord, split: Split) -> Baseline:
         found = self.baselines.ensure(record.science, split)
         if found is None:
             raise NotReady
         return found
+
+
+def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
+    """The closing of a run with no checkpoint that has a score."""
+    assert view.sealed is not None
+    if view.sealed.ended_by is EndedBy.CANCELLED:
+        return Closed(selected=None, selected_by="cancelled", reason="cancelled before anything was scored", **facts)
+    fault, reason = _why_nothing(view)
+    if fault in (Fault.CLUSTER, Fault.GRADER):
+        return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)
+    return Closed(selected=None, selected_by="base_kept", report=report.evaluation, fault=fault, reason=reason, **facts)
 
 
 def _why_nothing(view: RunView) -> tuple[Fault, str]:

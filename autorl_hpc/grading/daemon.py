@@ -275,6 +275,7 @@ class Grader:
             number,
             evaluation.score if evaluation.score is not None else evaluation.reason,
         )
+        self.baselines.ensure(science, split)  # another engine than the one that measured it when the queue began
         return True
 
     def _run(self, run_id: str) -> RunRecord:

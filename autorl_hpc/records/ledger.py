@@ -129,10 +129,14 @@ class Closed(Strict):
     """The run is finished."""
 
     selected: int | None = Field(description="The selected submission; null: the base model is kept.")
-    selected_by: Literal["final", "best_feedback", "base_kept", "infrastructure"]
+    selected_by: Literal["final", "best_feedback", "base_kept", "infrastructure", "cancelled"]
     report: Evaluation | None = None
     baseline_report: str | None = Field(None, description="Key of the base model's scores on the report split.")
     baseline_feedback: str | None = None
+    baseline_sha256: dict[Sha256, Sha256] = Field(
+        default_factory=dict,
+        description="Hash of each base model record that is named here, by its key: binds it to the chain.",
+    )
     fault: Fault | None = None
     reason: str | None = None
     grader: str

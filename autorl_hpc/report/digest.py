@@ -80,6 +80,7 @@ class _Digest:
         """The whole summary."""
         view, science, found = self.view, self.science, self.found
         feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
+        feedback_base, report_base = self._as_closed(feedback_base), self._as_closed(report_base)
         self._judge(feedback_base, report_base)
         points = points_of(view)
         best, report = view.best(), view.closed.report if view.closed else None
@@ -142,6 +143,14 @@ class _Digest:
             sandbox=clean(self.record.sandbox) or "",
         )
         return summary.model_copy(update={"notes": notes_of(summary, found.troubles, found.commonest_output_share)})
+
+    def _as_closed(self, base: Baseline | None) -> Baseline | None:
+        """The base model's score, unless it was altered since the run was closed."""
+        closed = self.view.closed
+        if base is None or closed is None or closed.baseline_sha256.get(base.key, base.digest()) == base.digest():
+            return base
+        self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
+        return None
 
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
         """Settles whether the run counts and, where it does, the improvement and the optimism gap."""

@@ -34,7 +34,11 @@ def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
         else:
             found += [ExperimentDir(path / name) for name in names if (path / name / "experiment.json").is_file()]
     if not found:
-        raise AutorlError("no experiment is there", where=paths[0] if paths else None, next_step="give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one")
+        raise AutorlError(
+            "no experiment is there",
+            where=paths[0] if paths else None,
+            next_step="give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one",
+        )
     return found
 
 
@@ -52,7 +56,11 @@ class Watch:
             science = read_run(run).science
             view = RunView.of(ledger.read())
         except (AutorlError, OSError) as error:
-            return {**row, "state": str(RunState.DAMAGED), "reason": error.what if isinstance(error, AutorlError) else str(error)}
+            return {
+                **row,
+                "state": str(RunState.DAMAGED),
+                "reason": error.what if isinstance(error, AutorlError) else str(error),
+            }
         clock = reading.read_json_or_none(run.clock)
         elapsed = float(clock["elapsed_s"]) if isinstance(clock, dict) and "elapsed_s" in clock else 0.0
         given = float(clock.get("given_back_s", 0)) if isinstance(clock, dict) else 0.0
@@ -84,7 +92,11 @@ class Watch:
     def experiment(self, experiment: ExperimentDir) -> dict[str, Any]:
         """One experiment with its runs, graders, queue and jobs."""
         record = read_experiment(experiment)
-        graders = [value for name in reading.list_names(experiment.graders) if (value := reading.read_json_or_none(experiment.graders / name))]
+        graders = [
+            value
+            for name in reading.list_names(experiment.graders)
+            if (value := reading.read_json_or_none(experiment.graders / name))
+        ]
         return {
             "experiment": str(experiment.path),
             "runs": [self.run(experiment.run(run_id)) for run_id in record.runs],
@@ -125,14 +137,22 @@ def render(facts: list[dict[str, Any]]) -> Any:
         done = f"{sum(r['state'] == 'finished' for r in experiment['runs'])} of {len(experiment['runs'])} runs finished"
         graders = ", ".join(f"{g['state']} ({g['scored']} scored)" for g in experiment["graders"]) or "none"
         jobs = ", ".join(experiment["jobs"]) or "none running"
-        parts += [Text(experiment["experiment"], style="bold"), table, *notes, Text(f"{done}; queue {len(experiment['queue'])}; graders: {graders}; jobs: {jobs}", style="dim"), Text("")]
+        parts += [
+            Text(experiment["experiment"], style="bold"),
+            table,
+            *notes,
+            Text(f"{done}; queue {len(experiment['queue'])}; graders: {graders}; jobs: {jobs}", style="dim"),
+            Text(""),
+        ]
         if not experiment["jobs"] and not experiment["over"]:
             parts.insert(-1, Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
     return Group(*parts)
 
 
 def _coloured(state: str) -> str:
-    colour = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}.get(state)
+    colour = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}.get(
+        state
+    )
     return f"[{colour}]{state}[/{colour}]" if colour else state
 
 

@@ -45,7 +45,15 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return {"run_id": self.run_id, "entries": self.entries, "head": self.head, "whole": self.whole, "problems": self.problems, "anchored": False, "note": NOTE}
+        return {
+            "run_id": self.run_id,
+            "entries": self.entries,
+            "head": self.head,
+            "whole": self.whole,
+            "problems": self.problems,
+            "anchored": False,
+            "note": NOTE,
+        }
 
 
 def verify_paths(paths: Sequence[Path]) -> list[Verdict]:
@@ -68,7 +76,9 @@ def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
     try:
         record = read_run(run)
         if record.run_id != run.run_id or record.science.run_id() != run.run_id:
-            verdict.problems.append(f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}")
+            verdict.problems.append(
+                f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
+            )
         ledger.read()
     except (AutorlError, OSError) as error:
         verdict.problems.append(error.what if isinstance(error, AutorlError) else str(error))
@@ -89,7 +99,9 @@ def _check_sealed(run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
             verdict.problems.append(f"ledger.jsonl line {number} differs from ledger entry {number:06d}")
             return
     if len(lines) > len(ledger.entries):
-        verdict.problems.append(f"ledger entry {len(ledger.entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/")
+        verdict.problems.append(
+            f"ledger entry {len(ledger.entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/"
+        )
     elif RunView.of(ledger.entries).closed and len(lines) < len(ledger.entries) and not _only_late(ledger, len(lines)):
         verdict.problems.append(f"ledger.jsonl lacks entry {len(lines) + 1:06d}")
 
@@ -113,7 +125,7 @@ def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdi
             verdict.problems.append(f"items/{path.name} is missing")
     if view.closed:
         for key in sorted({k for k in (view.closed.baseline_feedback, view.closed.baseline_report) if k}):
-            _check_baseline(experiment, key, read_run(run).science, verdict)
+            _check_baseline(experiment, key, read_run(run).science, view.closed.baseline_sha256.get(key), verdict)
     for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
         folder = experiment.artifacts / content
         if artifacts.artifact_ready(experiment.artifacts, content):
@@ -127,18 +139,31 @@ def _check_items(path: Path, name: str, evaluation: Evaluation, verdict: Verdict
         verdict.problems.append(f"{name} was altered: its hash is not the one in the record of its score")
         return
     outcomes = [float(json.loads(line)["outcome"]) for line in gzip.decompress(data).splitlines()]
-    if len(outcomes) != evaluation.n or evaluation.score is None or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), evaluation.score, abs_tol=1e-6):
+    if (
+        len(outcomes) != evaluation.n
+        or evaluation.score is None
+        or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), evaluation.score, abs_tol=1e-6)
+    ):
         verdict.problems.append(f"{name} doesn't give the recorded score {evaluation.score}")
 
 
-def _check_baseline(experiment: ExperimentDir, key: str, science: Science, verdict: Verdict) -> None:
-    """The base model's score that the run is compared with: no ledger holds it, but its items and its key bind it."""
+def _check_baseline(
+    experiment: ExperimentDir, key: str, science: Science, sha256: str | None, verdict: Verdict
+) -> None:
+    """The base model's score that the run is compared with: the closing entry holds its hash, its items and key fit."""
     record = read_baseline(experiment.baselines, key)
     if record is None:
         verdict.problems.append(f"baselines/{key[:16]}... is missing or can't be read")
         return
+    if sha256 is not None and record.digest() != sha256:
+        verdict.problems.append(f"baselines/{key[:16]}... was altered: its hash is not the closing entry's")
+        return
     evaluation = record.evaluation
-    if record.key != key or baseline_key(science, evaluation.split, record.engine.digest()) != key or evaluation.engine_hash != record.engine.digest():
+    if (
+        record.key != key
+        or baseline_key(science, evaluation.split, record.engine.digest()) != key
+        or evaluation.engine_hash != record.engine.digest()
+    ):
         verdict.problems.append(f"baselines/{key[:16]}... is not the measurement that its key names")
     path = experiment.baselines / f"{key}.items.jsonl.gz"
     if not path.exists():
@@ -166,7 +191,10 @@ def _dropped(folder: Path) -> frozenset[str]:
 def _is_baseline_items(experiment: ExperimentDir, digest: str) -> bool:
     """The base model's own submission has the baseline's items, which lie in baselines/."""
     for name in reading.list_names(experiment.baselines):
-        if re.fullmatch(r"[0-9a-f]{64}\.items\.jsonl\.gz", name) and hashlib.sha256((experiment.baselines / name).read_bytes()).hexdigest() == digest:
+        if (
+            re.fullmatch(r"[0-9a-f]{64}\.items\.jsonl\.gz", name)
+            and hashlib.sha256((experiment.baselines / name).read_bytes()).hexdigest() == digest
+        ):
             return True
     return False
 
@@ -175,7 +203,9 @@ def as_lines(verdicts: list[Verdict]) -> list[str]:
     """For people."""
     lines = []
     for verdict in verdicts:
-        lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.run_id}  {verdict.entries} entries  head {verdict.head or '-'}")
+        lines.append(
+            f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.run_id}  {verdict.entries} entries  head {verdict.head or '-'}"
+        )
         lines += [f"         {problem}" for problem in verdict.problems]
     bad = sum(not verdict.whole for verdict in verdicts)
     lines += ["", f"{len(verdicts)} runs, {bad} damaged. {NOTE}"]

@@ -39,7 +39,8 @@ def scorer(name: str, version: str) -> Score:
     found = SCORERS.get(name)
     if found is None or found.version != version:
         raise AutorlError(
-            f"this package has no scorer `{name}` version {version}" + (f" (it has version {found.version})" if found else ""),
+            f"this package has no scorer `{name}` version {version}"
+            + (f" (it has version {found.version})" if found else ""),
             next_step="use the package version that the experiment was launched with",
         )
     return found.score

@@ -135,7 +135,14 @@ class Supervisor:
         workspaces.lay(self.workspace_path, self.root, self.record, task, agent)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
         manifest = verify_model(self.root, self.record.science.base_model)
-        base = BaseModel.read(self.root.model(self.record.science.base_model), manifest.content_hash or "")
+        if manifest.content_hash != self.record.science.base_model_content_hash:
+            raise AutorlError(
+                f"base model {manifest.name} was staged anew with other weights since the launch",
+                where=self.root.model(manifest.name),
+                fault=Fault.CLUSTER,
+                next_step="stage the weights that were launched with, or launch under another name",
+            )
+        base = BaseModel.read(self.root.model(manifest.name), manifest.content_hash)
         workspace = workspaces.Workspace(self.workspace_path)
         answers = Answers(self.record, self.experiment.baselines, workspace)
         meta = {**workspaces.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}

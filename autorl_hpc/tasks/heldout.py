@@ -33,7 +33,8 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
         AutorlError: not staged, or changed after staging.
     """
     path = root.task_vault(task) / split / "items.jsonl"
-    rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).decode("utf-8").splitlines()]
+    # Not splitlines(): a question may hold a character that it takes for a line's end.
+    rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).split(b"\n") if line]
     return [Item(id=str(row["id"]), question=row["question"], answer=row["answer"]) for row in rows]
 
 

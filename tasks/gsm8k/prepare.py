@@ -15,15 +15,14 @@ SHOTS_FILE = "opencompass_4shot.json"
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of an official file, in order."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """JSON lines with sorted keys, so that the same rows give the same bytes."""
+    """JSON lines with sorted keys, so that the same rows give the same bytes; in ASCII, so that no character of a question
+    is taken for a line's end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-    )
+    path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf-8")
 
 
 def prepare(source: Path | None, out: Path) -> None:

@@ -235,9 +235,7 @@ def test_reads_a_gold_answer(answer: str, expected: Fraction | int) -> None:
     assert read_gold(answer) == expected
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "#### ", "#### eighteen", "#### 18 eggs", "#### 1 or 2", "9" * 5000, "\u0661"]
-)
+@pytest.mark.parametrize("answer", ["", "#### ", "#### eighteen", "#### 18 eggs", "#### 1 or 2", "9" * 5000, "\u0661"])
 def test_refuses_a_gold_answer_that_is_no_number(answer: str) -> None:
     with pytest.raises(ValueError, match="check the task's data"):
         read_gold(answer)
@@ -349,9 +347,7 @@ def test_an_answer_reads_the_same_in_every_dress(seed: int) -> None:
         value = rng.randrange(-(10 ** rng.randrange(1, 10)), 10 ** rng.randrange(1, 10))
         for number in (f"{value}", f"{value:,}", f"{value:,}.00", f"{value:,}".replace(",", "\u202f")):
             for dress in DRESSES:
-                assert score_item("So: 3 + 4 = 7.\n" + dress.format(number), f"#### {value:,}"), dress.format(
-                    number
-                )
+                assert score_item("So: 3 + 4 = 7.\n" + dress.format(number), f"#### {value:,}"), dress.format(number)
 
 
 HOSTILE_WORDS = (

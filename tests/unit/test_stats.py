@@ -352,9 +352,7 @@ def test_expected_max_noise_known_values() -> None:
     assert expected_max_noise(0, 1) == expected_max_noise(1, 1) == expected_max_noise(5, 0) == 0.0
     assert expected_max_noise(2, 1) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-9)
     assert expected_max_noise(3, 4) == pytest.approx(4 * 1.5 / math.sqrt(math.pi), abs=1e-8)
-    assert expected_max_noise(10, 1) == pytest.approx(
-        1.5387527, abs=1e-7
-    )  # tables of normal order statistics
+    assert expected_max_noise(10, 1) == pytest.approx(1.5387527, abs=1e-7)  # tables of normal order statistics
     assert expected_max_noise(20, 2.3) == pytest.approx(2.3 * 1.8674751, abs=1e-6)
 
 
