@@ -46,6 +46,9 @@ IDLE_AFTER_S = 60.0
 BEATS_PER_STALENESS = 6
 """A heartbeat may be late five times before its claims are taken over."""
 
+MAX_BEAT_S = 5.0
+"""Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
+
 RETRY_AFTER_TROUBLE_S = 5.0
 OVER_CHECK_S = 2.0
 MAX_TROUBLES = 5
@@ -104,7 +107,7 @@ class Grader:
         self.host = host_name()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
-        self.heart = Heart(experiment, beat, min(2.0, spec.stale_after_s / BEATS_PER_STALENESS))
+        self.heart = Heart(experiment, beat, min(MAX_BEAT_S, spec.stale_after_s / BEATS_PER_STALENESS))
         self.claims = Claims(
             experiment.claims, self.id, self.host, HeartbeatWatch(experiment.graders, spec.stale_after_s)
         )
