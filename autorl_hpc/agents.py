@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,9 +51,18 @@ class Agent:
         return hashlib.sha256("".join(tree_sha256(folder) for folder in self.folders()).encode()).hexdigest()
 
 
+PATH_VARIABLE = "AUTORL_AGENTS_PATH"
+
+
+def agent_folders() -> list[Path]:
+    """Folders that hold agent folders: those of $AUTORL_AGENTS_PATH, then the built-in one."""
+    extra = [Path(part).absolute() for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+    return [*extra, share("templates") / "agents"]
+
+
 def agent_names() -> list[str]:
     """Names of all agents that can be found."""
-    return sorted(path.parent.name for path in (share("templates") / "agents").glob("*/agent.yaml"))
+    return sorted({path.parent.name for folder in agent_folders() for path in folder.glob("*/agent.yaml")})
 
 
 def load_agent(name: str) -> Agent:
@@ -61,15 +71,15 @@ def load_agent(name: str) -> Agent:
     Raises:
         AutorlError: there is none, or its folder is incomplete.
     """
-    folder = share("templates") / "agents" / name
-    path = folder / "agent.yaml"
-    if not path.is_file():
+    folder = next((f / name for f in agent_folders() if (f / name / "agent.yaml").is_file()), None)
+    if folder is None:
         near = get_close_matches(name, agent_names(), n=1)
         raise AutorlError(
             f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-            where=folder.parent,
-            next_step=f"choose one of: {', '.join(agent_names())}",
+            where=share("templates") / "agents",
+            next_step=f"choose one of: {', '.join(agent_names())}; or name the folder of yours in ${PATH_VARIABLE}",
         )
+    path = folder / "agent.yaml"
     agent = Agent(folder, parse_record(AgentFile, read_yaml(path), path))
     for needed in (folder / agent.file.start, *agent.folders()):
         if not needed.exists():

@@ -6,42 +6,57 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
-from autorl_hpc.files.hashing import tree_sha256, walk_files
+from autorl_hpc.files.hashing import file_sha256, walk_files
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.share import PACKAGE, share
+from autorl_hpc.records.canonical import canonical_json
 
 SHARED_PARTS = ("tasks", "templates")
 NOT_FROZEN = ("_share/", "models/")
 """Base models lie in the store; the shipped copies of shared parts are frozen beside the package."""
 
 
-def _parts() -> dict[str, tuple[Path, list[str]]]:
-    parts = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
-    return {
-        name: (folder, [file for file in walk_files(folder) if not file.startswith(NOT_FROZEN)])
-        for name, folder in parts.items()
+Parts = dict[str, tuple[Path, list[str]]]
+"""Where each frozen folder comes from, and its files."""
+
+
+def parts(own: Mapping[str, Path]) -> Parts:
+    """What is frozen: the package, built-in tasks and templates, and a user's own task and agent folders among them.
+
+    Args:
+        own: folders from outside the package by their frozen place, such as `templates/agents/mine`.
+    """
+    found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
+    frozen = {name: (folder, _files(folder)) for name, folder in found.items()}
+    return {**frozen, **{name: (folder, _files(folder)) for name, folder in own.items()}}
+
+
+def _files(folder: Path) -> list[str]:
+    return [file for file in walk_files(folder) if not file.startswith(NOT_FROZEN)]
+
+
+def code_hash(frozen: Parts) -> str:
+    """The hash that the frozen code is named by: over every file's place and content."""
+    rows = {
+        f"{name}/{file}".lstrip("/"): file_sha256(folder / file)
+        for name, (folder, files) in frozen.items()
+        for file in files
     }
+    return hashlib.sha256(canonical_json(sorted(rows.items()))).hexdigest()
 
 
-def code_hash() -> str:
-    """Hash of the package, tasks and templates as they are now."""
-    digest = hashlib.sha256()
-    for name, (folder, files) in sorted(_parts().items()):
-        digest.update(f"{name} {tree_sha256(folder, files)}\n".encode())
-    return digest.hexdigest()
-
-
-def freeze(experiment: ExperimentDir) -> str:
+def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
     """Copies the code to `code/<hash>/` and returns the hash. A folder that stands is complete: it came by rename."""
-    wanted = code_hash()
+    wanted = code_hash(frozen)
     target = experiment.code / wanted
     if target.is_dir():
         return wanted
     work = experiment.code / f".tmp-{wanted[:16]}-{os.getpid()}"
     shutil.rmtree(work, ignore_errors=True)
-    for name, (folder, files) in _parts().items():
+    for name, (folder, files) in frozen.items():
         for file in files:
             (work / name / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / file, work / name / file)
@@ -57,10 +72,7 @@ def freeze(experiment: ExperimentDir) -> str:
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
     """Whether the frozen code still has the hash that it is named by."""
     folder = experiment.code / wanted
-    digest = hashlib.sha256()
-    for name in sorted(["autorl_hpc", *SHARED_PARTS]):
-        digest.update(f"{name} {tree_sha256(folder / name)}\n".encode())
-    return folder.is_dir() and digest.hexdigest() == wanted
+    return folder.is_dir() and code_hash({"": (folder, walk_files(folder))}) == wanted
 
 
 def git_revision() -> str | None:

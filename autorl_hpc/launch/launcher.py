@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc import __version__
+from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
+from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import now_text, sha256_hex
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment
+from autorl_hpc.files.share import share
 from autorl_hpc.launch.expand import Cell, expand, read_spec
-from autorl_hpc.launch.freeze import code_hash, freeze, frozen_is_whole, git_revision
+from autorl_hpc.launch.freeze import Parts, code_hash, freeze, frozen_is_whole, git_revision, parts
 from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import Fault, Protocol, QueueKind, Split
+from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
+from autorl_hpc.tasks.loader import load_task
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan,
         for folder in experiment.folders():
             folder.mkdir(parents=True, exist_ok=True)
         before = read_experiment(experiment) if experiment.resolved.exists() else None
-        frozen = _frozen_code(experiment, before, keep_frozen)
+        frozen = _frozen_code(experiment, before, parts(_own_folders(planned)), keep_frozen)
         atomic.write_bytes(experiment.given, reading.read_bytes(path))
         record = _experiment_record(planned, root, before, frozen, path)
         for cell in planned.cells:
@@ -84,9 +89,19 @@ def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan,
     return planned, record
 
 
-def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, keep_frozen: bool) -> str:
+def _own_folders(planned: Plan) -> dict[str, Path]:
+    """Task and agent folders of the user's own that the experiment uses, by their place in the frozen code."""
+    matrix = planned.spec.matrix
+    found = {f"tasks/{name}": load_task(name).folder for name in matrix.task}
+    for name in matrix.agent:
+        found |= {f"templates/agents/{folder.name}": folder for folder in load_agent(name).folders()}
+    built_in = (share("tasks"), share("templates"))
+    return {place: folder for place, folder in found.items() if not any(folder.is_relative_to(b) for b in built_in)}
+
+
+def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, current: Parts, keep_frozen: bool) -> str:
     if before is None:
-        return freeze(experiment)
+        return freeze(experiment, current)
     if not frozen_is_whole(experiment, before.code_hash):
         raise AutorlError(
             "the frozen code of this experiment was changed or is incomplete",
@@ -95,7 +110,7 @@ def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, kee
             next_step="launch under another name: its scores would not be those of the code that is named",
             exit_code=Exit.FAILED,
         )
-    if before.code_hash != code_hash() and not keep_frozen:
+    if before.code_hash != code_hash(current) and not keep_frozen:
         raise AutorlError(
             "the package, a task or a template changed since this experiment was launched",
             where=experiment.resolved,
@@ -177,6 +192,8 @@ def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
     """The environment in which jobs are submitted: they run the frozen code."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
+        env.pop(name, None)
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
     env["AUTORL_ROOT"] = record.root
     env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")

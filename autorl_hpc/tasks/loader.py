@@ -54,7 +54,7 @@ class Task:
 
 def task_folders() -> list[Path]:
     """Folders that hold task folders: those of $AUTORL_TASKS_PATH, then the built-in one."""
-    extra = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+    extra = [Path(part).absolute() for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
     return [*extra, share("tasks")]
 
 
