@@ -106,7 +106,11 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
         code = self._last.get("exit_code")
-        return AgentEnd(code if isinstance(code, int) else None, tuple(sorted(left)), "pid" in self._last)
+        return AgentEnd(
+            code if isinstance(code, int) else None,
+            tuple(sorted(left)),
+            "begun" in self._last and "error" not in self._last,
+        )
 
     def _read(self) -> None:
         assert self._keeper.stdout is not None

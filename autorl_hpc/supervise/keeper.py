@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from autorl_hpc.supervise.processes import become_subreaper, end_all
 
@@ -52,18 +53,13 @@ def main() -> int:
         job = json.loads(stdin.readline())  # unbuffered: a `stop` that follows must stay where select sees it
     adopted = become_subreaper()
     watch = Stopwatch(job["suspension_s"])
-    with open(job["log"], "ab", buffering=0) as log:
-        agent = subprocess.Popen(
-            job["argv"],
-            env=job["env"],
-            cwd=job["cwd"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            close_fds=True,
-        )
-    print(json.dumps({"pid": agent.pid, "subreaper": adopted}), flush=True)
+    # Said before the agent can kill its keeper: a keeper that is gone after this was ended by the agent.
+    print(json.dumps({"begun": True, "subreaper": adopted}), flush=True)
+    try:
+        agent = _start(job)
+    except OSError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
     grace_s, orphaned = _wait(agent, watch)
     _leave_elapsed(job["elapsed_file"], job["elapsed_s"] + watch.ran_s)
     code = agent.poll()
@@ -81,6 +77,20 @@ def main() -> int:
     if not orphaned:
         print(json.dumps({"exit_code": code, "left": sorted(left), "ran_s": watch.ran_s}), flush=True)
     return 0
+
+
+def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
+    with open(job["log"], "ab", buffering=0) as log:
+        return subprocess.Popen(
+            job["argv"],
+            env=job["env"],
+            cwd=job["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            close_fds=True,
+        )
 
 
 def _wait(agent: subprocess.Popen[bytes], watch: Stopwatch) -> tuple[float, bool]:

@@ -297,6 +297,8 @@ def interrupt(cluster: Cluster, *arguments: str, when: Callable[[], Any]) -> tup
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A test run in the background of a shell has SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     cluster.processes.append(process)
     wait_for(lambda: when() or process.poll() is not None, what="the moment to interrupt")
