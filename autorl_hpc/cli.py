@@ -219,7 +219,7 @@ def cancel(
     """
     from autorl_hpc.launch.cancel import cancel_runs
 
-    facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [])
+    facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [], _say)
     _print_json(facts) if as_json else print(facts["text"])
 
 

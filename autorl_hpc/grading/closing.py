@@ -63,6 +63,9 @@ class Closing:
         paper = science.protocol is Protocol.PAPER
         final = None if paper else view.final()  # the paper's protocol keeps the maximum
         chosen = final or view.best()
+        if chosen is None and view.sealed.ended_by is EndedBy.CANCELLED:  # nothing to compare: no engine is needed
+            reason = "cancelled before anything was scored"
+            return Closed(selected=None, selected_by="cancelled", reason=reason, grader=self.grader)
         report = self._baseline(record, Split.REPORT)
         feedback = report if paper else self._feedback_baseline(record, view, chosen)
         facts: dict[str, Any] = {
@@ -122,9 +125,6 @@ class Closing:
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
     """The closing of a run with no checkpoint that has a score."""
-    assert view.sealed is not None
-    if view.sealed.ended_by is EndedBy.CANCELLED:
-        return Closed(selected=None, selected_by="cancelled", reason="cancelled before anything was scored", **facts)
     fault, reason = _why_nothing(view)
     if fault in (Fault.CLUSTER, Fault.GRADER):
         return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)

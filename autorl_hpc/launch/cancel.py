@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from autorl_hpc.errors import AutorlError
@@ -21,12 +22,14 @@ from autorl_hpc.launch.payload import supervisors
 from autorl_hpc.records.run import ExperimentRecord
 
 SEAL_WAIT_S = 60.0
-CLOSE_WAIT_S = 600.0
+CLOSE_WAIT_S = 180.0
+"""For graders to score what was accepted; what is not closed then is closed by the next launch."""
+
 REPORT_WAIT_S = 60.0
 POLL_S = 0.3
 
 
-def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
+def cancel_runs(experiment: ExperimentDir, runs: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Cancels the given runs, or all, and waits until they are sealed.
 
     Raises:
@@ -43,10 +46,12 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     wanted = runs or list(record.runs)
     for name in wanted:  # not one mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
+    say(f"cancelling {len(wanted)} runs: ending their agents (ctrl-C is safe: the marks are set)")
     _seal_here(experiment, record, wanted)
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     graders = any(job.role.startswith("grader") for job in alive_jobs(experiment))
     if graders and not open_runs:
+        say(f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs")
         _wait(
             CLOSE_WAIT_S,
             lambda: (
@@ -64,7 +69,7 @@ def cancel_runs(experiment: ExperimentDir, runs: list[str]) -> dict[str, Any]:
     if open_runs:
         text += f"; still not sealed: {', '.join(open_runs)} (their supervisors don't answer)"
     elif len([r for r in wanted if r in closed]) < len(wanted):
-        text += "; no grader is running: `autorl-hpc launch` again scores what was accepted and closes them"
+        text += "; the others wait for a grader: `autorl-hpc launch` again scores what was accepted and closes them"
     return {"cancelled": wanted, "not_sealed": open_runs, "jobs_left": [j.pid for j in left], "text": text}
 
 
