@@ -298,7 +298,7 @@ def interrupt(cluster: Cluster, *arguments: str, when: Callable[[], Any]) -> tup
         text=True,
         start_new_session=True,
         # A test run in the background of a shell has SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  no threads here
     )
     cluster.processes.append(process)
     wait_for(lambda: when() or process.poll() is not None, what="the moment to interrupt")
