@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -65,13 +66,13 @@ def agent_names() -> list[str]:
     return sorted({path.parent.name for folder in agent_folders() for path in folder.glob("*/agent.yaml")})
 
 
-def load_agent(name: str) -> Agent:
-    """The agent of that name.
+def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
+    """The agent of that name, looked for in `folders` (default: `agent_folders()`).
 
     Raises:
         AutorlError: there is none, or its folder is incomplete.
     """
-    folder = next((f / name for f in agent_folders() if (f / name / "agent.yaml").is_file()), None)
+    folder = next((f / name for f in (agent_folders() if folders is None else folders) if (f / name / "agent.yaml").is_file()), None)
     if folder is None:
         near = get_close_matches(name, agent_names(), n=1)
         raise AutorlError(

@@ -36,7 +36,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 
 def _root(given: Path | None) -> Root:
-    return Root((given or default_root()).absolute())
+    place = (given or default_root()).absolute()
+    stands = next(path for path in (place, *place.parents) if path.exists())
+    if not stands.is_dir():
+        raise AutorlError(
+            f"{'--root' if given else f'${ROOT_VARIABLE}'} is a file, or lies below one: it must be a folder",
+            where=stands,
+            next_step="give the folder that holds store/, vault/ and runs/, or a new one",
+        )
+    return Root(place)
 
 
 def _say(text: str) -> None:
@@ -57,7 +65,7 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def quickstart(
     root: Annotated[Path | None, typer.Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None,
-    jobs: Annotated[int, typer.Option("--parallel", help="Agents at once.")] = 2,
+    jobs: Annotated[int, typer.Option("--parallel", min=1, max=10000, help="Agents at once.")] = 2,
 ) -> None:
     """The whole loop on this machine: tiny base model, embedded task, scripted agents, a grader, a report.
 
@@ -67,7 +75,7 @@ def quickstart(
     """
     from autorl_hpc.quickstart import run_quickstart
 
-    raise typer.Exit(run_quickstart((root or Path("autorl-quickstart")).absolute(), jobs, _say))
+    raise typer.Exit(run_quickstart(_root(root or Path("autorl-quickstart")).path, jobs, _say))
 
 
 @app.command()
@@ -98,9 +106,20 @@ def stage(
         _print_json(done)
 
 
+def _job_file(given: Path) -> Path:
+    """The file as given; where there is none, the one of that name that ships with the package."""
+    from autorl_hpc.files.share import share
+
+    shipped = share("jobs") / given.name
+    if given.exists() or given.parent not in (Path(), Path("jobs")) or not shipped.is_file():
+        return given
+    _say(f"{given} is not here; using {shipped} of the package")
+    return shipped
+
+
 @app.command()
 def launch(
-    job: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    job: Annotated[Path, typer.Argument(help="The experiment's YAML file, or one that ships (jobs/gsm8k.yaml).")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the matrix and what it may cost; start nothing.")
     ] = False,
@@ -117,7 +136,7 @@ def launch(
     """
     from autorl_hpc.launch import dryrun, launcher, local
 
-    place = _root(root)
+    place, job = _root(root), _job_file(job)
     if dry_run:
         described = dryrun.describe(launcher.plan(job, place))
         _print_json(described) if as_json else print(dryrun.as_text(described))
@@ -330,6 +349,8 @@ def _guarded(run: Callable[[], Any]) -> int:
     except SystemExit as ending:  # typer turns a ctrl-C into an exit of its own
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             return _interrupted()
+        if as_json and hasattr(ending.__context__, "format_message"):  # a usage error, which typer has printed as text
+            _print_json(_usage_error(ending.__context__).as_json())
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -349,6 +370,11 @@ def _guarded(run: Callable[[], Any]) -> int:
             f"autorl-hpc: this is a defect of autorl-hpc {__version__}; please report it with these lines\n{traceback.format_exc()}"
         )
         return int(Exit.INTERNAL)
+
+
+def _usage_error(error: Any) -> AutorlError:
+    command = getattr(getattr(error, "ctx", None), "command_path", "autorl-hpc")
+    return AutorlError(error.format_message(), next_step=f"see {command} --help")
 
 
 def _interrupted() -> int:

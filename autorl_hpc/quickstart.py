@@ -28,10 +28,12 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     root = Root(place)
     say(f"quickstart in {place}: a tiny base model, word problems, scripted agents that really train, one grader")
     place.mkdir(parents=True, exist_ok=True)
-    stage_task(root, load_task("arithmetic"), None, say=say)
-    stage_model(root, "tiny", None, say=say)
-    job = _job_file(place, parallel)
-    planned, record = launcher.prepare(job, root)
+    try:
+        stage_task(root, load_task("arithmetic"), None, say=say)
+        stage_model(root, "tiny", None, say=say)
+        planned, record = launcher.prepare(_job_file(place, parallel), root)
+    except AutorlError as error:
+        raise _explained(error, root) from None
     local.submit(planned.experiment, record)
     say(
         f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
@@ -50,6 +52,25 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     print_summary(merged, Console(), where)
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)
+
+
+def _explained(error: AutorlError, root: Root) -> AutorlError:
+    """The error; told for a newcomer where it comes of a folder that another version made.
+
+    `launch` advises --keep-frozen or another name then, and quickstart has neither.
+    """
+    experiment = root.experiment("quickstart")
+    if not experiment.resolved.exists() or error.where is None:
+        return error
+    where = Path(error.where)
+    changed = where == experiment.resolved and error.exit_code is Exit.USAGE  # by its hash, or a record of other fields
+    if not (changed or where.is_relative_to(experiment.code) or where == root.task_store("arithmetic")):
+        return error
+    return AutorlError(
+        "this folder holds the quickstart of another version",
+        where=root.path,
+        next_step="give another folder with --root, or remove it",
+    )
 
 
 def _job_file(place: Path, parallel: int) -> Path:

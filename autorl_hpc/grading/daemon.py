@@ -50,7 +50,11 @@ MAX_BEAT_S = 5.0
 """Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
 
 RETRY_AFTER_TROUBLE_S = 5.0
+MAX_RETRY_S = 120.0
+"""An entry that fails again and again is tried less and less often: one bad cell must not cost the others their grader."""
+
 OVER_CHECK_S = 2.0
+EXIT_TROUBLE = 3
 MAX_TROUBLES = 5
 """Cluster troubles in a row after which a grader gives its place to the next of the chain."""
 
@@ -122,7 +126,10 @@ class Grader:
         self._not_before: dict[str, float] = {}
         self._stop = False
         self._held: tuple[str, int] | None = None
-        self._troubles = 0
+        self._troubles = 0  # in a row
+        self._failures: dict[str, int] = {}
+        self._failing: set[str] = set()  # cells, since the last success
+        self._working: set[str] = set()  # cells that were scored here
 
     def run(self) -> None:
         """Works until the experiment is over, there has been nothing to do for `idle_exit_s`, or a signal comes."""
@@ -135,7 +142,7 @@ class Grader:
         self.heart.start()
         last_work = last_over_check = time.monotonic()
         try:
-            while not self._stop and self._troubles < MAX_TROUBLES:
+            while not self._stop and not self._must_leave():
                 if self._step_or_trouble():
                     last_work = time.monotonic()
                     continue
@@ -198,7 +205,7 @@ class Grader:
         done = False
         try:
             done = self._do(name, generation)
-            self._troubles = 0
+            self._well(name)
         except NotReady:
             self._not_before[name] = time.monotonic() + 1.0
         except (ClusterTrouble, AutorlError, OSError) as error:
@@ -218,9 +225,32 @@ class Grader:
         )
 
     def _trouble(self, name: str, problem: str) -> None:
-        log.error("%s goes back to the queue: %s", name, problem)
+        self._failures[name] = self._failures.get(name, 0) + 1
+        pause_s = min(MAX_RETRY_S, RETRY_AFTER_TROUBLE_S * 2 ** (self._failures[name] - 1))
+        log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
-        self._not_before[name] = time.monotonic() + RETRY_AFTER_TROUBLE_S
+        self._failing.add(self._cell(name))
+        self._not_before[name] = time.monotonic() + pause_s
+
+    def _well(self, name: str) -> None:
+        self._troubles = 0
+        self._failing.clear()
+        self._failures.pop(name, None)
+        self._working.add(self._cell(name))
+
+    def _must_leave(self) -> bool:
+        """Whether this node, and not one cell of the matrix, is in trouble: what worked before fails, or nothing works."""
+        return self._troubles >= MAX_TROUBLES and (not self._working or bool(self._failing & self._working))
+
+    def _cell(self, name: str) -> str:
+        """Task and base model of an entry, as baselines are named by them."""
+        if name.startswith("b"):
+            return name.split("-", 1)[1]
+        try:
+            science = self._run(queues.run_of(name)).science
+        except (AutorlError, OSError):
+            return name
+        return f"{science.task}-{science.base_model.replace('/', '+')}-{science.recipe.hash()[:8]}"
 
     def _do(self, name: str, generation: int) -> bool:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -310,4 +340,4 @@ def run_grader(experiment: ExperimentDir) -> int:
         pass
     if grader._stop:  # also when a library swallowed the exception
         return 130
-    return 1 if grader._troubles >= MAX_TROUBLES else 0
+    return EXIT_TROUBLE if grader._must_leave() else 0

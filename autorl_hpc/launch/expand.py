@@ -72,15 +72,20 @@ def _refuse_empty_axes(value: dict[str, Any], path: Path) -> None:
                 )
 
 
-def expand(spec: ExperimentSpec, root: Root, where: Path) -> list[Cell]:
+def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
     """The runs of an experiment, in the order of the matrix.
+
+    Args:
+        frozen: look for tasks and agents in this frozen code alone.
 
     Raises:
         AutorlError: an unknown task or agent, a model or task that is not staged or was changed, runs that stand twice,
             or nothing left to run.
     """
-    tasks = {name: _located(load_task, name, where, "matrix.task") for name in spec.matrix.task}
-    agents = {name: _located(load_agent, name, where, "matrix.agent") for name in spec.matrix.agent}
+    task_places = None if frozen is None else [frozen / "tasks"]
+    agent_places = None if frozen is None else [frozen / "templates" / "agents"]
+    tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
+    agents = {name: _located(load_agent, name, agent_places, where, "matrix.agent") for name in spec.matrix.agent}
     for agent in agents.values():
         _check_needs(agent)
     for name in spec.recipe:
@@ -119,9 +124,9 @@ def expand(spec: ExperimentSpec, root: Root, where: Path) -> list[Cell]:
     return cells
 
 
-def _located(load: Any, name: str, where: Path, field: str) -> Any:
+def _located(load: Any, name: str, places: list[Path] | None, where: Path, field: str) -> Any:
     try:
-        return load(name)
+        return load(name, places)
     except AutorlError as error:
         raise AutorlError(
             f"field `{field}`: {error.what}", where=where, next_step=error.next_step, exit_code=error.exit_code

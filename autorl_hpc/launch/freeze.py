@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from autorl_hpc.files.hashing import file_sha256, walk_files
+from autorl_hpc.files.frozen import Parts, code_hash
+from autorl_hpc.files.hashing import walk_files
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.share import PACKAGE, share
-from autorl_hpc.records.canonical import canonical_json
 
 SHARED_PARTS = ("tasks", "templates")
 NOT_FROZEN = ("_share/", "models/")
 """Base models lie in the store; the shipped copies of shared parts are frozen beside the package."""
-
-
-Parts = dict[str, tuple[Path, list[str]]]
-"""Where each frozen folder comes from, and its files."""
 
 
 def parts(own: Mapping[str, Path]) -> Parts:
@@ -30,22 +25,15 @@ def parts(own: Mapping[str, Path]) -> Parts:
         own: folders from outside the package by their frozen place, such as `templates/agents/mine`.
     """
     found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
-    frozen = {name: (folder, _files(folder)) for name, folder in found.items()}
-    return {**frozen, **{name: (folder, _files(folder)) for name, folder in own.items()}}
-
-
-def _files(folder: Path) -> list[str]:
-    return [file for file in walk_files(folder) if not file.startswith(NOT_FROZEN)]
-
-
-def code_hash(frozen: Parts) -> str:
-    """The hash that the frozen code is named by: over every file's place and content."""
-    rows = {
-        f"{name}/{file}".lstrip("/"): file_sha256(folder / file)
-        for name, (folder, files) in frozen.items()
-        for file in files
+    replaced = tuple(f"{place}/" for place in own)
+    frozen = {
+        name: (
+            folder,
+            [f for f in walk_files(folder) if not f.startswith(NOT_FROZEN) and not f"{name}/{f}".startswith(replaced)],
+        )
+        for name, folder in found.items()
     }
-    return hashlib.sha256(canonical_json(sorted(rows.items()))).hexdigest()
+    return {**frozen, **{place: (folder, walk_files(folder)) for place, folder in own.items()}}
 
 
 def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
@@ -59,7 +47,7 @@ def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
     for name, (folder, files) in frozen.items():
         for file in files:
             (work / name / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / file, work / name / file)
+            shutil.copy(folder / file, work / name / file)  # with its execute bit
     try:
         os.rename(work, target)
     except OSError:
@@ -67,12 +55,6 @@ def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
         if not target.is_dir():
             raise
     return wanted
-
-
-def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
-    """Whether the frozen code still has the hash that it is named by."""
-    folder = experiment.code / wanted
-    return folder.is_dir() and code_hash({"": (folder, walk_files(folder))}) == wanted
 
 
 def git_revision() -> str | None:

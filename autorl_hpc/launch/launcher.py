@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
 from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.frozen import code_hash, frozen_is_whole
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import now_text, sha256_hex
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
 from autorl_hpc.launch.expand import Cell, expand, read_spec
-from autorl_hpc.launch.freeze import Parts, code_hash, freeze, frozen_is_whole, git_revision, parts
+from autorl_hpc.launch.freeze import freeze, git_revision, parts
 from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import Fault, Protocol, QueueKind, Split
 from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 from autorl_hpc.tasks.loader import load_task
+
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+"""Variables that no job of this version needs: what a job has in its environment, another process of the same user can read."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,11 @@ class Plan:
     finished: list[str]
 
 
-def plan(path: Path, root: Root) -> Plan:
+def plan(path: Path, root: Root, *, keep_frozen: bool = False) -> Plan:
     """Reads and checks everything; writes nothing.
+
+    Args:
+        keep_frozen: an experiment that stands goes on with its frozen tasks and agents, whatever they are by now.
 
     Raises:
         AutorlError: anything that would make a job fail later.
@@ -51,8 +59,11 @@ def plan(path: Path, root: Root) -> Plan:
             where=path,
             next_step="use `cluster: local`; Slurm profiles come with the next version",
         )
-    cells = expand(spec, root, path)
     experiment = root.experiment(spec.name)
+    frozen = None
+    if keep_frozen and experiment.resolved.exists():
+        frozen = experiment.code / read_experiment(experiment).code_hash
+    cells = expand(spec, root, path, frozen)
     done = set(reading.list_names(experiment.finished))
     known = set(reading.list_names(experiment.path))
     return Plan(
@@ -70,13 +81,13 @@ def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan,
     Raises:
         AutorlError: see `plan`; or the code or a task changed since the first launch; or the folder can't be written.
     """
-    planned = plan(path, root)
+    planned = plan(path, root, keep_frozen=keep_frozen)
     experiment = planned.experiment
     try:
         for folder in experiment.folders():
             folder.mkdir(parents=True, exist_ok=True)
         before = read_experiment(experiment) if experiment.resolved.exists() else None
-        frozen = _frozen_code(experiment, before, parts(_own_folders(planned)), keep_frozen)
+        frozen = _frozen_code(experiment, before, planned, keep_frozen)
         atomic.write_bytes(experiment.given, reading.read_bytes(path))
         record = _experiment_record(planned, root, before, frozen, path)
         for cell in planned.cells:
@@ -99,9 +110,9 @@ def _own_folders(planned: Plan) -> dict[str, Path]:
     return {place: folder for place, folder in found.items() if not any(folder.is_relative_to(b) for b in built_in)}
 
 
-def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, current: Parts, keep_frozen: bool) -> str:
+def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, planned: Plan, keep_frozen: bool) -> str:
     if before is None:
-        return freeze(experiment, current)
+        return freeze(experiment, parts(_own_folders(planned)))
     if not frozen_is_whole(experiment, before.code_hash):
         raise AutorlError(
             "the frozen code of this experiment was changed or is incomplete",
@@ -110,7 +121,7 @@ def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, cur
             next_step="launch under another name: its scores would not be those of the code that is named",
             exit_code=Exit.FAILED,
         )
-    if before.code_hash != code_hash(current) and not keep_frozen:
+    if not keep_frozen and before.code_hash != code_hash(parts(_own_folders(planned))):
         raise AutorlError(
             "the package, a task or a template changed since this experiment was launched",
             where=experiment.resolved,
@@ -194,6 +205,8 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
     for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
         env.pop(name, None)
+    for name in [name for name in env if SECRET_NAME.search(name)]:
+        del env[name]
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
     env["AUTORL_ROOT"] = record.root
     env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")

@@ -26,6 +26,10 @@ log = logging.getLogger("autorl_hpc.jobs")
 POLL_S = 0.2
 EXIT_RESUME = 75
 CRASH_PAUSE_S = 1.0
+EXIT_TROUBLE = 3
+"""Of a grader that could not score anything on its node."""
+
+TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 CRASHES_BEFORE_LEAVING = 10
 """Supervisors of one run that may fail before an array leaves it alone; with the pauses between them, five minutes."""
@@ -50,6 +54,12 @@ class Stopping:
         if self.asked:  # the signal came before the child was in the list
             child.send_signal(signal.SIGTERM)
         return child
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, unless a stop is asked for."""
+        ends_at = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < ends_at:
+            time.sleep(POLL_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -152,7 +162,10 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
         child = stopping.start("grader", str(experiment.path))
         code = child.wait()
         stopping.children.remove(child)
-        if code != 0:
+        if code == EXIT_TROUBLE and alive():  # agents still run: what is staged or repaired meanwhile may be scored
+            log.warning("grader can't score anything here; the next one in %.0f s", TROUBLE_PAUSE_S)
+            stopping.sleep(TROUBLE_PAUSE_S)
+        elif code != 0:
             left -= 1
             log.warning("grader ended with %s; %d of the chain are left", code, left)
             time.sleep(CRASH_PAUSE_S)

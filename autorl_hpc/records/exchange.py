@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.states import QueueKind, Split
@@ -17,10 +17,20 @@ MAX_NOTE_CHARS = 500
 class Manifest(Record):
     """What an agent drops into submissions/: `<id>.json`, by temporary name and rename."""
 
+    schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION, strict=True)
     model_path: str = Field(min_length=1, max_length=1024, description="A folder of the workspace, such as output/v1.")
     id: Name | None = Field(None, description="If given, it equals the file's name without .json.")
     note: str | None = Field(None, max_length=MAX_NOTE_CHARS)
-    final: bool = Field(False, description="Mark this one as the checkpoint to be scored on the report split.")
+    final: bool = Field(
+        False, strict=True, description="Mark this one as the checkpoint to be scored on the report split."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_object(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, BaseModel)):
+            raise ValueError("must be a JSON object")
+        return value
 
     @field_validator("model_path")
     @classmethod

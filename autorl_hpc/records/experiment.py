@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import ModelName, Name
@@ -33,16 +33,29 @@ def _as_tuple(value: Any) -> Any:
     """One value for a list of one. YAML reads a bare `null` as nothing: inside a list it means the agent of that name."""
     if isinstance(value, list):
         value = ["null" if entry is None else entry for entry in value]
-    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, (str, int)) else value
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, (str, int, float)) else value
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 ModelNames = Annotated[tuple[ModelName, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-Seeds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+"""What every generator takes: numpy's has 32 bits."""
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
-class Matrix(Strict):
+class Table(Strict):
+    """A field that holds fields."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_table(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, BaseModel)):
+            raise ValueError("must be a table of fields")
+        return value
+
+
+class Matrix(Table):
     """Every combination is a run. A single value may stand for a list of one."""
 
     task: Names
@@ -52,8 +65,18 @@ class Matrix(Strict):
     mode: Annotated[tuple[Literal["free", "sft-only", "rl-only"], ...], BeforeValidator(_as_tuple)] = ("free",)
     seed: Seeds = (0,)
 
+    @field_validator("driver")
+    @classmethod
+    def _no_drivers_yet(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        other = next((name for name in value if name != "none"), None)
+        if other is not None:
+            raise ValueError(
+                f"there is no driver `{other}`: drivers come with a later version; leave it out, or `none`"
+            )
+        return value
 
-class Budget(Strict):
+
+class Budget(Table):
     """What an agent may use."""
 
     wall_clock_s: Duration = Field(
@@ -64,7 +87,7 @@ class Budget(Strict):
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
 
 
-class GraderSpec(Strict):
+class GraderSpec(Table):
     """The grader daemons of an experiment."""
 
     count: int = Field(1, ge=1, le=64)
@@ -81,7 +104,7 @@ class GraderSpec(Strict):
     )
 
 
-class Retention(Strict):
+class Retention(Table):
     """Which accepted checkpoints stay on disk when a run is closed."""
 
     artifacts: Literal["selected", "all"] = "selected"

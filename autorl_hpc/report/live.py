@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +18,71 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
+from autorl_hpc.report.format import UNKNOWN
+from autorl_hpc.report.text import clean
 from autorl_hpc.states import RunState
 
 REFRESH_S = 1.0
+GAP = 2
+"""Blanks between columns."""
+
+LEAST_RUN_COLUMN = 16
+"""Where less is left for the run column, the counts of submissions are left out."""
+
+ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
+"""Which runs are shown first where not all fit."""
+
+COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
+_HASH = re.compile(r"-[0-9a-f]{8}$")
 
 
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
     """The experiments in the given folders: experiments themselves, or folders of them.
 
+    One that lost its experiment.json is found by the runs in it.
+
     Raises:
-        AutorlError: there is none.
+        AutorlError: there is none in one of the folders.
     """
     found: list[ExperimentDir] = []
     for path in paths:
-        names = reading.list_names(path)
-        if "experiment.json" in names:
-            found.append(ExperimentDir(path))
+        if _is_experiment(path):
+            here = [path]
         else:
-            found += [ExperimentDir(path / name) for name in names if (path / name / "experiment.json").is_file()]
-    if not found:
-        raise AutorlError(
-            "no experiment is there",
-            where=paths[0] if paths else None,
-            next_step="give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one",
-        )
+            try:
+                here = [path / name for name in reading.list_names(path) if _is_experiment(path / name)]
+            except NotADirectoryError:
+                here = []
+        if not here:
+            raise nothing_in(path)
+        found += [ExperimentDir(one) for one in here]
     return found
+
+
+def nothing_in(path: Path) -> AutorlError:
+    """The error for a given path that holds nothing of ours."""
+    what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
+    next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
+    return AutorlError(what, where=path, next_step=next_step)
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        names = reading.list_names(path)
+        return "experiment.json" in names or any((path / name / "run.json").is_file() for name in names)
+    except OSError:
+        return False
+
+
+def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
+    """The experiment's run_ids, and what is wrong with its experiment.json: then they are those of the folders there."""
+    try:
+        return list(read_experiment(experiment).runs), None
+    except (AutorlError, OSError) as error:
+        names = reading.list_names(experiment.path)
+        what = error.what if isinstance(error, AutorlError) else str(error)
+        what = what if experiment.resolved.name in what else f"{experiment.resolved.name}: {what}"
+        return [name for name in names if experiment.run(name).record.is_file()], what
 
 
 class Watch:
@@ -79,6 +122,7 @@ class Watch:
             waiting=len(view.unscored()),
             refused=len(view.refused()),
             best_feedback=best_score.evaluation.score if best_score else None,
+            selected=view.closed.selected if view.closed else None,
             report=view.closed.report.score if view.closed and view.closed.report else None,
             last_entry_at=last,
         )
@@ -91,19 +135,20 @@ class Watch:
 
     def experiment(self, experiment: ExperimentDir) -> dict[str, Any]:
         """One experiment with its runs, graders, queue and jobs."""
-        record = read_experiment(experiment)
+        run_ids, damage = runs_of(experiment)
         graders = [
             value
             for name in reading.list_names(experiment.graders)
-            if (value := reading.read_json_or_none(experiment.graders / name))
+            if isinstance(value := reading.read_json_or_none(experiment.graders / name), dict)
         ]
         return {
             "experiment": str(experiment.path),
-            "runs": [self.run(experiment.run(run_id)) for run_id in record.runs],
+            "damage": damage,
+            "runs": [self.run(experiment.run(run_id)) for run_id in run_ids],
             "graders": [g for g in graders if g.get("state") != "ended"],
             "queue": queues.waiting(experiment.queue),
             "jobs": [job.role for job in alive_jobs(experiment)],
-            "over": set(record.runs) <= set(reading.list_names(experiment.finished)),
+            "over": damage is None and set(run_ids) <= set(reading.list_names(experiment.finished)),
         }
 
 
@@ -113,47 +158,193 @@ def collect(paths: Sequence[Path], watch: Watch | None = None) -> list[dict[str,
     return [keeper.experiment(experiment) for experiment in experiments_in(paths)]
 
 
-def render(facts: list[dict[str, Any]]) -> Any:
-    """A rich renderable of the facts."""
-    from rich.console import Group
+def render(facts: list[dict[str, Any]], *, fit: bool = False) -> Screen:
+    """A rich renderable of the facts. `fit`: into the terminal's height, the runs that still move first."""
+    return Screen([Block(experiment) for experiment in facts], fit)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One experiment on the screen: its head, a table of runs, what went wrong."""
+
+    facts: dict[str, Any]
+
+    def head(self) -> list[Any]:
+        """Its folder, the summary, and what somebody has to do."""
+        from rich.text import Text
+
+        runs, jobs = self.facts["runs"], self.facts["jobs"]
+        lacks_grader = bool(
+            jobs
+            and not any(role.startswith("grader-") for role in jobs)
+            and (self.facts["queue"] or any(row["state"] != "finished" for row in runs))
+        )
+        done = f"{sum(row['state'] == 'finished' for row in runs)} of {len(runs)} runs finished"
+        beating = [] if lacks_grader else self.facts["graders"]
+        graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
+        summary = (
+            f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {', '.join(jobs) or 'none running'}"
+        )
+        lines = [Text(self.facts["experiment"], style="bold"), Text(clean(summary) or "")]
+        if self.facts["damage"]:
+            lines.append(Text(f"damaged: {clean(self.facts['damage'])}", style="red"))
+        elif not jobs and not self.facts["over"]:
+            lines.append(Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
+        elif lacks_grader:
+            lines.append(Text("no grader is left: `autorl-hpc launch` with the same file starts one", style="yellow"))
+        return lines
+
+    def body(self, width: int, room: int | None = None) -> Iterator[Any]:
+        """The runs and what went wrong with them, in at most `room` lines."""
+        from rich.text import Text
+
+        rows = self.facts["runs"]
+        cut = room is not None and room < self.need()
+        if cut:
+            rows = sorted(rows, key=lambda row: ORDER.index(row["state"]))
+        faults = [row for row in rows if _fault(row)]
+        count, told = len(rows), len(faults)
+        if room is not None and cut:
+            spare = max(0, room - 2)  # the table's header and the last line
+            told = min(told, max(spare // 3, spare - count))
+            count = min(count, spare - told)
+        columns = _columns(rows, width)
+        labels = _labels(rows, _left_for_runs(columns, width))
+        if count:
+            yield _table(columns, labels, rows[:count], width)
+        for row in faults[:told]:
+            line = f"  {labels[row['run_id']]}: {_fault(row)}"
+            yield Text(line, style="dim", no_wrap=room is not None, overflow="ellipsis")
+        if cut and room:
+            yield Text(_not_shown(rows[count:], len(faults) - told), style="dim", no_wrap=True, overflow="ellipsis")
+
+    def need(self) -> int:
+        """The lines of the whole body."""
+        rows = self.facts["runs"]
+        return len(rows) + bool(rows) + sum(bool(_fault(row)) for row in rows)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Experiments below one another, as wide as the terminal; with `fit`, no higher than it."""
+
+    blocks: list[Block]
+    fit: bool = False
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        width = options.max_width
+        rooms: dict[int, int | None] = dict.fromkeys(range(len(self.blocks)))
+        if self.fit:
+            heads = [1 + sum(len(line.wrap(console, width)) for line in block.head()) for block in self.blocks]
+            rooms = self._rooms(console.size.height - 1, heads)
+        for place, room in rooms.items():
+            yield from self.blocks[place].head()
+            yield from self.blocks[place].body(width, room)
+            yield Text("")
+        if len(rooms) < len(self.blocks):
+            yield Text(f"and {len(self.blocks) - len(rooms)} more experiments", style="dim")
+
+    def _rooms(self, height: int, heads: list[int]) -> dict[int, int | None]:
+        """By place of those that are shown, the lines that each body gets: those that need little get all of it."""
+        shown: list[int] = []
+        for place in sorted(range(len(heads)), key=lambda i: bool(self.blocks[i].facts["over"])):
+            if not shown or sum(heads[i] for i in shown) + heads[place] < height:
+                shown.append(place)
+        left = max(0, height - sum(heads[i] for i in shown) - (len(shown) < len(heads)))
+        rooms: dict[int, int | None] = {}
+        for number, place in enumerate(sorted(shown, key=lambda i: self.blocks[i].need())):
+            share = min(self.blocks[place].need(), left // (len(shown) - number))
+            rooms[place] = share
+            left -= share
+        return dict(sorted(rooms.items()))
+
+
+Column = tuple[str, list[str]]
+"""A column's name and its cells."""
+
+
+def _columns(rows: list[dict[str, Any]], width: int) -> list[Column]:
+    """Every column but the first; their cells are never cut."""
+    columns = [
+        ("state", [str(row["state"]) for row in rows]),
+        ("left", [_time(row) for row in rows]),
+        ("subs", [str(row["accepted"]) if row.get("accepted") else "" for row in rows]),
+        ("wait", [str(row["waiting"]) if row.get("waiting") else "" for row in rows]),
+        ("best", [_score(row.get("best_feedback")) for row in rows]),
+        ("report", [_report(row) for row in rows]),
+    ]
+    if _left_for_runs(columns, width) < LEAST_RUN_COLUMN:
+        columns = [column for column in columns if column[0] not in ("subs", "wait")]
+    return columns
+
+
+def _wide(column: Column) -> int:
+    return max(len(cell) for cell in (column[0], *column[1]))
+
+
+def _left_for_runs(columns: list[Column], width: int) -> int:
+    return width - sum(_wide(column) + GAP for column in columns)
+
+
+def _table(columns: list[Column], labels: dict[str, str], rows: list[dict[str, Any]], width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Any] = []
-    for experiment in facts:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=24)
-        table.add_column("state", no_wrap=True, min_width=11)
-        for name in ("left", "subs", "wait", "best", "report"):
-            table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-        notes = []
-        for row in experiment["runs"]:
-            counts = [str(row[key]) if row.get(key) else "" for key in ("accepted", "waiting")]
-            scores = [_score(row.get(key)) for key in ("best_feedback", "report")]
-            table.add_row(row["run_id"], _coloured(row["state"]), _time(row), *counts, *scores)
-            note = ": ".join(part for part in (row["fault"], row["reason"]) if part)
-            if note:
-                notes.append(Text(f"  {row['run_id'].rsplit('-', 1)[0]}: {note}"[:300], style="dim"))
-        done = f"{sum(r['state'] == 'finished' for r in experiment['runs'])} of {len(experiment['runs'])} runs finished"
-        graders = ", ".join(f"{g['state']} ({g['scored']} scored)" for g in experiment["graders"]) or "none"
-        jobs = ", ".join(experiment["jobs"]) or "none running"
-        parts += [
-            Text(experiment["experiment"], style="bold"),
-            table,
-            *notes,
-            Text(f"{done}; queue {len(experiment['queue'])}; graders: {graders}; jobs: {jobs}", style="dim"),
-            Text(""),
-        ]
-        if not experiment["jobs"] and not experiment["over"]:
-            parts.insert(-1, Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
-    return Group(*parts)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    names = max(len("run"), *(len(labels[row["run_id"]]) for row in rows))
+    table.add_column("run", no_wrap=True, width=min(names, max(3, _left_for_runs(columns, width))))
+    for column in columns:
+        side: Any = "left" if column[0] == "state" else "right"
+        table.add_column(column[0], justify=side, no_wrap=True, width=_wide(column))
+    for number, row in enumerate(rows):
+        state, *cells = (column[1][number] for column in columns)
+        table.add_row(Text(labels[row["run_id"]]), Text(state, style=COLOURS.get(state, "")), *map(Text, cells))
+    return table
 
 
-def _coloured(state: str) -> str:
-    colour = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}.get(
-        state
-    )
-    return f"[{colour}]{state}[/{colour}]" if colour else state
+def _labels(rows: list[dict[str, Any]], room: int) -> dict[str, str]:
+    """What the run column says: the run_id, and where it doesn't fit, what tells the runs apart."""
+    run_ids = [row["run_id"] for row in rows]
+    if all(len(run_id) <= room for run_id in run_ids):
+        return {run_id: run_id for run_id in run_ids}
+    names = {run_id: _HASH.sub("", run_id) for run_id in run_ids}
+    count = Counter(names.values())  # where it is above 1, only the hash tells them apart
+    labels = {run_id: run_id if count[name] > 1 else name for run_id, name in names.items()}
+    for common in _common(rows):
+        if any(len(label) > room for label in labels.values()):
+            labels = {run_id: label.removeprefix(common) for run_id, label in labels.items()}
+    return {run_id: _shortened(label, room) for run_id, label in labels.items()}
+
+
+def _common(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What all run_ids begin with and may be dropped, whole names only: the task's, then the agent's."""
+    for field in ("task", "agent"):
+        named = {row[field] for row in rows if field in row}
+        if len(rows) < 2 or len(named) != 1:
+            return
+        yield f"{named.pop()}-"
+
+
+def _shortened(label: str, room: int) -> str:
+    """The two ends of a label: the agent stands at the front, the seed at the back."""
+    if len(label) <= room:
+        return label
+    back = max(1, room // 2 - 1)
+    return f"{label[: max(1, room - back - 1)]}…{label[-back:]}"
+
+
+def _not_shown(rows: list[dict[str, Any]], faults: int) -> str:
+    """`and 3 queued and 12 finished runs`."""
+    states = Counter(row["state"] for row in rows)
+    parts = [f"{faults} more fault{'s' if faults > 1 else ''}"] if faults else []
+    parts += [f"{states[state]} {state}" for state in ORDER if states[state]]
+    return f"and {' and '.join(parts)}" + (f" run{'s' if len(rows) > 1 else ''}" if rows else "")
+
+
+def _fault(row: dict[str, Any]) -> str:
+    return clean(": ".join(part for part in (row["fault"], row["reason"]) if part), 300) or ""
 
 
 def _time(row: dict[str, Any]) -> str:
@@ -165,6 +356,12 @@ def _time(row: dict[str, Any]) -> str:
 
 def _score(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def _report(row: dict[str, Any]) -> str:
+    """The selected checkpoint's; a run that kept the base has none, as in the reports."""
+    kept = row.get("report") is not None and row.get("selected") is None
+    return UNKNOWN if kept else _score(row.get("report"))
 
 
 def show(facts: list[dict[str, Any]]) -> None:
@@ -188,11 +385,12 @@ def watch(paths: Sequence[Path]) -> None:
             facts = collect(paths, keeper)
         console.print(render(facts))
         return
-    with Live(render(facts), console=console, refresh_per_second=4) as live:
+    with Live(render(facts, fit=True), console=console, refresh_per_second=4) as live:
         while not _settled(facts):
             time.sleep(REFRESH_S)
             facts = collect(paths, keeper)
-            live.update(render(facts))
+            live.update(render(facts, fit=True))
+        live.update(render(facts))  # the last one stays in the terminal's history: all of it
 
 
 def _settled(facts: list[dict[str, Any]]) -> bool:

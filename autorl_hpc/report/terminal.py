@@ -40,12 +40,17 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
         console.print(Text(note, style="yellow"))
     for left in merged.left_out:
         console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
-    console.print(
-        Text(
-            "Points; intervals are 95 %, of items. base and report: report split. gap: gain on feedback less gain on report."
-        )
-    )
+    console.print(Text(_legend(wide)))
     console.print(Text(f"report: {where}"), soft_wrap=True)
+
+
+def _legend(wide: bool) -> str:
+    """What the columns mean, of those that are shown."""
+    if wide:
+        told = "base and report: report split. gap: gain on feedback less gain on report."
+    else:
+        told = "report: score of the selected checkpoint on the report split."
+    return f"Points; intervals are 95 %, of items. {told}"
 
 
 def _columns(wide: bool) -> list[tuple[str, Justify]]:
@@ -67,7 +72,8 @@ def _row(run: RunSummary, wide: bool) -> list[str]:
     cells += (
         [run.mode, str(run.seed), _score(run.baseline_report), _score(run.best_feedback)] if wide else [str(run.seed)]
     )
-    cells += [_score(run.report), shown, fmt.p_value(gain.p_value if gain else None)]
+    kept = run.report if run.selected is not None else None  # the base model's own score is no checkpoint's
+    cells += [_score(kept), shown, fmt.p_value(gain.p_value if gain else None)]
     if wide:
         cells += [
             fmt.signed(run.gap.gap) if run.gap else fmt.UNKNOWN,

@@ -10,19 +10,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts, reading
 from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files.frozen import frozen_is_whole
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
-from autorl_hpc.report.live import experiments_in
+from autorl_hpc.report.live import experiments_in, nothing_in, runs_of
 
 NOTE = (
     "A whole chain shows that nothing was altered after the head was known elsewhere. It proves tampering only if this "
@@ -30,14 +31,25 @@ NOTE = (
 )
 
 
+SHARED = "experiment.json and code"
+"""The name of the verdict on what the runs of an experiment share."""
+
+
 @dataclass
 class Verdict:
-    """The result for one run."""
+    """The result for one run, or for what the runs of an experiment share."""
 
     run_id: str
+    of: Literal["run", "experiment"] = "run"
+    experiment: str = ""
     entries: int = 0
     head: str | None = None
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.run_id if self.of == "run" else f"{self.experiment}: {self.run_id}"
 
     @property
     def whole(self) -> bool:
@@ -46,6 +58,8 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         return {
+            "of": self.of,
+            "experiment": self.experiment,
             "run_id": self.run_id,
             "entries": self.entries,
             "head": self.head,
@@ -57,21 +71,58 @@ class Verdict:
 
 
 def verify_paths(paths: Sequence[Path]) -> list[Verdict]:
-    """Verdicts of all runs in `paths` (runs, experiments, or folders of them)."""
+    """Verdicts of all runs in `paths` (runs, experiments, or folders of them), and of what each experiment shares.
+
+    Raises:
+        AutorlError: one of the paths is not there or holds nothing to verify.
+    """
     verdicts: list[Verdict] = []
     for path in paths:
         if (path / "run.json").is_file():
             verdicts.append(verify_run(ExperimentDir(path.absolute().parent), RunDir(path.absolute())))
             continue
+        before = len(verdicts)
         for experiment in experiments_in([path]):
-            for run_id in read_experiment(experiment).runs:
-                verdicts.append(verify_run(experiment, experiment.run(run_id)))
+            verdicts += verify_experiment(experiment)
+        if len(verdicts) == before:
+            raise nothing_in(path)
     return verdicts
+
+
+def verify_experiment(experiment: ExperimentDir) -> list[Verdict]:
+    """Checks experiment.json, the frozen code and every run; one that is damaged hides no other."""
+    run_ids, damage = runs_of(experiment)
+    shared = Verdict(SHARED, of="experiment", experiment=experiment.path.absolute().name)
+    if damage is not None:
+        shared.problems.append(damage)
+    elif experiment.code.is_dir():
+        _check_code(experiment, run_ids, shared)
+    else:
+        return [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
+    return [shared, *(verify_run(experiment, experiment.run(run_id)) for run_id in run_ids)]
+
+
+def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: Verdict) -> None:
+    """The code that the jobs ran has the hash that it is named by, and every run.json names it."""
+    wanted = read_experiment(experiment).code_hash
+    name = f"code/{wanted[:16]}..."
+    if not (experiment.code / wanted).is_dir():
+        verdict.problems.append(f"{name} is missing")
+        return
+    try:
+        if not frozen_is_whole(experiment, wanted):
+            verdict.problems.append(f"{name} was altered: its content no longer has the hash that it is named by")
+    except OSError as error:
+        verdict.problems.append(f"{name} can't be read: {error}")
+    for run_id in run_ids:
+        named = reading.read_json_or_none(experiment.run(run_id).record)
+        if isinstance(named, dict) and named.get("code_hash") != wanted:
+            verdict.problems.append(f"experiment.json names {name}, and {run_id}/run.json names other code")
 
 
 def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
     """Checks one run: chain, run.json, sealed copy, items files, accepted copies that are kept."""
-    verdict = Verdict(run.run_id)
+    verdict = Verdict(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
         record = read_run(run)
@@ -85,9 +136,18 @@ def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
     verdict.entries = len(ledger.entries)
     if not verdict.problems:
         verdict.head = ledger.head()
+        _check_closing(experiment, run, ledger, verdict)
         _check_sealed(run, ledger, verdict)
         _check_evidence(experiment, run, RunView.of(ledger.entries), verdict)
     return verdict
+
+
+def _check_closing(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
+    """A chain whose tail was cut is whole in itself: the mark that the grader left last tells."""
+    if RunView.of(ledger.entries).closed is None and run.run_id in reading.list_names(experiment.finished):
+        verdict.problems.append(
+            f"finished, but its ledger has no closing entry: entries after {len(ledger.entries):06d} are missing"
+        )
 
 
 def _check_sealed(run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
@@ -203,10 +263,12 @@ def as_lines(verdicts: list[Verdict]) -> list[str]:
     """For people."""
     lines = []
     for verdict in verdicts:
-        lines.append(
-            f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.run_id}  {verdict.entries} entries  head {verdict.head or '-'}"
-        )
+        chain = f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" else ""
+        lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.name}{chain}")
         lines += [f"         {problem}" for problem in verdict.problems]
-    bad = sum(not verdict.whole for verdict in verdicts)
-    lines += ["", f"{len(verdicts)} runs, {bad} damaged. {NOTE}"]
+    runs = [verdict for verdict in verdicts if verdict.of == "run"]
+    counts = f"{len(runs)} runs, {sum(not verdict.whole for verdict in runs)} damaged"
+    shared = sum(not verdict.whole for verdict in verdicts if verdict.of == "experiment")
+    counts += f"; {shared} damaged in {SHARED}" if shared else ""
+    lines += ["", f"{counts}. {NOTE}"]
     return lines

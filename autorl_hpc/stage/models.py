@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.names import MODEL_NAME_PATTERN
-from autorl_hpc.stage.tasks import Say, replace_folder
+from autorl_hpc.stage.tasks import Say, lasting, replace_folder
 from autorl_hpc.states import Fault
 
 TINY = "autorl/tiny"
@@ -43,6 +44,8 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Files that make a tokenizer, each set by itself."""
 KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FILES)
 """What is taken of a model folder beside its safetensors: no code, no pickles."""
 
@@ -99,7 +102,7 @@ def stage_model(
             kind="model",
             source=origin,
             derived=derived,
-            content_hash=_content_hash(work, name),
+            content_hash=_content_hash(work, name, source),
             files=describe_files(work),
         )
         if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
@@ -112,7 +115,7 @@ def stage_model(
         write_manifest(work, manifest)
         replace_folder(work, target)
     except OSError as error:
-        raise from_os_error(error, f"staging {name}", work) from error
+        raise from_os_error(error, f"staging {name}", lasting(error, work, root)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     say(f"{name}: content {manifest.content_hash}")
@@ -131,17 +134,42 @@ def _copy_model(source: Path, work: Path) -> None:
             where=source,
             next_step="save it with save_pretrained(..., safe_serialization=True); pickles are not taken",
         )
+    if not any(all((source / name).is_file() for name in files) for files in TOKENIZERS):
+        raise AutorlError(
+            f"this folder has no tokenizer: it needs {' or '.join(' and '.join(files) for files in TOKENIZERS)}",
+            where=source,
+            next_step="save it beside the model: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
     for name in names:
+        if name.endswith(".json"):
+            _check_json(source / name)
         shutil.copyfile(source / name, work / name)
 
 
-def _content_hash(folder: Path, name: str) -> str:
+def _check_json(path: Path) -> None:
+    """Every JSON file of a model folder is an object; config.json names the architecture.
+
+    Raises:
+        AutorlError: it isn't: no grader could load the model.
+    """
+    again = "save the model again with save_pretrained(...), or get it again from its source"
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise AutorlError(f"{path.name} is no JSON: {error}"[:300], where=path, next_step=again) from None
+    if not isinstance(value, dict):
+        raise AutorlError(f"{path.name} is no JSON object", where=path, next_step=again)
+    if path.name == "config.json" and not (isinstance(value.get("model_type"), str) and value["model_type"]):
+        raise AutorlError("field `model_type` of config.json is missing or no text", where=path, next_step=again)
+
+
+def _content_hash(folder: Path, name: str, source: Path | None) -> str:
     try:
         return folder_content_hash(folder)
     except Refused as refusal:
         raise AutorlError(
             f"{name} can't serve as a base model: {refusal.message}",
-            where=folder,
+            where=source or share("templates") / "models",
             fault=Fault.ARTIFACT,
             next_step=refusal.advice,
         ) from None

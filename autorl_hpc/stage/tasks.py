@@ -19,6 +19,7 @@ from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.task import SourceFile
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.staged import ITEMS_NAME, StagedTask, train_names, vault_names, verify_staged_task
 
@@ -68,13 +69,20 @@ def stage_task(
         _install(work, train_names(task), root.task_store(task.name), store, private=False)
         _install(work, vault_names(task), root.task_vault(task.name), vault, private=True)
     except OSError as error:
-        raise from_os_error(error, f"staging {task.name}", work) from error
+        raise from_os_error(error, f"staging {task.name}", lasting(error, work, root)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     say(
         f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}"
     )
     return StagedTask(store, vault)
+
+
+def lasting(error: OSError, work: Path, root: Root) -> Path:
+    """The place to name in a message: the file that could not be read or written, unless it lay in the folder that is gone
+    by the time somebody looks."""
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes, os.PathLike)) else work
+    return root.path if named.is_relative_to(work) else named
 
 
 def _check_sources(task: Task, source: Path | None, say: Say) -> None:
@@ -84,7 +92,9 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
         raise AutorlError(
             f"task {task.name} needs its source files",
             where=task.folder / "task.yaml",
-            next_step=f"get {', '.join(s.file for s in task.file.sources)} from {task.file.source} and run: autorl-hpc stage {task.name} --from DIR",
+            next_step=f"get {', '.join(s.file for s in task.file.sources if not s.optional)} from {task.file.source} "
+            f"and run: autorl-hpc stage {task.name} --from DIR"
+            + "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional),
         )
     for pinned in task.file.sources:
         path = source / pinned.file
@@ -105,6 +115,13 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
                 next_step=f"get the original from {pinned.url or task.file.source} and stage again",
             )
         say(f"{task.name}: {pinned.file} is the pinned file")
+
+
+def _purpose(task: Task, pinned: SourceFile) -> str:
+    """An optional source with what it is for and where it comes from."""
+    needing = [recipe.name for recipe in task.file.recipes if recipe.shots_file == pinned.file]
+    use = f", for recipe {', '.join(needing)}" if needing else ""
+    return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
 
 
 def _load_prepare(task: Task) -> ModuleType:

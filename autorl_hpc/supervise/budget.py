@@ -28,6 +28,8 @@ PERSIST_S = 10.0
 """How much of the clock a lost node can cost; a killed supervisor loses nothing, see the keeper."""
 
 SUSPENSION_S = 3 * PERSIST_S
+GIVE_BACK_SHARE = 0.5
+"""Of the budget: with more given back, runs of one experiment had too different times to be compared."""
 
 
 def read_clock(path: Path) -> Clock | None:
@@ -114,13 +116,13 @@ class BudgetClock:
         """Budget left; never negative."""
         return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
 
-    def give_back(self, waited_s: float) -> float:
-        """Gives the wait for a grader beyond the free part back, up to the cap; returns how much."""
+    def give_back(self, seconds: float) -> float:
+        """Gives time back that the run waited for graders, up to the cap and half of the budget; returns how much."""
         with self._lock:
-            more = max(0.0, waited_s - self.budget.give_back_after_s)
-            more = min(more, self.budget.give_back_cap_s - self._given_back_s)
-            self._given_back_s += max(0.0, more)
-            return max(0.0, more)
+            cap_s = min(self.budget.give_back_cap_s, self.budget.wall_clock_s * GIVE_BACK_SHARE)
+            more = max(0.0, min(seconds, cap_s - self._given_back_s))
+            self._given_back_s += more
+            return more
 
     def persist(self) -> None:
         """Writes clock.json. A failure is logged and tried again at the next time: the agent goes on."""
@@ -153,16 +155,23 @@ class BudgetClock:
 
 @dataclass
 class Waits:
-    """Time that submissions wait for a grader, by this process's own clock."""
+    """Time that a run waits for graders, by this process's own clock.
 
+    It passes once, however many submissions wait: while the oldest has been unclaimed for longer than the free part and
+    no grader works on any submission of this run. So an agent that floods the queue gains nothing by it.
+    """
+
+    free_s: float
     since: dict[str, float] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
+    now: Callable[[], float] = time.monotonic
+    _last: float | None = None
 
-    def look(self, pending: set[str], claimed: set[str]) -> list[float]:
-        """Waits of the entries that have been claimed since the last look, in seconds."""
-        now = time.monotonic()
-        for name in pending - self.counted:
-            self.since.setdefault(name, now)
-        done = [name for name in self.since if name in claimed or name not in pending]
-        self.counted.update(done)
-        return [now - self.since.pop(name) for name in done]
+    def look(self, pending: set[str], claimed: set[str]) -> float:
+        """Seconds to give back for the time since the last look."""
+        now = self.now()
+        passed = 0.0 if self._last is None else now - self._last
+        self._last = now
+        self.since = {name: self.since.get(name, now) for name in pending}
+        if not pending or pending & claimed:
+            return 0.0
+        return max(0.0, min(passed, now - min(self.since.values()) - self.free_s))

@@ -78,7 +78,8 @@ class Folder:
                 with self.folder(entry.name) as inner:
                     inner.lay_tree(Path(entry.path), skip)
             else:
-                self.lay_file(entry.name, Path(entry.path))
+                execute = entry.stat().st_mode & 0o111  # the store's files are read-only, the agent's copies are not
+                self.lay_file(entry.name, Path(entry.path), 0o644 | execute)
 
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
         """Lays a copy of the folder `source`, whole or not at all, unless something stands there."""

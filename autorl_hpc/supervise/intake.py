@@ -11,21 +11,19 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from autorl_hpc.errors import AutorlError, Refused
+from autorl_hpc.errors import Refused
 from autorl_hpc.files import artifacts, atomic
 from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.view import RunView
-from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Manifest, QueueEntry
 from autorl_hpc.records.ledger import Submission
 from autorl_hpc.records.names import is_name, printable
@@ -37,15 +35,16 @@ from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.chain import Chain
 from autorl_hpc.supervise.copying import Copied, copy_checkpoint
 from autorl_hpc.supervise.lint import Linted, lint_folder
+from autorl_hpc.supervise.manifests import TryAgain, identity, manifest_names, read_manifest
 from autorl_hpc.supervise.workspace import Workspace
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
-MAX_MANIFEST_BYTES = 64 * 1024
-"""A manifest is a path and a note."""
-
 MAX_RECORDED_REFUSALS = 1000
 """Refusals beyond this get an answer, but no ledger entry each: the ledger must not be the agent's to fill."""
+
+MAX_RECORDED_COPIES = 1000
+"""The same of submissions whose content was submitted before."""
 
 RETRY_CLUSTER_S = 5.0
 POLL_S = 2.0
@@ -80,12 +79,13 @@ class Intake:
         for submission in self.chain.look().unscored():
             self._queue(submission.submission_id)
 
-    def poll(self, *, patient: bool = True) -> int:
+    def poll(self, *, patient: bool = True, stop: Callable[[], bool] = lambda: False) -> int:
         """Takes in what is there; the number of manifests handled.
 
         Args:
             patient: leave a manifest for later when the file system fails, and return after `POLL_S`; else refuse it with
                 the cluster's fault, and take all.
+            stop: asked between two manifests; True ends the poll.
 
         Raises:
             Superseded: a newer attempt has begun, or the run is sealed.
@@ -99,13 +99,13 @@ class Intake:
         handled, ends_at = 0, time.monotonic() + (POLL_S if patient else END_POLL_S)
         try:
             self._queue_owed()
-            for name in _manifest_names(folder):
+            for name in manifest_names(folder):
                 late = time.monotonic() > ends_at
-                if late and patient:
+                if (late and patient) or stop():
                     break
                 handled += self._one(folder, name, patient, late)
             self._queue_owed()
-        except _TryAgain as error:
+        except TryAgain as error:
             log.warning("intake waits: %s", error)
             self._again_at = time.monotonic() + RETRY_CLUSTER_S
         except OSError as error:
@@ -118,28 +118,28 @@ class Intake:
         return handled
 
     def _one(self, folder: int, name: str, patient: bool, late: bool) -> int:
-        key = _identity(folder, name)
+        key = identity(folder, name)
         if key is None or key in self._handled:
             return 0
         manifest_id = name[: -len(".json")]
         if not is_name(manifest_id):
             manifest_id = "unnamed-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
-        self._take(folder, name, manifest_id, patient, late)
+        self._take(folder, name, manifest_id, f"{key[1]}:{key[2]}", patient, late)
         try:
-            if _identity(folder, name) == key:  # else another one was renamed over it: that is taken next
+            if identity(folder, name) == key:  # else another one was renamed over it: that is taken next
                 os.unlink(name, dir_fd=folder)
         except OSError:
             self._handled.add(key)  # a folder, or a file that the agent protects
         return 1
 
-    def _take(self, folder: int, name: str, manifest_id: str, patient: bool, late: bool) -> None:
+    def _take(self, folder: int, name: str, manifest_id: str, file: str, patient: bool, late: bool) -> None:
         view = self.chain.look()
         elapsed_s = self.clock.elapsed_s
-        if manifest_id in self._taken:
+        known = self._known(view, manifest_id)
+        if manifest_id in self._taken or (known is not None and known.manifest_file != file):
             self.answers.refuse(f"{manifest_id}~again", None, _duplicate(manifest_id), elapsed_s)
             self.refused_unrecorded += 1
             return
-        known = self._known(view, manifest_id)
         if known is not None:  # an attempt was killed between the ledger and the answer
             self._queue_if_due(known, view)
             self.answers.tell(known, view)
@@ -153,7 +153,7 @@ class Intake:
             submission = self._accept(manifest_id, manifest, elapsed_s, started)
         except Refused as refusal:
             submission = self._refusal(view, manifest_id, manifest, refusal, elapsed_s)
-        except _TryAgain as error:
+        except TryAgain as error:
             if patient:
                 raise
             submission = self._refusal(view, manifest_id, manifest, _cluster(error), elapsed_s)
@@ -161,7 +161,7 @@ class Intake:
             # A defect of ours that a checkpoint found: it must not stand in the way of the next manifest.
             log.exception("intake of %s failed", manifest_id)
             submission = self._refusal(view, manifest_id, manifest, _defect(error), elapsed_s)
-        self._commit(view, submission, manifest, patient)
+        self._commit(view, submission.model_copy(update={"manifest_file": file}), manifest, patient)
         self._taken.add(manifest_id)
 
     def _commit(self, view: RunView, submission: Submission, manifest: Manifest | None, patient: bool) -> None:
@@ -175,7 +175,7 @@ class Intake:
             self.chain.write(EntryKind.SUBMISSION, submission)
         except OSError as error:
             if patient:
-                raise _TryAgain(f"the ledger can't be written: {error}") from error
+                raise TryAgain(f"the ledger can't be written: {error}") from error
             raise
         view = self.chain.look()
         self._queue_if_due(submission, view)
@@ -189,12 +189,14 @@ class Intake:
                 linted = lint_folder(folder_fd, self.base, stack)
             except OSError as error:
                 if is_cluster_error(error):
-                    raise _TryAgain(str(error)) from error
+                    raise TryAgain(str(error)) from error
                 what = f"the checkpoint can't be read: {error.strerror}"
                 raise Refused("unreadable", what, "check the folder's files and permissions") from None
             copied = self._copy(linted)
         view = self.chain.look()
         same = next((s.submission_id for s in view.accepted() if _answers(s, copied.content_hash, view)), None)
+        if same is not None and sum(s.same_as is not None for s in view.accepted()) >= MAX_RECORDED_COPIES:
+            raise _too_many_copies(same)
         return Submission(
             submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
@@ -224,7 +226,7 @@ class Intake:
             finally:
                 shutil.rmtree(target, ignore_errors=True)
         except OSError as error:
-            raise _TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
+            raise TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
         return copied
 
     def _refusal(
@@ -278,10 +280,6 @@ class Intake:
         )
 
 
-class _TryAgain(Exception):
-    """The file system failed; the manifest stays where it is."""
-
-
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
     """Whether the score of an earlier submission answers for this content: not if the infrastructure owes it one."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
@@ -295,12 +293,17 @@ def _duplicate(manifest_id: str) -> Refused:
     return Refused("duplicate_id", what, "drop each manifest under a new name", Fault.AGENT)
 
 
+def _too_many_copies(same: int) -> Refused:
+    what = f"this content was submitted before (as {same}), and so were {MAX_RECORDED_COPIES} others of this run"
+    return Refused("too_many_copies", what, "its score stands in the earlier answer", Fault.AGENT)
+
+
 def _too_late() -> Refused:
     what = f"the run has ended, and more manifests lay there than {END_POLL_S:.0f} s are enough for"
     return Refused("too_late", what, "submit fewer checkpoints, and earlier", Fault.AGENT)
 
 
-def _cluster(error: _TryAgain) -> Refused:
+def _cluster(error: TryAgain) -> Refused:
     what = f"the file system failed: {error}"
     return Refused("cluster", what, "not your fault; submit again if time is left", Fault.CLUSTER)
 
@@ -308,80 +311,6 @@ def _cluster(error: _TryAgain) -> Refused:
 def _defect(error: Exception) -> Refused:
     what = f"autorl-hpc failed on this checkpoint: {type(error).__name__}: {error}"[:500]
     return Refused("internal", what, "not your fault; please report it, and submit another checkpoint", Fault.GRADER)
-
-
-def _manifest_names(folder: int) -> list[str]:
-    return sorted(n for n in os.listdir(folder) if n.endswith(".json") and not n.startswith("."))
-
-
-def _identity(folder: int, name: str) -> tuple[str, int, int] | None:
-    """What tells one file from another that is renamed over it; None if it is gone."""
-    try:
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return None
-    return name, info.st_ino, info.st_mtime_ns
-
-
-def read_manifest(folder: int, name: str, manifest_id: str) -> Manifest:
-    """Reads and validates a manifest by descriptor.
-
-    Raises:
-        Refused: it is no regular file, too large, no JSON, or not a manifest; the field is named.
-        _TryAgain: the file system failed.
-    """
-    advice = 'write {"model_path": "output/v1"} to a temporary name and rename it, or use ./submit'
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError as error:
-        if is_cluster_error(error):
-            raise _TryAgain(str(error)) from error
-        raise Refused(
-            "manifest_unreadable", f"the manifest can't be opened: {error.strerror}", advice, Fault.AGENT
-        ) from None
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise Refused("manifest_unreadable", "the manifest is no regular file", advice, Fault.AGENT)
-        data = b""
-        while info.st_size <= MAX_MANIFEST_BYTES >= len(data) and (part := os.read(fd, MAX_MANIFEST_BYTES + 1)):
-            data += part
-        if max(info.st_size, len(data)) > MAX_MANIFEST_BYTES:
-            raise Refused(
-                "manifest_too_large",
-                f"the manifest has {info.st_size} bytes, at most {MAX_MANIFEST_BYTES} are read",
-                advice,
-                Fault.AGENT,
-            )
-    except OSError as error:
-        raise _TryAgain(str(error)) from error
-    finally:
-        os.close(fd)
-    manifest = parse_manifest(data, advice)
-    if manifest.id is not None and manifest.id != manifest_id:
-        what = f"manifest: field `id` is {manifest.id}, the file is {manifest_id}.json"
-        raise Refused("manifest_invalid", what, "leave `id` out, or name the file by it", Fault.AGENT)
-    return manifest
-
-
-def parse_manifest(data: bytes, advice: str) -> Manifest:
-    """A manifest from its bytes.
-
-    Raises:
-        Refused: it is empty, no JSON, or a field is wrong.
-    """
-    import json
-
-    if not data.strip():
-        raise Refused("manifest_empty", "the manifest is empty", advice, Fault.AGENT)
-    try:
-        value: Any = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Refused("manifest_not_json", f"the manifest is not JSON: {error}"[:300], advice, Fault.AGENT) from None
-    try:
-        return parse_record(Manifest, value, "manifest")
-    except AutorlError as error:
-        raise Refused("manifest_invalid", f"manifest: {error.what}"[:500], advice, Fault.AGENT) from None
 
 
 def _describe(target: Path, copied: Copied) -> None:

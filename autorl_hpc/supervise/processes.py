@@ -57,14 +57,14 @@ def descendants(root: int) -> set[int]:
 
 
 def marked(mark: str) -> set[int]:
-    """Living processes with the run's mark in their first environment, this one left out."""
+    """Living processes whose first environment has a mark that begins so, this one left out."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     found: set[int] = set()
     for pid in parents():
         if pid != os.getpid():
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
+                    if any(part.startswith(wanted) for part in file.read().split(b"\0")):
                         found.add(pid)
             except OSError:
                 continue

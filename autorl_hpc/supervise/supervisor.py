@@ -75,11 +75,11 @@ class Supervisor:
         self.experiment_record: ExperimentRecord = read_experiment(experiment)
         self.root = Root(Path(self.experiment_record.root))
         self.chain = Chain(self.run)
-        self.mark = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32]
+        self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
         self._signal: int | None = None
         self._superseded = threading.Event()
         self._intake_stop = threading.Event()
-        self._waits = Waits()
+        self._waits = Waits(self.record.science.budget.give_back_after_s)
 
     @property
     def workspace_path(self) -> Path:
@@ -106,7 +106,7 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         # First the entry, then the killing: an older supervisor whose agent we end must know that it was not the end.
         attempt = self.chain.begin(self._used_so_far(view)[0], str(self.workspace_path))
-        left_over = end_all(os.getpid(), self.mark)
+        left_over = end_all(os.getpid(), self.marks)
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
         elapsed_s, given_back_s, suspended_s = self._used_so_far(view)
@@ -150,7 +150,9 @@ class Supervisor:
         intake = Intake(self.experiment, self.record, workspace, base, clock, self.chain, answers)
         intake.recover()
         workspace.write(None, "run_meta.json", meta)
-        env = agent_environment(self.record, self.workspace_path, bridge.url, self.mark, clock.attempt)
+        # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
+        mark = f"{self.marks}{clock.attempt}."
+        env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt)
         bridge.start()
         clock.start()
         start = self.workspace_path / ".agent" / agent.name / agent.file.start
@@ -161,7 +163,7 @@ class Supervisor:
             env,
             self.workspace_path,
             self.run.agent_log,
-            self.mark,
+            mark,
             self._elapsed_file(clock.attempt),
             clock.elapsed_s,
         )
@@ -195,7 +197,8 @@ class Supervisor:
             raise Superseded
         if ended_by is None:
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}")
-        intake.poll(patient=False)  # what was dropped before the end
+        # What was dropped before the end; a signal or a cancellation leaves the rest, since it won't wait.
+        intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled())
         self._seal(ended_by, end.exit_code, clock, intake)
         answers.update(self.chain.look())
         workspace.close()
@@ -257,16 +260,23 @@ class Supervisor:
 
     def _give_back(self, view: RunView, clock: BudgetClock) -> None:
         pending = {f"f-{self.run.run_id}--{s.submission_id:06d}" for s in view.unscored()}
-        if not pending and not self._waits.since:
-            return
-        for waited_s in self._waits.look(pending, set(claimed_entries(self.experiment.claims))):
-            given = clock.give_back(waited_s)
-            append_event(self.run.events, "claimed", waited_s=round(waited_s, 3), given_back_s=round(given, 3))
+        claimed = set(claimed_entries(self.experiment.claims)) if pending else set()
+        given_s = clock.give_back(self._waits.look(pending, claimed))
+        if given_s > 0:
+            append_event(self.run.events, "given_back", seconds=round(given_s, 3), waiting=len(pending))
 
     def _load_parts(self) -> tuple[Any, Any]:
         from autorl_hpc.tasks.loader import load_task
 
-        return load_task(self.record.science.task), load_agent(self.record.science.agent)
+        task, agent = load_task(self.record.science.task), load_agent(self.record.science.agent)
+        if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
+            raise AutorlError(
+                "the task or the agent that this job found is not the one that run.json names",
+                where=agent.folder,
+                fault=Fault.CLUSTER,
+                next_step="launch again: jobs run the frozen code of the experiment",
+            )
+        return task, agent
 
     def _used_so_far(self, view: RunView) -> tuple[float, float, float]:
         """Elapsed, given back and suspended seconds of all earlier attempts, from whoever knew last."""
@@ -351,7 +361,7 @@ class Supervisor:
         return self._signal is not None
 
     def _seal_without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
-        end_all(os.getpid(), self.mark)
+        end_all(os.getpid(), self.marks)
         view = self.chain.look()
         elapsed_s, given_back_s, _ = self._used_so_far(view)
         self.chain.attempt = view.attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,13 +64,13 @@ def task_names() -> list[str]:
     return sorted({path.parent.name for folder in task_folders() for path in folder.glob("*/task.yaml")})
 
 
-def load_task(name: str) -> Task:
-    """The task of that name.
+def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
+    """The task of that name, looked for in `folders` (default: `task_folders()`).
 
     Raises:
         AutorlError: there is none, or its task.yaml is wrong.
     """
-    for folder in task_folders():
+    for folder in task_folders() if folders is None else folders:
         path = folder / name / "task.yaml"
         if path.is_file():
             file = parse_record(TaskFile, read_yaml(path), path)

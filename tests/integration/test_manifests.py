@@ -278,8 +278,8 @@ def test_a_manifest_renamed_over_while_it_is_taken_is_taken_too(desk: Desk) -> N
     second.write_text('{"model_path": "output/v9"}')
     real = desk.intake._take
 
-    def slowly(folder: int, name: str, manifest_id: str, patient: bool, late: bool) -> None:
-        real(folder, name, manifest_id, patient, late)
+    def slowly(folder: int, name: str, manifest_id: str, file: str, patient: bool, late: bool) -> None:
+        real(folder, name, manifest_id, file, patient, late)
         if second.exists():
             os.rename(second, path)
 
@@ -515,3 +515,29 @@ def test_answers_hold_what_the_ledger_holds(desk: Desk) -> None:
         assert answer["submission_id"] == submission.submission_id
         assert answer["content_hash"] == submission.content_hash
         assert answer["error"] == submission.message and answer["advice"] == submission.advice
+
+
+def test_an_id_used_again_by_the_next_attempt_is_refused(desk: Desk) -> None:
+    """An agent that is started over may drop the same names: another checkpoint must not get the old one's answer."""
+    first = desk.submit("step1", "output/v1")
+    desk.next_attempt()
+    save(desk.workspace / "output" / "v2", tiny_tensors())
+    desk.submit("step1", "output/v2")
+    assert desk.answer("step1~again")["code"] == "duplicate_id"
+    assert len(desk.view().submissions) == 1 and first["content_hash"] is not None
+    assert "step1.json" not in os.listdir(desk.workspace / "submissions")
+
+
+def test_a_last_poll_can_be_stopped(desk: Desk) -> None:
+    for number in range(20):
+        desk.drop(f"m{number:02d}", {"model_path": "output/v9"})
+    assert desk.intake.poll(patient=False, stop=lambda: len(desk.view().submissions) >= 5) == 5
+    assert len(os.listdir(desk.workspace / "submissions")) == 15
+
+
+def test_copies_of_one_content_don_t_fill_the_ledger(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autorl_hpc.supervise.intake.MAX_RECORDED_COPIES", 3)
+    for number in range(6):
+        desk.submit(f"m{number}", "output/v1")
+    assert [desk.answer(f"m{number}")["status"] for number in range(6)] == ["accepted"] * 4 + ["refused"] * 2
+    assert desk.answer("m5")["code"] == "too_many_copies" and "as 1" in desk.answer("m5")["error"]

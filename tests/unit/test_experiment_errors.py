@@ -110,8 +110,16 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("missing axis", drop("matrix", "base_model"), ["field `matrix.base_model`", "missing"]),
     ("text for a number", put("parallel", value="many"), ["field `parallel`", "'many'"]),
     ("fraction of a seed", put("matrix", "seed", value=[0, 1.5]), ["field `matrix.seed.1`", "1.5"]),
+    ("seed too large", put("matrix", "seed", value=99999999999999999999999), ["field `matrix.seed.0`", "less than 4294967296"]),
+    ("seed below zero", put("matrix", "seed", value=[0, -1]), ["field `matrix.seed.1`", "-1"]),
+    ("truth as a seed", put("matrix", "seed", value=True), ["field `matrix.seed.0`", "valid integer", "True"]),
+    ("text as a seed", put("matrix", "seed", value=["0"]), ["field `matrix.seed.0`", "valid integer", "'0'"]),
+    ("fraction as the seed", put("matrix", "seed", value=0.5), ["field `matrix.seed.0`", "0.5"]),
+    ("a driver", put("matrix", "driver", value="gpt-4"), ["field `matrix.driver`", "no driver `gpt-4`", "later version"]),
+    ("a driver among others", put("matrix", "driver", value=["none", "gpt-4"]), ["field `matrix.driver`", "no driver `gpt-4`"]),
     ("table for a list", put("matrix", "task", value={"a": 1}), ["field `matrix.task`"]),
-    ("list for a table", put("matrix", value=["arithmetic"]), ["field `matrix`"]),
+    ("list for a table", put("matrix", value=["arithmetic"]), ["field `matrix`: must be a table of fields"]),
+    ("text for a table", put("grader", value="two"), ["field `grader`: must be a table of fields"]),
     ("unknown mode", put("matrix", "mode", value="fast"), ["field `matrix.mode.0`", "'rl-only'"]),
     ("unknown protocol", put("protocol", value="two_split"), ["field `protocol`", "'two-split'", "'two_split'"]),
     ("unknown engine", put("grader", "engine", value="vlm"), ["field `grader.engine`", "'vlm'"]),
@@ -283,3 +291,13 @@ def test_an_exclude_rule_leaves_the_other_runs(root: Root) -> None:
     path.write_text(yaml.safe_dump({**spec(), "exclude": [{"agent": "sft", "seed": [1]}]}))
     planned, _ = prepare(path, root)
     assert {(c.science.agent, c.science.seed) for c in planned.cells} == {("null", 0), ("null", 1), ("sft", 0)}
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_the_ends_of_the_seeds_are_taken(root: Root, seed: int) -> None:
+    path = root.path / "job.yaml"
+    made = spec()
+    made["matrix"]["seed"] = seed
+    path.write_text(yaml.safe_dump(made))
+    planned, _ = prepare(path, root)
+    assert {c.science.seed for c in planned.cells} == {seed}

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
-from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import models
+from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage import tasks as staging
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.heldout import load_items
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.staged import verify_staged_task
 
-TINY = share("templates") / "models" / "tiny"
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -287,86 +288,50 @@ def test_gsm8k_without_its_optional_file_is_staged(root: Root, gsm8k: Task, offi
 def test_gsm8k_without_its_files_says_where_they_are(root: Root, gsm8k: Task) -> None:
     with pytest.raises(AutorlError, match="needs its source files") as caught:
         stage_task(root, gsm8k, None)
-    assert "train.jsonl" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
+    needed, _, optional = (caught.value.next_step or "").partition("; optional beside them: ")
+    assert needed.startswith("get train.jsonl, test.jsonl from https://github.com/openai/grade-school-math")
+    assert "--from DIR" in needed and "opencompass" not in needed
+    assert optional.startswith(
+        "opencompass_4shot.json, for recipe opencompass-4shot, from https://github.com/open-compass/"
+    )
+    assert "bin/make-opencompass-4shot" in optional
 
 
-# --- models ---
+# --- docs/adding-a-task.md ---
 
 
-def test_a_staged_model_has_no_code_and_no_pickles(root: Root, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    for name in ("modeling.py", "pytorch_model.bin", "README.md"):
-        (source / name).write_text("x")
-    manifest = stage_model(root, "org/copy", source)
-    assert {file.path for file in manifest.files} == {p.name for p in TINY.iterdir() if p.suffix != ".py"}
-    assert manifest.content_hash == stage_model(root, "tiny", None).content_hash
-    assert verify_model(root, "org/copy") == manifest
+def test_the_task_of_the_page_can_be_made_and_staged(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REPO / "docs" / "adding-a-task.md").read_text(encoding="utf-8")
+    folder = tmp_path / "tasks" / "halves"
+    folder.mkdir(parents=True)
+    for name, language in (("prepare.py", "python"), ("task.yaml", "yaml")):
+        (block,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        (folder / name).write_text(block, encoding="utf-8")
+    (folder / "description.md").write_text("Halves.\n")
+    pins = subprocess.run(
+        [sys.executable, str(REPO / "bin" / "pin-task"), str(folder)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    monkeypatch.setenv("AUTORL_TASKS_PATH", str(folder.parent))
+    task = load_task("halves")
+    assert len(pins) == 3
+    for line in pins:
+        digest = line.split()[-1]
+        assert digest in page, f"the page has another pin: {line}"
+    stage_task(root, task, None)
+    assert len((root.task_train("halves") / "train.jsonl").read_text().splitlines()) == 80
+    for split, pin in task.file.splits.items():
+        assert len(load_items(root, "halves", split, pin)) == pin.n == 10
+    recipe = task.recipe(None)
+    assert scorer(recipe.scorer, recipe.scorer_version)("so #### 85", "#### 85") == 1
+    verify_staged_task(root, task)
 
 
-def test_a_model_in_shards_keeps_its_index(root: Root, tmp_path: Path) -> None:
-    from checkpoints import save_shards, tiny_tensors
-
-    manifest = stage_model(root, "org/shards", save_shards(tmp_path / "shards", 2, tiny_tensors()))
-    assert INDEX_NAME in {file.path for file in manifest.files}
-    assert manifest.content_hash == stage_model(root, "tiny", None).content_hash
-
-
-def test_a_model_with_two_saves_in_one_folder_is_refused(root: Root, tmp_path: Path) -> None:
-    from checkpoints import save, save_shards
-
-    save(save_shards(tmp_path / "both", 2))
-    with pytest.raises(AutorlError, match="can't serve as a base model: a tensor stands in two"):
-        stage_model(root, "org/both", tmp_path / "both")
-    assert not [p for p in root.path.rglob("*") if p.is_file()]
-
-
-@pytest.mark.parametrize(
-    "name", ["../../outside/x", "/absolute/model", "a/../b", "a//b", "a/b/c", "org/", "o rg/x", "org/x\n"]
-)
-def test_a_name_that_is_a_path_is_refused(root: Root, name: str) -> None:
-    with pytest.raises(AutorlError, match="is no model name"):
-        stage_model(root, name, TINY)
-    assert not any(root.path.iterdir())
-
-
-def test_a_folder_is_never_staged_over_itself(root: Root, tmp_path: Path) -> None:
-    """`stage /path/of/model --from /path/of/model` must not replace the user's own folder."""
-    source = tmp_path / "mine"
-    shutil.copytree(TINY, source)
-    (source / "notes.txt").write_text("mine")
-    with pytest.raises(AutorlError):
-        stage_model(root, str(source), source)
-    assert (source / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_a_folder_that_is_no_model_is_named(root: Root, tmp_path: Path, missing: str) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    (source / missing).unlink()
-    with pytest.raises(AutorlError, match="this folder is no model") as caught:
-        stage_model(root, "org/x", source)
-    assert caught.value.where == str(source)
-
-
-def test_a_killed_staging_of_a_model_leaves_nothing_that_looks_staged(root: Root) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            setattr(models, "replace_folder", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
-            stage_model(root, "tiny", None)
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    with pytest.raises(AutorlError, match="not staged"):
-        verify_model(root, "autorl/tiny")
-    stage_model(root, "tiny", None)
-    verify_model(root, "autorl/tiny")
-
-
-def test_an_unknown_model_says_how_to_stage_it(root: Root) -> None:
-    with pytest.raises(AutorlError, match="where the model org/x comes from is not known") as caught:
-        stage_model(root, "org/x", None)
-    assert "--from DIR" in (caught.value.next_step or "")
+def test_a_task_without_prepare_points_to_a_page_that_is_there(root: Root, tmp_path: Path) -> None:
+    task = other_task(tmp_path, "")
+    (task.folder / "prepare.py").unlink()
+    with pytest.raises(AutorlError, match=r"has no prepare\.py") as caught:
+        stage_task(root, task, None)
+    (page,) = re.findall(r"docs/\S+\.md", caught.value.next_step or "")
+    assert (REPO / page).is_file()

@@ -1,0 +1,320 @@
+"""The commands as a person or a program calls them: what they refuse, and what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.share import share
+from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.exchange import Manifest
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `autorl-hpc` outside any checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "autorl_hpc", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# --- usage errors, for programs too ---
+
+WRONG = [
+    (["launch", "--json", "job.yaml", "--nope"], "--nope", "launch --help"),
+    (["launch", "--json"], "Missing argument", "launch --help"),
+    (["stage", "--json"], "Missing argument", "stage --help"),
+    (["lunch", "--json"], "lunch", "--help"),
+    (["verify", "nowhere", "--json", "--root"], "--root", "verify --help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words", "see"), WRONG)
+def test_a_usage_error_is_json_where_json_is_asked_for(
+    tmp_path: Path, arguments: list[str], words: str, see: str
+) -> None:
+    done = call(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    value = json.loads(done.stdout)
+    assert words in value["error"] and value["exit_code"] == 2 and value["next"].endswith(see)
+    assert words in done.stderr, "a person sees nothing"
+
+
+def test_a_usage_error_is_text_where_no_json_is_asked_for(tmp_path: Path) -> None:
+    done = call("launch", "--nope", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout and "--nope" in done.stderr
+
+
+def test_help_and_json_is_help(tmp_path: Path) -> None:
+    done = call("launch", "--json", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "Start an experiment" in done.stdout
+
+
+# --- --root ---
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+@pytest.mark.parametrize("command", [["launch", "jobs/quickstart.yaml"], ["stage", "tiny"], ["quickstart"]])
+def test_a_root_that_is_a_file_is_named(tmp_path: Path, command: list[str], below: str) -> None:
+    place = tmp_path / "place"
+    place.write_text("mine")
+    done = call(*command, "--root", str(place / below), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--root is a file" in done.stderr and str(place) in done.stderr and "--again" not in done.stderr
+    assert place.read_text() == "mine"
+
+
+def test_a_root_variable_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "place").write_text("mine")
+    done = call("stage", "tiny", cwd=tmp_path, AUTORL_ROOT=str(tmp_path / "place"))
+    assert done.returncode == 2 and "$AUTORL_ROOT is a file" in done.stderr
+
+
+# --- the experiments that ship ---
+
+
+@pytest.mark.parametrize("job", ["jobs/quickstart.yaml", "quickstart.yaml"])
+def test_a_shipped_experiment_is_found_outside_a_checkout(staged: Path, tmp_path: Path, job: str) -> None:
+    done = call("launch", job, "--dry-run", "--json", "--root", str(staged), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{job} is not here; using {share('jobs') / 'quickstart.yaml'}" in done.stderr
+    json.loads(done.stdout)
+
+
+def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
+    """As pip lays it: package and shared parts in one folder, without a checkout."""
+    place = tmp_path / "site"
+    shutil.copytree(REPO / "autorl_hpc", place / "autorl_hpc", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("tasks", "templates", "jobs"):
+        shutil.copytree(REPO / part, place / "autorl_hpc" / "_share" / part)
+    done = call(
+        "launch", "jobs/quickstart.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path, PYTHONPATH=str(place)
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"using {place}" in done.stderr
+
+
+def test_a_file_that_is_there_is_the_one_that_is_used(staged: Path, tmp_path: Path) -> None:
+    (tmp_path / "quickstart.yaml").write_text("name: mine\n")
+    done = call("launch", "quickstart.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path)
+    assert done.returncode == 2 and "is not here" not in done.stderr and "missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "job", ["nothing.yaml", "jobs/nothing.yaml", "mine/quickstart.yaml", "/nowhere/quickstart.yaml"]
+)
+def test_another_file_that_is_not_there_is_not_replaced(staged: Path, tmp_path: Path, job: str) -> None:
+    done = call("launch", job, "--dry-run", "--root", str(staged), cwd=tmp_path)
+    assert done.returncode == 2 and "there is no such file" in done.stderr and job in done.stderr
+
+
+# --- quickstart in a folder that stands ---
+
+
+def older_quickstart(staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """A root with the quickstart of a package whose task is another one: launched, nothing started."""
+    root = Root(tmp_path / "place")
+    for part in ("store", "vault"):
+        shutil.copytree(staged / part, root.path / part)
+    shutil.copytree(share("tasks") / "arithmetic", tmp_path / "tasks" / "arithmetic")
+    (tmp_path / "tasks" / "arithmetic" / "description.md").write_text("as it once was\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
+        prepare(share("jobs") / "quickstart.yaml", root)
+    return root
+
+
+def test_quickstart_in_the_folder_of_another_version(
+    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = older_quickstart(staged, tmp_path, monkeypatch)
+    record = root.experiment("quickstart").resolved
+    before = record.read_bytes()
+    changed = call("quickstart", "--root", str(root.path), cwd=tmp_path)
+    (code,) = root.experiment("quickstart").code.iterdir()
+    code.rename(code.with_name("0" * 64))
+    broken = call("quickstart", "--root", str(root.path), cwd=tmp_path)
+    for done in (changed, broken):
+        assert done.returncode == 2
+        assert "this folder holds the quickstart of another version" in done.stderr
+        assert "give another folder with --root, or remove it" in done.stderr
+        assert "--keep-frozen" not in done.stderr and "another name" not in done.stderr
+        assert str(root.path) in done.stderr
+    assert record.read_bytes() == before and not list(root.experiment("quickstart").jobs.glob("*")), (
+        "something was started"
+    )
+
+
+def test_another_fault_in_the_folder_is_told_as_it_is(
+    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = older_quickstart(staged, tmp_path, monkeypatch)
+    path = root.task_vault("arithmetic") / "report" / "items.jsonl"
+    path.unlink()
+    done = call("quickstart", "--root", str(root.path), cwd=tmp_path)
+    assert done.returncode == 1 and "items.jsonl" in done.stderr and "another version" not in done.stderr
+
+
+@pytest.mark.parametrize("parallel", ["0", "-1", "10001", "many"])
+def test_a_wrong_number_of_agents_is_refused_before_anything_is_written(tmp_path: Path, parallel: str) -> None:
+    done = call("quickstart", "--parallel", parallel, "--root", str(tmp_path / "place"), cwd=tmp_path)
+    assert done.returncode == 2 and "--parallel" in done.stderr
+    assert not (tmp_path / "place").exists()
+
+
+# --- in a workspace ---
+
+TOOLS = [("submit", "submit output/v1 --wait"), ("results", "results"), ("time", "time")]
+
+
+@pytest.mark.parametrize(("tool", "example"), TOOLS)
+def test_the_help_of_a_workspace_command_shows_its_name(tmp_path: Path, tool: str, example: str) -> None:
+    done = call(tool, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"usage: autorl-hpc {tool} " in done.stdout and f"example: autorl-hpc {example}" in done.stdout
+    assert "./" not in done.stdout
+
+
+@pytest.mark.parametrize(("tool", "example"), [*TOOLS[::2], ("scores", "scores")])
+def test_the_help_of_a_workspace_tool_shows_its_name(tmp_path: Path, tool: str, example: str) -> None:
+    shutil.copyfile(share("templates") / "workspace" / "submit", tmp_path / tool)
+    done = subprocess.run([sys.executable, tool, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"usage: ./{tool} " in done.stdout and f"example: ./{example}" in done.stdout
+
+
+MANIFESTS: list[tuple[Any, str]] = [
+    ({"model_path": "output/v1", "final": "yes"}, "field `final`: Input should be a valid boolean"),
+    ({"model_path": "output/v1", "final": 1}, "field `final`: Input should be a valid boolean"),
+    ({"model_path": "output/v1", "schema_version": True}, "field `schema_version`: Input should be a valid integer"),
+    ({"model_path": "output/v1", "schema_version": "1"}, "field `schema_version`: Input should be a valid integer"),
+    (["output/v1"], "must be a JSON object"),
+    ("output/v1", "must be a JSON object"),
+    (None, "must be a JSON object"),
+    (7, "must be a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("value", "words"), MANIFESTS)
+def test_a_manifest_is_read_strictly(value: Any, words: str) -> None:
+    with pytest.raises(AutorlError) as caught:
+        parse_record(Manifest, value, "manifest")
+    assert words in caught.value.what and "instance of" not in caught.value.what
+
+
+def test_a_right_manifest_is_read() -> None:
+    assert parse_record(Manifest, {"schema_version": 1, "model_path": "output/v1", "final": True}, "manifest").final
+
+
+# --- bin/setup-env ---
+
+STAND_IN = """#!/bin/sh
+# A Python without torch, whose pip writes down what it is asked for; {fails} is what it can't find.
+case "$*" in
+  *"import torch"*) exit 1 ;;
+  *pip*) echo "$*" >>"{log}"; case "$*" in {fails}) echo "no such version" >&2; exit 1 ;; esac ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("fails", "installed"), [("nothing", ["cpu"]), ("*+cpu", ["cpu", "plain"])])
+def test_the_cpu_build_of_torch_is_tried_first(tmp_path: Path, fails: str, installed: list[str]) -> None:
+    log, python = tmp_path / "log", tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STAND_IN.format(log=log, fails=fails))
+    python.chmod(0o755)
+    env = {**os.environ, "AUTORL_VENV": str(tmp_path / "venv"), "PYTHON": str(python)}
+    done = subprocess.run(
+        [str(REPO / "bin" / "setup-env"), "train"], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "no such version" not in done.stderr
+    (pin,) = [line for line in (REPO / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
+    asked = [line.split()[-1] for line in log.read_text().splitlines()]
+    assert asked[:-1] == [pin + {"cpu": "+cpu", "plain": ""}[build] for build in installed]
+    assert asked[-1].endswith("[train]")
+
+
+# --- the worked examples of gsm8k's second recipe ---
+
+MAKE_SHOTS = [sys.executable, str(REPO / "bin" / "make-opencompass-4shot")]
+
+CONFIG = """from nowhere.config import read_base
+with read_base():
+    from ..utils.utils import get_data_path
+raise SystemExit("this file was run")
+
+infer_cfg = dict(
+    prompt_template=dict(
+        type=PromptTemplate,
+        template=dict(
+            round=[
+%s
+            ],
+        )),
+    retriever=dict(type=ZeroRetriever),
+    inferencer=dict(type=GenInferencer, max_out_len=%d))
+
+datasets = [dict(abbr='x', path=get_data_path('x', './x'), infer_cfg=infer_cfg)]
+"""
+
+
+def config_of(messages: list[dict[str, str]], max_out_len: int) -> str:
+    """A config that says these messages, in the shape of opencompass's."""
+    roles = {"user": "HUMAN", "assistant": "BOT"}
+    turns = [f"                dict(role={roles[m['role']]!r}, prompt={m['content']!r})," for m in messages]
+    return CONFIG % ("\n".join(turns), max_out_len)
+
+
+def make_shots(tmp_path: Path, config: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    path, out = tmp_path / "config.py", tmp_path / "out.json"
+    path.write_text(config, encoding="utf-8")
+    return subprocess.run([*MAKE_SHOTS, str(path), str(out)], capture_output=True, text=True, check=False), out
+
+
+def test_worked_examples_are_read_from_a_config(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": 'One "é"?\n'}, {"role": "assistant", "content": "It's 1"}]
+    done, out = make_shots(tmp_path, config_of(said, 64))
+    assert done.returncode == 1 and "another config, or another revision" in done.stderr
+    value = json.loads(out.read_text(encoding="utf-8"))
+    assert value["messages"] == said and value["max_out_len"] == 64 and "Apache-2.0" in value["source"]
+
+
+def test_the_pinned_worked_examples_are_made(tmp_path: Path, data: Path) -> None:
+    pinned = data / "gsm8k" / "opencompass_4shot.json"
+    value = json.loads(pinned.read_text(encoding="utf-8"))
+    done, out = make_shots(tmp_path, config_of(value["messages"], value["max_out_len"]))
+    assert done.returncode == 0, done.stderr
+    assert out.read_bytes() == pinned.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("", "`max_out_len=` stands 0 times"),
+        ("x = (", "it is no Python"),
+        ("x = dict(max_out_len=1)", "`round=` stands 0 times"),
+        ("x = dict(max_out_len=1, round=[])", "no list of turns"),
+        ("x = dict(max_out_len=1, round=[dict(role='SYSTEM', prompt='')])", "role 'SYSTEM'"),
+        ("x = dict(max_out_len=1, round=[dict(role='BOT', prompt=str(1))])", "line 1: `prompt=` is no text"),
+        ("x = dict(max_out_len=1, round=[dict(role='BOT')])", "`prompt=` stands 0 times"),
+    ],
+)
+def test_another_file_is_not_taken_for_the_config(tmp_path: Path, config: str, words: str) -> None:
+    done, out = make_shots(tmp_path, config)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr and not out.exists()

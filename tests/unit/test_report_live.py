@@ -1,0 +1,205 @@
+"""`status` on a small terminal: scores stay whole, unfinished runs and what has to be done are seen first."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from treemaker import Tree, outcomes
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic
+from autorl_hpc.files.jobs import JOBS_NAME, process_start
+from autorl_hpc.report import api, live
+from autorl_hpc.report.format import UNKNOWN
+from autorl_hpc.report.terminal import print_summary
+from autorl_hpc.states import EndedBy, Fault
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def shown(facts: list[dict[str, Any]], width: int = 80, height: int = 24, fit: bool = False) -> list[str]:
+    """The lines on a terminal of that size."""
+    console = Console(width=width, height=height, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(live.render(facts, fit=fit))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def jobs(tree: Tree, *roles: str) -> None:
+    """Jobs that live: this process."""
+    rows = [{"role": role, "pid": os.getpid(), "started": process_start(os.getpid())} for role in roles]
+    atomic.write_json(tree.experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": rows})
+
+
+def perfect(tree: Tree, seed: int = 0) -> None:
+    """A finished run with scores of 100, the widest there are."""
+    run = tree.run(seed=seed, agent="sft-grpo-with-a-long-name", base_model="org/some-model-of-1.5B-instruct").start()
+    run.submit(100.0, outcomes(tree.n_feedback, range(tree.n_feedback)))
+    run.seal().close(outcomes(tree.n_report, range(tree.n_report)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_scores_and_time_are_never_cut(tmp_path: Path, width: int) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    perfect(tree)
+    tree.run(seed=1, agent="null", budget={"wall_clock_s": 36_000}).start().clock(1.0)
+    lines = shown(live.collect([tree.path]), width)
+    (header,) = [line for line in lines if line.startswith("run ")]
+    assert header.split()[-2:] == ["best", "report"] and "left" in header
+    (row,) = [line for line in lines if " finished " in line and "100.0" in line]
+    assert row.split()[-2:] == ["100.0", "100.0"] and "s0" in row.split()[0]
+    assert any("9:59:59" in line for line in lines)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_narrow_run_column_tells_runs_apart(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    for seed in (0, 1):
+        perfect(tree, seed)
+    for driver in ("a", "b"):  # their names differ in the hash alone
+        tree.run(seed=2, driver=driver)
+    rows = [line for line in shown(live.collect([tree.path])) if line.split()[1:2] in (["finished"], ["queued"])]
+    names = [row.split()[0] for row in rows]
+    assert len(set(names)) == 4 and not any(name.startswith("arithmetic") for name in names)
+    assert [name.startswith("sft") for name in names] == [True] * 4  # agents' names stay whole at the front
+    other = Tree(tmp_path / "one-agent")
+    for seed in (0, 1):
+        perfect(other, seed)
+    lines = shown(live.collect([other.path]))
+    assert any(line.startswith("some-model-of-1.5B-instruct-free-s1 ") for line in lines)
+
+
+def test_summary_comes_first(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    (tree.experiment.finished / tree.finished(seed=0, solved=30).dir.run_id).touch()
+    lines = shown(live.collect([tree.path]), 120)
+    assert lines[1].startswith("1 of 1 runs finished; queue 0; graders: none") and lines[2].startswith("run")
+
+
+def test_fifty_runs_on_a_small_terminal(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp", n_feedback=4, n_report=4)
+    for seed in range(44):
+        tree.finished(seed=seed, solved=1)
+    for seed in (44, 45):
+        lost = tree.run(seed=seed).start().seal(1.0, EndedBy.CRASHED, None, fault=Fault.CLUSTER)
+        lost.close(selected_by="infrastructure", report=None, fault=Fault.CLUSTER, reason="node lost")
+    for seed in range(46, 50):
+        tree.run(seed=seed).start().clock(30.0)
+    jobs(tree, "agents", "grader-0")
+    facts = live.collect([tree.path])
+    lines = shown(facts, fit=True)
+    assert len(lines) < 24
+    assert any(line.startswith("46 of 50 runs finished") for line in lines)
+    states = [line.split()[1] for line in lines if line.split()[1:2] in (["running"], ["finished"])]
+    assert states[:4] == ["running"] * 4 and set(states[4:]) == {"finished"}
+    assert sum("node lost" in line for line in lines) == 2
+    hidden = 50 - len(states)
+    assert [line for line in lines if line][-1] == f"and {hidden} finished runs"
+    assert len(shown(facts)) > 50  # without --watch all are printed
+
+
+def test_queued_runs_that_do_not_fit_are_counted_too(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    for seed in range(40):
+        tree.run(seed=seed)
+    lines = shown(live.collect([tree.path]), fit=True)
+    rows = sum(line.split()[1:2] == ["queued"] for line in lines)
+    assert rows > 10 and f"and {40 - rows} queued runs" in lines
+
+
+def test_many_experiments_on_a_small_terminal(tmp_path: Path) -> None:
+    for number in range(12):
+        tree = Tree(tmp_path / "runs" / f"exp{number:02d}")
+        run = tree.finished(seed=0, solved=30)
+        if number < 11:
+            (tree.experiment.finished / run.dir.run_id).touch()
+    lines = shown(live.collect([tmp_path / "runs"]), width=200, fit=True)
+    assert len(lines) < 24 and any("exp11" in line for line in lines)  # the one that is not over
+    assert lines[-1].startswith("and ") and lines[-1].endswith(" more experiments")
+
+
+def test_no_grader_is_left(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.run().start().clock(1.0)
+    message = "no grader is left: `autorl-hpc launch` with the same file starts one"
+    jobs(tree, "agents", "report")
+    facts = live.collect([tree.path])
+    assert message in shown(facts)
+    assert message not in shown([{**facts[0], "jobs": ["agents", "grader-0"]}])
+    assert message not in shown([{**facts[0], "jobs": []}])  # then launch is asked for anyway
+    over = {**facts[0], "runs": [{**facts[0]["runs"][0], "state": "finished"}]}
+    assert message not in shown([over]) and message in shown([{**over, "queue": ["c-x"]}])
+
+
+@pytest.mark.parametrize("damage", ["{", '{"spec": 1}', None])
+def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -> None:
+    bad, good = (Tree(tmp_path / "runs" / name) for name in ("bad", "good"))
+    for tree in (bad, good):
+        tree.finished(seed=0, solved=30)
+    bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
+    facts = live.collect([tmp_path / "runs"])
+    json.dumps(facts)
+    assert [bool(one["damage"]) for one in facts] == [True, False] and not facts[0]["over"]
+    lines = shown(facts, 200)
+    assert any(line.startswith("damaged: ") and "experiment.json" in line for line in lines)
+    assert sum(" finished " in line and "50.0" in line for line in lines) == 2
+
+
+def test_each_given_folder_must_hold_something(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.finished(seed=0, solved=30)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("missing", "empty", "file"):
+        with pytest.raises(AutorlError) as caught:
+            live.collect([tree.path, tmp_path / name])
+        assert caught.value.where == str(tmp_path / name)
+
+
+def test_text_of_others_stays_text(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    run = tree.run().start()
+    run.seal(exit_code=3, reason="[red]x[/red]\n\x1b[31mnext").close(reason="[red]x[/red]\n\x1b[31mnext")
+    assert any("[red]x[/red] next" in line for line in shown(live.collect([tree.path])))
+
+
+def kept_base(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.run().start().seal(reason="no submission").close(fault=Fault.AGENT, reason="no submission")
+    return tree
+
+
+def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
+    tree = kept_base(tmp_path)
+    merged = api.build([tree.path])
+    where = api.write_reports(merged, None)
+    out = io.StringIO()
+    print_summary(merged, Console(file=out, width=80), where)
+    (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]
+    assert row.split()[3] == UNKNOWN and "25.0" not in row
+    (row,) = [line for line in shown(live.collect([tree.path])) if " finished " in line and "runs" not in line]
+    assert row.split()[-1] == UNKNOWN
+    page = where.with_name("summary.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| sft | none | free | 0 |")]
+    assert row.split(" | ")[6] == UNKNOWN
+    assert "0 by rule and counted (no submission)\n" in page
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_legend_explains_what_is_shown(tmp_path: Path, width: int) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.finished(seed=0, solved=30)
+    out = io.StringIO()
+    print_summary(api.build([tree.path]), Console(file=out, width=width), Path("index.html"))
+    header, legend = out.getvalue().splitlines()[0], out.getvalue().rpartition("Points;")[2]
+    assert "report" in header
+    for name in ("base", "gap"):
+        assert (name in header) == (f"{name}:" in legend or f"{name} and" in legend) == (width == 120)

@@ -1,0 +1,142 @@
+"""`verify`: what was cut, altered or lost is named, and one damaged experiment hides no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from treemaker import Tree, TreeRun
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.frozen import code_hash
+from autorl_hpc.files.hashing import walk_files
+from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def made(path: Path) -> tuple[Tree, TreeRun]:
+    """An experiment without frozen code, with one closed run."""
+    tree = Tree(path)
+    tree.experiment.code.rmdir()
+    run = tree.finished(seed=0, solved=30)
+    (tree.experiment.finished / run.dir.run_id).touch()
+    return tree, run
+
+
+def freeze(tree: Tree) -> Path:
+    """Frozen code under its hash, named by experiment.json and by every run, whose ledgers begin after that."""
+    work = tree.path / "work"
+    (work / "autorl_hpc").mkdir(parents=True)
+    (work / "autorl_hpc" / "cli.py").write_text("print(1)\n")
+    named = code_hash({"": (work, walk_files(work))})
+    tree.experiment.code.mkdir(exist_ok=True)
+    work.rename(tree.experiment.code / named)
+    for path in (tree.experiment.resolved, *(run.dir.record for run in tree.runs)):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "code_hash": named}))
+    return tree.experiment.code / named
+
+
+def problems(*paths: Path) -> dict[str, list[str]]:
+    return {verdict.run_id: verdict.problems for verdict in verify_paths(paths)}
+
+
+def test_whole_experiment(tmp_path: Path) -> None:
+    tree, run = made(tmp_path / "exp")
+    assert problems(tree.path) == {run.dir.run_id: []}
+    assert problems(run.dir.path) == {run.dir.run_id: []}
+
+
+@pytest.mark.parametrize("damage", ["{", '{"spec": 1}', None])
+def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -> None:
+    bad, _ = made(tmp_path / "runs" / "bad")
+    made(tmp_path / "runs" / "good")
+    bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
+    verdicts = verify_paths([tmp_path / "runs"])
+    assert [(v.experiment, v.of, v.whole) for v in verdicts] == [
+        ("bad", "experiment", False),
+        ("bad", "run", True),
+        ("good", "run", True),
+    ]
+    assert verdicts[0].run_id == SHARED and "experiment.json" in verdicts[0].problems[0]
+    command = [sys.executable, "-m", "autorl_hpc", "verify", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
+    assert done.returncode == 1 and "DAMAGED  bad: experiment.json and code" in done.stdout
+    assert "2 runs, 0 damaged; 1 damaged in experiment.json and code" in done.stdout
+
+
+def test_every_given_path_must_hold_something(tmp_path: Path) -> None:
+    tree, run = made(tmp_path / "runs" / "exp")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    bare = Tree(tmp_path / "bare")
+    bare.experiment.code.rmdir()
+    bare.save()
+    for name in ("missing", "empty", "file", "bare"):
+        for good in (tree.path, run.dir.path):
+            for paths in ([good, tmp_path / name], [tmp_path / name, good]):
+                with pytest.raises(AutorlError) as caught:
+                    verify_paths(paths)
+                assert caught.value.where == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_cut_tail_of_a_finished_run(tmp_path: Path, cut: int) -> None:
+    tree, run = made(tmp_path / "exp")
+    entries = sorted(run.dir.ledger.iterdir())
+    for path in entries[-cut:]:
+        path.unlink()
+    run.dir.sealed_ledger.write_bytes(b"".join(path.read_bytes() for path in entries[:-cut]))
+    last = len(entries) - cut
+    named = f"finished, but its ledger has no closing entry: entries after {last:06d} are missing"
+    assert problems(tree.path)[run.dir.run_id] == [named]
+    run.dir.sealed_ledger.unlink()
+    assert problems(run.dir.path)[run.dir.run_id] == [named]
+    (tree.experiment.finished / run.dir.run_id).unlink()  # without the mark it is a run that goes on
+    assert problems(tree.path)[run.dir.run_id] == []
+
+
+def test_frozen_code(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    run = tree.run()  # its ledger is empty: run.json may still be written
+    code = freeze(tree)
+    run.start()
+    whole = verify_paths([tree.path])
+    assert [(v.run_id, v.problems) for v in whole] == [(SHARED, []), (run.dir.run_id, [])]
+    assert as_lines(whole)[0] == "whole    exp: experiment.json and code"
+    assert as_lines(whole)[-1].startswith("1 runs, 0 damaged. ")
+
+    name = f"code/{code.name[:16]}..."
+    (code / "autorl_hpc" / "cli.py").write_text("print(2)\n")
+    assert problems(tree.path)[SHARED] == [
+        f"{name} was altered: its content no longer has the hash that it is named by"
+    ]
+    (code / "autorl_hpc" / "cli.py").write_text("print(1)\n")
+    (code / "extra.py").touch()
+    assert len(problems(tree.path)[SHARED]) == 1
+    (code / "extra.py").unlink()
+    assert problems(tree.path)[SHARED] == []
+
+    code.rename(code.with_name("elsewhere"))
+    assert problems(tree.path)[SHARED] == [f"{name} is missing"]
+    assert problems(run.dir.path) == {run.dir.run_id: []}  # one run alone: its experiment isn't asked about
+
+
+def test_experiment_that_names_other_code_than_its_runs(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    run = tree.run()
+    tree.run(seed=1)
+    code = freeze(tree)
+    other = {**json.loads(run.dir.record.read_text()), "code_hash": "0" * 64}
+    run.dir.record.write_text(json.dumps(other))
+    found = problems(tree.path)[SHARED]
+    assert found == [f"experiment.json names code/{code.name[:16]}..., and {run.dir.run_id}/run.json names other code"]
