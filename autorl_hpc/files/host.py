@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from pathlib import Path
+
+PR_SET_DUMPABLE = 4
 
 
 def boot_id() -> str | None:
@@ -18,6 +21,14 @@ def boot_id() -> str | None:
 def host_name() -> str:
     """The node's name. Slurm's own name first: several nodes may share a host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def deny_inspection() -> None:
+    """Keeps other processes of the same ordinary user from reading this one's memory and environment in /proc."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
 
 
 def job_id() -> str | None:

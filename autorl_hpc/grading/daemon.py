@@ -19,7 +19,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
-from autorl_hpc.files.host import host_name, job_id
+from autorl_hpc.files.host import deny_inspection, host_name, job_id
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
@@ -333,6 +333,7 @@ def _unlink_quietly(path: Path) -> None:
 def run_grader(experiment: ExperimentDir) -> int:
     """The payload of a grader job; 0 when it ended as it should."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    deny_inspection()
     grader = Grader(experiment)
     try:
         grader.run()

@@ -21,6 +21,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.events import append_event
+from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Linked
 from autorl_hpc.files.queue import put
@@ -134,15 +135,7 @@ class Supervisor:
         task, agent = self._load_parts()
         workspaces.lay(self.workspace_path, self.root, self.record, task, agent)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
-        manifest = verify_model(self.root, self.record.science.base_model)
-        if manifest.content_hash != self.record.science.base_model_content_hash:
-            raise AutorlError(
-                f"base model {manifest.name} was staged anew with other weights since the launch",
-                where=self.root.model(manifest.name),
-                fault=Fault.CLUSTER,
-                next_step="stage the weights that were launched with, or launch under another name",
-            )
-        base = BaseModel.read(self.root.model(manifest.name), manifest.content_hash)
+        base = self._base_model()
         workspace = workspaces.Workspace(self.workspace_path)
         answers = Answers(self.record, self.experiment.baselines, workspace)
         meta = {**workspaces.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
@@ -203,6 +196,17 @@ class Supervisor:
         answers.update(self.chain.look())
         workspace.close()
         return 0
+
+    def _base_model(self) -> BaseModel:
+        manifest = verify_model(self.root, self.record.science.base_model)
+        if manifest.content_hash != self.record.science.base_model_content_hash:
+            raise AutorlError(
+                f"base model {manifest.name} was staged anew with other weights since the launch",
+                where=self.root.model(manifest.name),
+                fault=Fault.CLUSTER,
+                next_step="stage the weights that were launched with, or launch under another name",
+            )
+        return BaseModel.read(self.root.model(manifest.name), manifest.content_hash)
 
     def _watch(
         self, process: AgentProcess, workspace: workspaces.Workspace, clock: BudgetClock, answers: Answers
@@ -412,4 +416,5 @@ class Supervisor:
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
     """The payload of an agent job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    deny_inspection()
     return Supervisor(experiment, run_id).work()
