@@ -72,7 +72,10 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
     Raises:
         AutorlError: there is none, or its folder is incomplete.
     """
-    folder = next((f / name for f in (agent_folders() if folders is None else folders) if (f / name / "agent.yaml").is_file()), None)
+    folder = next(
+        (f / name for f in (agent_folders() if folders is None else folders) if (f / name / "agent.yaml").is_file()),
+        None,
+    )
     if folder is None:
         near = get_close_matches(name, agent_names(), n=1)
         raise AutorlError(

@@ -240,6 +240,8 @@ def cancel(
 
     facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [], _say)
     _print_json(facts) if as_json else print(facts["text"])
+    if facts["not_sealed"] or facts["jobs_left"]:
+        raise typer.Exit(Exit.FAILED)
 
 
 def _agent_side(tool: str, arguments: list[str]) -> None:

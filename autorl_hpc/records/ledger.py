@@ -52,7 +52,9 @@ class Submission(Strict):
 
     submission_id: int = Field(ge=1)
     manifest_id: str
-    manifest_file: str | None = Field(None, description="Inode and time of the manifest: tells a file from a later one of its name.")
+    manifest_file: str | None = Field(
+        None, description="Inode and time of the manifest: tells a file from a later one of its name."
+    )
     status: Literal["accepted", "refused"]
     model_path: str | None
     note: str | None = None
