@@ -29,7 +29,9 @@ REPORT_WAIT_S = 60.0
 POLL_S = 0.3
 
 
-def cancel_runs(experiment: ExperimentDir, runs: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def cancel_runs(
+    experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Cancels the given runs, or all, and waits until they are sealed.
 
     Raises:
