@@ -34,6 +34,9 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     for run in merged.runs:
         table.add_row(*(Text(cell) for cell in _row(run, wide)))
     console.print(table)
+    if not wide:
+        for line in _base_lines(merged):
+            console.print(Text(line))
     for line in _cell_lines(merged):
         console.print(Text(line))
     for note in merged.notes:
@@ -92,6 +95,16 @@ def _submissions(run: RunSummary) -> str:
     text = str(run.accepted)
     text += f"+{run.refused}r" if run.refused else ""
     return text + (f"+{run.failed}f" if run.failed else "")
+
+
+def _base_lines(merged: MergedReport) -> list[str]:
+    """The base models' scores, which a narrow table has no column for."""
+    found = {
+        (run.task, run.base_model): _score(run.baseline_report)
+        for run in merged.runs
+        if run.baseline_report is not None
+    }
+    return [f"base model {model} on {task}: {score}" for (task, model), score in sorted(found.items())]
 
 
 def _cell_lines(merged: MergedReport) -> list[str]:
