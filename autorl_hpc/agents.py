@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.hashing import tree_sha256
+from autorl_hpc.files.hashing import tree_sha256, walk_files
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import Record, parse_record
@@ -85,9 +85,14 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
         )
     path = folder / "agent.yaml"
     agent = Agent(folder, parse_record(AgentFile, read_yaml(path), path))
-    for needed in (folder / agent.file.start, *agent.folders()):
-        if not needed.exists():
-            raise AutorlError(
-                f"agent {name} lacks {needed.name}", where=needed, next_step="complete the agent's folder"
-            )
+    for part in agent.folders():
+        if not part.is_dir():
+            raise AutorlError(f"agent {name} lacks {part.name}/", where=part, next_step="complete the agent's folder")
+        for entry in sorted(part.rglob("*")):
+            if entry.is_symlink():
+                what = f"agent {name}: {entry.name} is a link, which is not frozen"
+                raise AutorlError(what, where=entry, next_step="copy the file in its place")
+    start = agent.file.start
+    if start not in walk_files(folder):
+        raise AutorlError(f"agent {name} lacks {start}", where=folder / start, next_step="complete the agent's folder")
     return agent

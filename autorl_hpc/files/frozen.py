@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from autorl_hpc.files.hashing import file_sha256, walk_files
@@ -24,6 +25,14 @@ def code_hash(frozen: Parts) -> str:
 
 
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
-    """Whether the frozen code still has the hash that it is named by."""
+    """Whether the frozen code still has the hash that it is named by, and holds nothing that the hash passes over.
+
+    `__pycache__` is passed over by the jobs too: their caches lie elsewhere (PYTHONPYCACHEPREFIX).
+    """
     folder = experiment.code / wanted
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in (*folders, *names):
+            if name.endswith(".pyc") or (Path(parent) / name).is_symlink():
+                return False
     return folder.is_dir() and code_hash({"": (folder, walk_files(folder))}) == wanted

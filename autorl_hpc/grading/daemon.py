@@ -129,6 +129,7 @@ class Grader:
         self._troubles = 0  # in a row
         self._failures: dict[str, int] = {}
         self._failing: set[str] = set()  # cells, since the last success
+        self._failing_runs: set[str] = set()
         self._working: set[str] = set()  # cells that were scored here
 
     def run(self) -> None:
@@ -230,17 +231,22 @@ class Grader:
         log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
         self._failing.add(self._cell(name))
+        self._failing_runs.add(queues.run_of(name))
         self._not_before[name] = time.monotonic() + pause_s
 
     def _well(self, name: str) -> None:
         self._troubles = 0
         self._failing.clear()
+        self._failing_runs.clear()
         self._failures.pop(name, None)
         self._working.add(self._cell(name))
 
     def _must_leave(self) -> bool:
         """Whether this node, and not one cell of the matrix, is in trouble: what worked before fails, or nothing works."""
-        return self._troubles >= MAX_TROUBLES and (not self._working or bool(self._failing & self._working))
+        if self._troubles < MAX_TROUBLES or (self._working and not self._failing & self._working):
+            return False
+        open_runs = set(self.record.runs) - set(reading.list_names(self.experiment.finished))
+        return len(self._failing_runs) > 1 or len(open_runs) <= 1  # else it may be that one run's own damage
 
     def _cell(self, name: str) -> str:
         """Task and base model of an entry, as baselines are named by them."""

@@ -83,7 +83,10 @@ def as_text(facts: dict[str, Any]) -> str:
     )
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
     for task, splits in facts["smallest_visible_gain_points"].items():
-        shown = ", ".join(f"{split} {gain} points" for split, gain in splits.items())
+        shown = ", ".join(
+            f"{split} none (too few items)" if gain is None else f"{split} {gain} points"
+            for split, gain in splits.items()
+        )
         lines.append(f"smallest gain that one run on {task} can show (80 % power): {shown}")
     lines.append("nothing was started")
     return "\n".join(lines)

@@ -144,7 +144,7 @@ def _experiment_record(
         created_at=before.created_at if before else now_text(),
         runs=tuple(runs),
         grader=planned.spec.grader,
-        versions=_versions(),
+        versions=_versions() | ({"autorl-hpc": before.versions["autorl-hpc"]} if before else {}),
         host={"name": platform.node(), "system": platform.platform()},
     )
 
@@ -208,6 +208,7 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     for name in [name for name in env if SECRET_NAME.search(name)]:
         del env[name]
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
+    env["PYTHONPYCACHEPREFIX"] = str(experiment.jobs.resolve() / "pycache")  # never compiled code in the frozen folder
     env["AUTORL_ROOT"] = record.root
     env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env

@@ -45,6 +45,10 @@ class AttemptEnded(Strict):
     attempt: int
     elapsed_s: float
     reason: str
+    agent_ended: EndedBy | None = Field(
+        None, description="The agent had ended: the next attempt only takes in what it left."
+    )
+    exit_code: int | None = None
 
 
 class Submission(Strict):

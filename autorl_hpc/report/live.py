@@ -79,10 +79,14 @@ def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
     try:
         return list(read_experiment(experiment).runs), None
     except (AutorlError, OSError) as error:
-        names = reading.list_names(experiment.path)
         what = error.what if isinstance(error, AutorlError) else str(error)
         what = what if experiment.resolved.name in what else f"{experiment.resolved.name}: {what}"
-        return [name for name in names if experiment.run(name).record.is_file()], what
+        return runs_on_disk(experiment), what
+
+
+def runs_on_disk(experiment: ExperimentDir) -> list[str]:
+    """The run folders that lie in the experiment's folder, named by experiment.json or not."""
+    return [name for name in reading.list_names(experiment.path) if experiment.run(name).record.is_file()]
 
 
 class Watch:
@@ -315,7 +319,10 @@ def _labels(rows: list[dict[str, Any]], room: int) -> dict[str, str]:
     for common in _common(rows):
         if any(len(label) > room for label in labels.values()):
             labels = {run_id: label.removeprefix(common) for run_id, label in labels.items()}
-    return {run_id: _shortened(label, room) for run_id, label in labels.items()}
+    shown = {run_id: _shortened(label, room) for run_id, label in labels.items()}
+    if len(set(shown.values())) < len(shown):  # cut where they differ: the hash tells them apart
+        shown = {run_id: f"{labels[run_id][: max(1, room - 9)]}…{run_id[-8:]}" for run_id in shown}
+    return shown
 
 
 def _common(rows: list[dict[str, Any]]) -> Iterator[str]:

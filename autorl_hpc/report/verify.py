@@ -23,7 +23,7 @@ from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
-from autorl_hpc.report.live import experiments_in, nothing_in, runs_of
+from autorl_hpc.report.live import experiments_in, nothing_in, runs_of, runs_on_disk
 
 NOTE = (
     "A whole chain shows that nothing was altered after the head was known elsewhere. It proves tampering only if this "
@@ -45,6 +45,7 @@ class Verdict:
     entries: int = 0
     head: str | None = None
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -65,6 +66,7 @@ class Verdict:
             "head": self.head,
             "whole": self.whole,
             "problems": self.problems,
+            "notes": self.notes,
             "anchored": False,
             "note": NOTE,
         }
@@ -95,10 +97,16 @@ def verify_experiment(experiment: ExperimentDir) -> list[Verdict]:
     shared = Verdict(SHARED, of="experiment", experiment=experiment.path.absolute().name)
     if damage is not None:
         shared.problems.append(damage)
-    elif experiment.code.is_dir():
-        _check_code(experiment, run_ids, shared)
     else:
-        return [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
+        unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
+        shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
+        run_ids = [*run_ids, *unlisted]
+        if experiment.code.is_dir():
+            _check_code(experiment, run_ids, shared)
+        elif run_ids:
+            shared.notes.append("code/ is not here, so the code that ran was not checked")
+        else:
+            return []
     return [shared, *(verify_run(experiment, experiment.run(run_id)) for run_id in run_ids)]
 
 
@@ -190,6 +198,10 @@ def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdi
         folder = experiment.artifacts / content
         if artifacts.artifact_ready(experiment.artifacts, content):
             _check_artifact(folder, content, verdict)
+        elif folder.exists():
+            verdict.problems.append(f"artifacts/{content[:16]}... has lost its manifest")
+        elif view.closed and view.closed.selected and view.submissions[view.closed.selected].content_hash == content:
+            verdict.notes.append(f"artifacts/{content[:16]}..., the selected checkpoint, is not here: not checked")
 
 
 def _check_items(path: Path, name: str, evaluation: Evaluation, verdict: Verdict) -> None:
@@ -265,7 +277,7 @@ def as_lines(verdicts: list[Verdict]) -> list[str]:
     for verdict in verdicts:
         chain = f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" else ""
         lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.name}{chain}")
-        lines += [f"         {problem}" for problem in verdict.problems]
+        lines += [f"         {text}" for text in (*verdict.problems, *verdict.notes)]
     runs = [verdict for verdict in verdicts if verdict.of == "run"]
     counts = f"{len(runs)} runs, {sum(not verdict.whole for verdict in runs)} damaged"
     shared = sum(not verdict.whole for verdict in verdicts if verdict.of == "experiment")

@@ -171,6 +171,9 @@ class Waits:
         now = self.now()
         passed = 0.0 if self._last is None else now - self._last
         self._last = now
+        if passed > SUSPENSION_S:  # the clock doesn't count this time, so there is nothing to give back for it
+            self.since = {name: since + passed for name, since in self.since.items()}
+            passed = 0.0
         self.since = {name: self.since.get(name, now) for name in pending}
         if not pending or pending & claimed:
             return 0.0

@@ -117,6 +117,18 @@ class Intake:
             os.close(folder)
         return handled
 
+    def left(self) -> bool:
+        """Whether manifests lie in submissions/ that have not been taken in."""
+        folder = self.workspace.open_folder("submissions")
+        if folder is None:
+            return False
+        try:
+            return any(identity(folder, name) not in self._handled for name in manifest_names(folder))
+        except OSError:
+            return True
+        finally:
+            os.close(folder)
+
     def _one(self, folder: int, name: str, patient: bool, late: bool) -> int:
         key = identity(folder, name)
         if key is None or key in self._handled:

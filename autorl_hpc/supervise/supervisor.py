@@ -142,6 +142,9 @@ class Supervisor:
         bridge = Bridge(workspace, answers, lambda: meta, lambda: clock.left_s)
         intake = Intake(self.experiment, self.record, workspace, base, clock, self.chain, answers)
         intake.recover()
+        for earlier in self.chain.look().ended:
+            if earlier.agent_ended is not None:
+                return self._take_the_rest(earlier.agent_ended, earlier.exit_code, clock, intake)
         workspace.write(None, "run_meta.json", meta)
         # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
         mark = f"{self.marks}{clock.attempt}."
@@ -190,11 +193,15 @@ class Supervisor:
             raise Superseded
         if ended_by is None:
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}")
-        # What was dropped before the end; a signal or a cancellation leaves the rest, since it won't wait.
+        return self._take_the_rest(ended_by, end.exit_code, clock, intake)
+
+    def _take_the_rest(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> int:
+        """Takes in what was dropped before the end and seals; a signal leaves the rest to the next attempt."""
         intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled())
-        self._seal(ended_by, end.exit_code, clock, intake)
-        answers.update(self.chain.look())
-        workspace.close()
+        if self._signal is not None and intake.left():
+            return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}", ended_by, exit_code)
+        self._seal(ended_by, exit_code, clock, intake)
+        intake.answers.update(self.chain.look())
         return 0
 
     def _base_model(self) -> BaseModel:
@@ -332,9 +339,17 @@ class Supervisor:
             raise Superseded
         self.chain.look()
 
-    def _end_attempt(self, clock: BudgetClock, reason: str) -> int:
+    def _end_attempt(
+        self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
+    ) -> int:
         """Records that this attempt ended without a seal; the next one goes on."""
-        body = AttemptEnded(attempt=clock.attempt, elapsed_s=clock.elapsed_s, reason=reason)
+        body = AttemptEnded(
+            attempt=clock.attempt,
+            elapsed_s=clock.elapsed_s,
+            reason=reason,
+            agent_ended=agent_ended,
+            exit_code=exit_code,
+        )
         try:
             self.chain.write(EntryKind.ATTEMPT_ENDED, body)
         except Superseded:

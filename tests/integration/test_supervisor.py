@@ -279,16 +279,20 @@ def test_a_wait_passes_once_however_many_wait() -> None:
     flood = {f"s{i}" for i in range(450)}
     for second, pending, claimed in [
         (0, flood, set()),
+        (25, flood, set()),
         (50, flood, set()),  # still in the free minute
         (70, flood, set()),  # ten seconds beyond it
         (100, flood, set()),
         (130, flood, {"s3"}),  # a grader works on this run: what waits, waits behind its own
         (160, flood - {"s3"}, set()),
         (190, set(), set()),
+        (200, {"late"}, set()),
+        (1200, {"late"}, set()),  # suspended: that time wasn't counted, so nothing of it comes back
+        (1220, {"late"}, set()),  # twenty seconds of waiting so far
     ]:
         now[0] = float(second)
         given.append(waits.look(pending, claimed))
-    assert given == [0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0]
+    assert given == [0.0, 0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
@@ -527,3 +531,25 @@ def test_agents_environment_is_the_documented_one(cluster: Cluster, monkeypatch:
         assert not re.search("s3cret", text)
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-5e1,MIG-7"
     assert env["WORKSPACE"] == str(cluster.workspace(run_id))
+
+
+def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> None:
+    """What was dropped before the agent's end is taken in by the next attempt, which doesn't start the agent again."""
+    script = (
+        BASH
+        + "echo start >> code/starts; cp -r $MODEL_PATH output/v1; mkdir drop\n"
+        + 'for i in $(seq 300); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
+        + "mv drop/*.json submissions/\n"
+    )
+    run_id = one(cluster, script)
+    supervisor = cluster.supervisor(run_id)
+    wait_for(lambda: len(cluster.view(run_id).submissions) > 5, what="the intake")
+    supervisor.terminate()
+    assert supervisor.wait(30) == 75, cluster.logs()
+    left = len(os.listdir(cluster.workspace(run_id) / "submissions"))
+    assert left > 0 and cluster.view(run_id).sealed is None
+    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    view = cluster.view(run_id)
+    assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
+    assert len(view.accepted()) == 300
+    assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "start\n"

@@ -60,8 +60,26 @@ def test_an_own_agent_replaces_the_built_in_one_of_its_name(tmp_path: Path) -> N
     frozen = load_agent("copycat", [laid.parent])
     assert frozen.hash() == load_agent("copycat", [mine.parent]).hash()
     assert frozen_is_whole(experiment, wanted)
+    (laid / "__pycache__").mkdir()
+    (laid / "__pycache__" / "x.pyc").write_bytes(b"")
+    assert frozen_is_whole(experiment, wanted)  # never read: the jobs' caches lie elsewhere
+    os.symlink(tmp_path, experiment.code / wanted / "numpy")
+    assert not frozen_is_whole(experiment, wanted)
+    os.unlink(experiment.code / wanted / "numpy")
+    (experiment.code / wanted / "numpy.pyc").write_bytes(b"")
+    assert not frozen_is_whole(experiment, wanted)
+    os.unlink(experiment.code / wanted / "numpy.pyc")
     (laid / "go.sh").write_text("curl evil\n")
     assert not frozen_is_whole(experiment, wanted)
+
+
+def test_an_agent_whose_file_is_a_link_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    mine = own_agent(tmp_path, "mine")
+    (mine / "go.sh").unlink()
+    (tmp_path / "common.sh").write_text("exit 0\n")
+    os.symlink(tmp_path / "common.sh", mine / "go.sh")
+    with pytest.raises(AutorlError, match="is a link"):
+        load_agent("mine", [tmp_path])
 
 
 def test_keep_frozen_names_what_runs(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,19 +110,21 @@ def test_jobs_get_no_secrets_and_no_folders_of_the_user(root: Root, monkeypatch:
     assert env["SLURM_CONF"] == "conf" and env["PATH"] == os.environ["PATH"]
 
 
-def test_a_grader_leaves_a_broken_node_but_not_for_one_broken_cell(root: Root) -> None:
-    planned, record = prepare(job(root, "null", [0]), root)
+def test_a_grader_leaves_a_broken_node_but_not_for_one_broken_cell_or_run(root: Root) -> None:
+    planned, record = prepare(job(root, "null", [0, 1]), root)
     grader = Grader(planned.experiment)
-    close = f"c-{record.runs[0]}"  # of the cell arithmetic x tiny
+    close, other = (f"c-{run}" for run in record.runs)  # both of the cell arithmetic x tiny
     for _ in range(MAX_TROUBLES - 1):
         grader._trouble(close, "no GPU")
-    assert not grader._must_leave()
-    grader._trouble(close, "no GPU")
+    grader._trouble(other, "no GPU")
     assert grader._must_leave()  # nothing ever worked here
     grader._well(close)
     for _ in range(2 * MAX_TROUBLES):
         grader._trouble("b1-arithmetic-org+broken-00000000", "no tokenizer")
     assert not grader._must_leave()  # the other cell may still be scored here
-    for _ in range(MAX_TROUBLES):
-        grader._trouble(close, "the GPU fell off the bus")
+    grader._well(close)
+    for _ in range(2 * MAX_TROUBLES):
+        grader._trouble(other, "its ledger is damaged")
+    assert not grader._must_leave()  # it may be that one run's own damage
+    grader._trouble(close, "the GPU fell off the bus")
     assert grader._must_leave()

@@ -14,6 +14,8 @@ from treemaker import Tree, TreeRun
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen import code_hash
 from autorl_hpc.files.hashing import walk_files
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
 from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
 
 REPO = Path(__file__).resolve().parents[2]
@@ -52,7 +54,8 @@ def problems(*paths: Path) -> dict[str, list[str]]:
 
 def test_whole_experiment(tmp_path: Path) -> None:
     tree, run = made(tmp_path / "exp")
-    assert problems(tree.path) == {run.dir.run_id: []}
+    assert problems(tree.path) == {SHARED: [], run.dir.run_id: []}
+    assert "not checked" in "\n".join(as_lines(verify_paths([tree.path])))  # it has no frozen code
     assert problems(run.dir.path) == {run.dir.run_id: []}
 
 
@@ -65,6 +68,7 @@ def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -
     assert [(v.experiment, v.of, v.whole) for v in verdicts] == [
         ("bad", "experiment", False),
         ("bad", "run", True),
+        ("good", "experiment", True),
         ("good", "run", True),
     ]
     assert verdicts[0].run_id == SHARED and "experiment.json" in verdicts[0].problems[0]
@@ -140,3 +144,22 @@ def test_experiment_that_names_other_code_than_its_runs(tmp_path: Path) -> None:
     run.dir.record.write_text(json.dumps(other))
     found = problems(tree.path)[SHARED]
     assert found == [f"experiment.json names code/{code.name[:16]}..., and {run.dir.run_id}/run.json names other code"]
+
+
+def test_a_run_that_experiment_json_does_not_name_is_verified_and_named(tmp_path: Path) -> None:
+    tree, run = made(tmp_path / "exp")
+    record = json.loads(tree.experiment.resolved.read_text())
+    tree.experiment.resolved.write_text(json.dumps({**record, "runs": []}))
+    found = problems(tree.path)
+    assert run.dir.run_id in found
+    assert "doesn't name it" in found[SHARED][0]
+
+
+def test_a_selected_checkpoint_that_lost_its_manifest_is_damage(tmp_path: Path) -> None:
+    tree, run = made(tmp_path / "exp")
+    view = RunView.of(Ledger(run.dir).read())
+    assert view.closed is not None and view.closed.selected is not None
+    content = view.submissions[view.closed.selected].content_hash or ""
+    assert "the selected checkpoint, is not here" in "\n".join(as_lines(verify_paths([tree.path])))
+    (tree.experiment.artifacts / content).mkdir()
+    assert any("lost its manifest" in problem for problem in problems(tree.path)[run.dir.run_id])
