@@ -27,11 +27,10 @@ def code_hash(frozen: Parts) -> str:
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
     """Whether the frozen code still has the hash that it is named by, and holds nothing that the hash passes over.
 
-    `__pycache__` is passed over by the jobs too: their caches lie elsewhere (PYTHONPYCACHEPREFIX).
+    Compiled Python is such a thing: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source.
     """
     folder = experiment.code / wanted
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
         for name in (*folders, *names):
             if name.endswith(".pyc") or (Path(parent) / name).is_symlink():
                 return False

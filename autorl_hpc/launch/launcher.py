@@ -208,7 +208,7 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     for name in [name for name in env if SECRET_NAME.search(name)]:
         del env[name]
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
-    env["PYTHONPYCACHEPREFIX"] = str(experiment.jobs.resolve() / "pycache")  # never compiled code in the frozen folder
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
     env["AUTORL_ROOT"] = record.root
     env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env

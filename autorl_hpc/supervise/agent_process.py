@@ -52,8 +52,7 @@ class AgentProcess:
         # No secrets: the agent can read the environment of its parent. But what Python needs to start on this host.
         keeper_env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
         keeper_env["PYTHONPATH"] = str(PACKAGE.parent)
-        keeper_env["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing into the frozen code, and nothing read from caches in it
-        keeper_env["PYTHONPYCACHEPREFIX"] = os.environ.get("PYTHONPYCACHEPREFIX", os.devnull)
+        keeper_env["PYTHONDONTWRITEBYTECODE"] = "1"  # as all jobs: no compiled code into the frozen folder
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "autorl_hpc.supervise.keeper"],
             env=keeper_env,

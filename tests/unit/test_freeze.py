@@ -62,7 +62,8 @@ def test_an_own_agent_replaces_the_built_in_one_of_its_name(tmp_path: Path) -> N
     assert frozen_is_whole(experiment, wanted)
     (laid / "__pycache__").mkdir()
     (laid / "__pycache__" / "x.pyc").write_bytes(b"")
-    assert frozen_is_whole(experiment, wanted)  # never read: the jobs' caches lie elsewhere
+    assert not frozen_is_whole(experiment, wanted)
+    shutil.rmtree(laid / "__pycache__")
     os.symlink(tmp_path, experiment.code / wanted / "numpy")
     assert not frozen_is_whole(experiment, wanted)
     os.unlink(experiment.code / wanted / "numpy")
