@@ -1,0 +1,149 @@
+"""bin/slurm-sandbox: starts, runs jobs, survives kills, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+SMALL = ("--gpu-nodes", "1", "--cpu-nodes", "1", "--gpus", "1")
+SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
+
+
+def node_states(sandbox: Sandbox) -> dict[str, str]:
+    lines = sandbox.client("sinfo", "-h", "-N", "-o", "%N %t").stdout.splitlines()
+    return dict(line.split() for line in lines)
+
+
+def test_up_gives_idle_nodes_and_its_partitions(slurm: Sandbox) -> None:
+    assert slurm.script("status").returncode == 0
+    assert node_states(slurm) == dict.fromkeys(["gpu01", "gpu02", "gpu03", "gpu04", "cpu01", "cpu02"], "idle")
+    partitions = slurm.client("sinfo", "-h", "-o", "%R").stdout.split()
+    assert partitions == ["gpu", "preempt", "cpu"]
+
+
+def test_env_is_all_a_client_needs(slurm: Sandbox) -> None:
+    line = f'eval "$({SCRIPT} env --dir {slurm.dir})" && sinfo -h -o %R'
+    done = subprocess.run(
+        ["bash", "-c", line], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert "preempt" in done.stdout
+
+
+def test_job_gets_a_gpu_and_ends_without_accounting(slurm: Sandbox) -> None:
+    job = slurm.sbatch('echo "gpus=$CUDA_VISIBLE_DEVICES node=$SLURMD_NODENAME"', "--gpus=2", "--output=job.out")
+    slurm.wait(job, "COMPLETED")
+    text = (slurm.dir / "job.out").read_text()
+    assert "gpus=0,1" in text
+    assert "node=gpu0" in text
+    assert slurm.client("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.strip() == "COMPLETED"
+    assert "disabled" in slurm.client("sacct", check=False).stderr
+
+
+def test_arrays_end_at_max_array(slurm: Sandbox) -> None:
+    fits = slurm.sbatch("true", "--array=0-9", "--output=/dev/null")
+    refused = slurm.client("sbatch", "--array=0-10", "--wrap=true", check=False)
+    assert refused.returncode != 0
+    assert "Invalid job array specification" in refused.stderr
+    slurm.client("scancel", fits)
+
+
+def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
+    before = slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01")
+    slurm.up()
+    assert (slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01")) == before
+    other = slurm.script("up", "--max-array", "11")
+    assert other.returncode == 2
+    assert "take it down first" in other.stderr
+    assert slurm.script("status").returncode == 0
+
+
+def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
+    job = slurm.sbatch("sleep 300", "--output=/dev/null", "--job-name=survivor")
+    slurm.wait(job, "RUNNING")
+    saved = slurm.dir / "state" / "job_state"  # written some seconds late: a job younger than that is lost
+    slurm.until(
+        lambda: saved.read_bytes().decode(errors="replace") if saved.exists() else "", lambda s: "survivor" in s, 15
+    )
+    os.kill(slurm.pid("slurmctld"), signal.SIGKILL)
+    os.kill(slurm.pid("slurmd.gpu01"), signal.SIGKILL)
+    assert slurm.script("status").returncode == 1
+    slurm.up()
+    assert slurm.state(job) == "RUNNING"
+    slurm.client("scancel", job)
+    slurm.wait(job, "CANCELLED")
+
+
+def test_two_side_by_side_and_a_kill_of_everything(slurm: Sandbox, new_sandbox: Callable[..., Sandbox]) -> None:
+    second = new_sandbox(*SMALL)
+    second.up()
+    job = second.sbatch("sleep 300", "--output=/dev/null")
+    second.wait(job, "RUNNING")
+    assert slurm.client("squeue", "-h", "-t", "running", "-o", "%A").stdout.split() == []
+    for file in (second.dir / "pid").glob("*.pid"):
+        os.kill(int(file.read_text()), signal.SIGKILL)
+    second.up()
+    assert set(node_states(second)) == {"gpu01", "cpu01"}
+    second.down()
+    assert second.processes() == []
+    assert slurm.script("status").returncode == 0
+
+
+def test_down_leaves_no_process_not_even_of_jobs(new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    left = f"(setsid {sys.executable} -c 'import time; time.sleep(300)' {sandbox.dir} &); sleep 300"
+    job = sandbox.sbatch(left, "--output=/dev/null")
+    sandbox.wait(job, "RUNNING")
+    assert len(sandbox.processes()) > 4
+    sandbox.down()
+    assert sandbox.processes() == []
+    assert sandbox.cgroups() == []
+    assert sandbox.script("status").returncode == 1
+    assert str(sandbox.dir) not in Path("/proc/mounts").read_text()
+    sandbox.down("--wipe")
+    assert not sandbox.dir.exists()
+
+
+def test_a_start_that_fails_is_taken_down_and_says_why(slurm: Sandbox, new_sandbox: Callable[..., Sandbox]) -> None:
+    assert slurm.dir.exists()  # the packages are here
+    broken = new_sandbox(*SMALL)
+    (broken.dir / ".slurm-sandbox").touch()
+    (broken.dir / "spool").mkdir()
+    (broken.dir / "spool" / "gpu01").touch()  # the first slurmd, after munged and slurmctld, has no folder
+    done = broken.script("up", *broken.options)
+    assert done.returncode == 1
+    assert "last lines of its logs" in done.stderr
+    assert "slurmd.gpu01" in done.stderr
+    assert broken.processes() == []
+
+
+def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    for options in (["up", "--dir", "/tmp/a b"], ["up", "--gpus"], ["up", "--gpu-nodes", "x"], ["dance"]):
+        assert subprocess.run([str(SCRIPT), *options], capture_output=True, check=False).returncode == 2, options
+    done = subprocess.run([str(SCRIPT), "down", "--wipe", "--dir", str(tmp_path)], capture_output=True, check=False)
+    assert done.returncode in (0, 77)
+    assert (tmp_path / "mine").exists()
+
+
+def test_sacct_answers_with_accounting(slurm_accounting: Sandbox) -> None:
+    job = slurm_accounting.sbatch("exit 3", "--output=/dev/null", "--comment=ours")
+    slurm_accounting.wait(job, "FAILED")
+    ask = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode,Comment")
+    for _ in range(50):
+        answer = slurm_accounting.client(*ask).stdout.strip()
+        if answer == "FAILED|3:0|ours":
+            break
+    assert answer == "FAILED|3:0|ours"
