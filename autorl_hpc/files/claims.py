@@ -86,6 +86,13 @@ class Claims:
         """Whether no one has taken the entry over since."""
         return self.current().get(entry, 0) <= generation
 
+    def drop_own(self) -> None:
+        """Gives back whatever this grader holds: a signal may come between a claim and the note of it."""
+        for entry, generation in self.current().items():
+            raw = reading.read_json_or_none(self._path(entry, generation))
+            if isinstance(raw, dict) and raw.get("grader") == self.grader:
+                self.drop(entry)
+
     def drop(self, entry: str) -> None:
         """Removes every generation of a claim whose work is done."""
         for name in reading.list_names(self.folder):

@@ -161,6 +161,7 @@ class Grader:
             for name in (signal.SIGTERM, signal.SIGINT):  # a second one must not keep the claim from being given back
                 signal.signal(name, signal.SIG_IGN)
             self._give_back()
+            self.claims.drop_own()
             self.heart.end()
             self.bench.drop_engine()
 
