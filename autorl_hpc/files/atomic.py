@@ -57,7 +57,7 @@ def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
         finally:
             os.close(fd)  # NFS may report a full quota here
     except BaseException:
-        _unlink_quietly(temporary)
+        unlink_quietly(temporary)
         raise
     return temporary
 
@@ -71,7 +71,8 @@ def _link_count(path: Path) -> int:
         os.close(fd)
 
 
-def _unlink_quietly(path: Path) -> None:
+def unlink_quietly(path: Path) -> None:
+    """Removes a file; one that is gone, or that can't be removed now, is no error."""
     try:
         os.unlink(path)
     except OSError:
@@ -88,7 +89,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_
     try:
         os.replace(temporary, path)
     except BaseException:
-        _unlink_quietly(temporary)
+        unlink_quietly(temporary)
         raise
     hook("renamed")
     fsync_directory(path.parent)
@@ -115,7 +116,7 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _n
             won = _link_count(temporary) == 2
         hook("linked")
     finally:
-        _unlink_quietly(temporary)
+        unlink_quietly(temporary)
     if won:
         fsync_directory(path.parent)
     hook("done")

@@ -98,7 +98,7 @@ class Claims:
         for name in reading.list_names(self.folder):
             match = _CLAIM_NAME.match(name)
             if match and match["entry"] == entry:
-                _unlink_quietly(self.folder / name)
+                atomic.unlink_quietly(self.folder / name)
 
     def _path(self, entry: str, generation: int) -> Path:
         return self.folder / f"{entry}.g{generation:04d}"
@@ -117,10 +117,3 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
     """Replaces the grader's heartbeat file. Not fsynced twice over: it is rewritten every second."""
     atomic.write_bytes(folder / f"{beat.grader}.json", beat.canonical() + b"\n")
-
-
-def _unlink_quietly(path: Path) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

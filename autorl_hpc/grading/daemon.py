@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic, reading
 from autorl_hpc.files import queue as queues
-from autorl_hpc.files import reading
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.files.host import deny_inspection, host_name, job_id
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -217,7 +217,7 @@ class Grader:
             self.bench.drop_engine()
             self._trouble(name, f"{type(error).__name__}: {error}")
         if done:
-            _unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
+            atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
             self._not_before.pop(name, None)
         self._give_back()
         self.heart.set(
@@ -328,13 +328,6 @@ class Grader:
         if not self._stop:  # once: a second one must not break into the cleaning up
             self._stop = True
             raise Stopped
-
-
-def _unlink_quietly(path: Path) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
 
 
 def run_grader(experiment: ExperimentDir) -> int:
