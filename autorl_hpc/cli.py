@@ -127,37 +127,26 @@ def launch(
         bool, typer.Option("--keep-frozen", help="Resume with the code as it was launched, though it changed since.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show the status until the experiment is over.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="A cluster's profile, by name or file, instead of the experiment's.")
+    ] = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start an experiment; again = resume: finished runs stay, interrupted ones go on, nothing is done twice.
 
-    Example: autorl-hpc launch jobs/gsm8k.yaml --dry-run
+    Example: autorl-hpc launch jobs/gsm8k.yaml --cluster mycluster --dry-run
     """
-    from autorl_hpc.launch import dryrun, launcher, local
+    from autorl_hpc.launch import dryrun, launcher, start
 
     place, job = _root(root), _job_file(job)
     if dry_run:
-        described = dryrun.describe(launcher.plan(job, place))
+        described = dryrun.describe(launcher.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
         _print_json(described) if as_json else print(dryrun.as_text(described))
         return
-    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen)
-    running = local.submit(planned.experiment, record)
-    facts = {
-        "experiment": str(planned.experiment.path),
-        "runs": len(planned.cells),
-        "new": len(planned.new),
-        "finished": len(planned.finished),
-        "jobs": [f"{j.role}:{j.pid}" for j in running],
-    }
-    if as_json:
-        _print_json(facts)
-    else:
-        print(
-            f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before), {len(running)} jobs running"
-        )
-        print(f"watch them:  autorl-hpc status {planned.experiment.path} --watch")
-        print(f"then:        autorl-hpc report {planned.experiment.path}")
+    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster)
+    facts = start.start(planned, record)
+    _print_json(facts) if as_json else print(start.as_text(facts))
     if follow:
         from autorl_hpc.report.live import watch
 
@@ -314,6 +303,37 @@ def _job_report(experiment: Path, after: Pids = None) -> None:
 
     wait_for_end(ExperimentDir(experiment), after or [])
     api.write_reports(api.build([experiment]), None)
+
+
+@job_app.command("task")
+def _job_task(experiment: Path, number: int) -> None:
+    from autorl_hpc.launch.task import run_task
+
+    raise typer.Exit(run_task(ExperimentDir(experiment), number))
+
+
+@job_app.command("finish")
+def _job_finish(experiment: Path) -> None:
+    from autorl_hpc.report import api
+
+    api.write_reports(api.build([experiment]), None)
+
+
+@job_app.command("seal")
+def _job_seal(experiment: Path) -> None:
+    from autorl_hpc.supervise.orphans import seal_orphans
+
+    raise typer.Exit(Exit.FAILED if seal_orphans(ExperimentDir(experiment), sys.stdin.read()) else Exit.OK)
+
+
+@job_app.command("submit-slurm")
+def _job_submit_slurm(experiment: Path, as_json: JsonOption = False) -> None:
+    from autorl_hpc.files.records import read_experiment
+    from autorl_hpc.launch.slurm import submit_here
+
+    place = ExperimentDir(experiment)
+    done = submit_here(place, read_experiment(place))
+    _print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
 
 
 @job_app.command("submit-local")

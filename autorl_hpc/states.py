@@ -49,6 +49,7 @@ class EndedBy(StrEnum):
     AGENT_EXIT = "agent_exit"
     BUDGET = "budget"
     CANCELLED = "cancelled"
+    OUT_OF_MEMORY = "out_of_memory"  # its job's memory was used up, and the supervisor went with the agent
     CRASHED = "crashed"  # the supervisor died more often than it may be restarted
 
 
@@ -83,3 +84,69 @@ class QueueKind(StrEnum):
     BASELINE = "baseline"
     FEEDBACK = "feedback"
     CLOSE = "close"
+
+
+class JobState(StrEnum):
+    """Where a job of the scheduler stands, in our words."""
+
+    WAITING = "waiting"  # queued, or about to be queued again
+    RUNNING = "running"  # has a place; may be starting, stopped or ending
+    HELD = "held"  # somebody has to release it
+    DONE = "done"  # ended with exit code 0
+    ENDED = "ended"  # ended otherwise
+    GONE = "gone"  # the scheduler doesn't know it any more
+    UNKNOWN = "unknown"  # a word that this version doesn't know: kept as it is, and taken for alive
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self in (JobState.DONE, JobState.ENDED, JobState.GONE)
+
+
+SLURM_STATES: dict[str, JobState] = {
+    # base states
+    "PENDING": JobState.WAITING,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "COMPLETED": JobState.DONE,
+    "CANCELLED": JobState.ENDED,
+    "FAILED": JobState.ENDED,
+    "TIMEOUT": JobState.ENDED,
+    "NODE_FAIL": JobState.ENDED,
+    "PREEMPTED": JobState.ENDED,
+    "BOOT_FAIL": JobState.ENDED,
+    "DEADLINE": JobState.ENDED,
+    "OUT_OF_MEMORY": JobState.ENDED,
+    "LAUNCH_FAILED": JobState.ENDED,
+    "RECONFIG_FAIL": JobState.ENDED,
+    # flags that stand in the place of a base state
+    "COMPLETING": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "EXPEDITING": JobState.WAITING,
+    "POWER_UP_NODE": JobState.RUNNING,
+    "REQUEUED": JobState.WAITING,
+    "REQUEUE_FED": JobState.WAITING,
+    "REQUEUE_HOLD": JobState.HELD,
+    "RESIZING": JobState.RUNNING,
+    "RESV_DEL_HOLD": JobState.HELD,
+    "REVOKED": JobState.ENDED,
+    "SIGNALING": JobState.RUNNING,
+    "SPECIAL_EXIT": JobState.HELD,
+    "STAGE_OUT": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "UPDATE_DB": JobState.RUNNING,
+}
+"""Every job state of Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), as ours."""
+
+
+def job_state(word: str) -> JobState:
+    """Ours for a state as Slurm prints it, which may carry more: `CANCELLED by 1001`, `CANCELLED+`, `RUNNING,COMPLETING`."""
+    words = word.replace("+", " ").replace(",", " ").split()
+    return SLURM_STATES.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
+
+
+EXIT_RESUME = 75
+"""Of a supervisor, and of the job around it: this attempt stopped without sealing, another one goes on (EX_TEMPFAIL)."""
+
+EXIT_TROUBLE = 3
+"""Of a grader that could not score anything on its node."""

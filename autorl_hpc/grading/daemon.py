@@ -24,15 +24,17 @@ from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.activity import Activity
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing
 from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.ledger import Score
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
-from autorl_hpc.states import EntryKind, Protocol, QueueKind, Split
+from autorl_hpc.states import EXIT_TROUBLE, EntryKind, Protocol, QueueKind, Split
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -54,7 +56,9 @@ MAX_RETRY_S = 120.0
 """An entry that fails again and again is tried less and less often: one bad cell must not cost the others their grader."""
 
 OVER_CHECK_S = 2.0
-EXIT_TROUBLE = 3
+STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+"""USR2: the scheduler's warning before the end of the job."""
+
 MAX_TROUBLES = 5
 """Cluster troubles in a row after which a grader gives its place to the next of the chain."""
 
@@ -112,14 +116,14 @@ class Grader:
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
         self.heart = Heart(experiment, beat, min(MAX_BEAT_S, spec.stale_after_s / BEATS_PER_STALENESS))
-        self.claims = Claims(
-            experiment.claims, self.id, self.host, HeartbeatWatch(experiment.graders, spec.stale_after_s)
-        )
+        self.claims = self._own_claims()
+        self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
         self.bench = Bench(self.root, spec)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
         keep_all = self.record.spec.retention.artifacts == "all"
         self.closing = Closing(experiment, self.baselines, self.attempts, self.id, keep_all)
+        self.activity = Activity(experiment, self.record)
         self.order = queues.Order()
         self._runs: dict[str, RunRecord] = {}
         self._ledgers: dict[str, Ledger] = {}
@@ -132,15 +136,22 @@ class Grader:
         self._failing_runs: set[str] = set()
         self._working: set[str] = set()  # cells that were scored here
 
+    def _own_claims(self) -> Claims:
+        """Of one thread: what it remembers of others' heartbeats is its own."""
+        watch = HeartbeatWatch(self.experiment.graders, self.record.grader.stale_after_s)
+        return Claims(self.experiment.claims, self.id, self.host, watch)
+
     def run(self) -> None:
         """Works until the experiment is over, there has been nothing to do for `idle_exit_s`, or a signal comes."""
-        for name in (signal.SIGTERM, signal.SIGINT):
+        for name in STOPPED_BY:
             signal.signal(name, self._on_signal)
         if self.is_over():
             log.info("the experiment is over: nothing to do")
             return
         self.heart.write()
         self.heart.start()
+        if self.watcher is not None:
+            self.watcher.start()
         last_work = last_over_check = time.monotonic()
         try:
             while not self._stop and not self._must_leave():
@@ -153,13 +164,15 @@ class Grader:
                     if self.is_over():
                         log.info("the experiment is over")
                         return
-                if now - last_work > self.record.grader.idle_exit_s:
+                if now - last_work > self.record.grader.idle_exit_s and not self.activity.agents_work():
                     log.info("idle for %.0f s: ending", now - last_work)
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
         finally:
-            for name in (signal.SIGTERM, signal.SIGINT):  # a second one must not keep the claim from being given back
+            for name in STOPPED_BY:  # a second one must not keep the claim from being given back
                 signal.signal(name, signal.SIG_IGN)
+            if self.watcher is not None:
+                self.watcher.end()
             self._give_back()
             self.claims.drop_own()
             self.heart.end()
@@ -181,8 +194,12 @@ class Grader:
             return False
 
     def is_over(self) -> bool:
-        """Whether every run has been closed."""
-        return set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
+        """Whether every run has been closed, those of a later launch too."""
+        finished = set(reading.list_names(self.experiment.finished))
+        if not set(self.record.runs) <= finished:
+            return False
+        self.record = read_experiment(self.experiment)
+        return set(self.record.runs) <= finished
 
     def step(self) -> bool:
         """Does one piece of work; False if there was none to get."""
@@ -280,6 +297,10 @@ class Grader:
             same = science.task == entry.task and science.base_model == entry.base_model
             if same and science.recipe.hash() == entry.recipe_hash:
                 return self.baselines.ensure(science, entry.split or Split.FEEDBACK) is not None
+        known = self.record.runs
+        self.record = read_experiment(self.experiment)
+        if self.record.runs != known:  # a later launch added runs
+            raise NotReady
         return True  # no run asks for it
 
     def _do_feedback(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:

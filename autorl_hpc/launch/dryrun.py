@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch.launcher import Plan
+from autorl_hpc.launch.launcher import Plan, would_be
 from autorl_hpc.scoring.stats import smallest_visible_gain
 
 ARTIFACTS_PER_RUN = 4
@@ -15,8 +16,12 @@ WORKSPACE_COPIES = 6
 """Base model, checkpoints and optimizer states of a run in its scratch, in sizes of the base model; an estimate."""
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """The plan as data for people and programs."""
+def describe(plan: Plan, path: Path) -> dict[str, Any]:
+    """The plan as data for people and programs.
+
+    Args:
+        path: the experiment's file.
+    """
     spec = plan.spec
     root = Root(plan.experiment.path.parent.parent)
     sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
@@ -32,7 +37,8 @@ def describe(plan: Plan) -> dict[str, Any]:
             }
             for cell in plan.cells
         ],
-        "jobs": _jobs(plan),
+        "cluster": plan.cluster.name if plan.cluster else "local",
+        "jobs": _jobs(plan) if plan.cluster is None else _slurm_jobs(plan, path),
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "disk_peak_bytes_estimate": disk,
@@ -72,12 +78,27 @@ def _jobs(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
+def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
+    """Every script, as sbatch will get it but for the numbers of jobs."""
+    from autorl_hpc.launch.slurm import dry_scripts
+
+    assert plan.cluster is not None
+    made = dry_scripts(plan.experiment, would_be(plan, path), plan.cluster)
+    return [{"role": script.role, "name": script.name, "script": script.text} for script in made]
+
+
 def as_text(facts: dict[str, Any]) -> str:
     """The same for people."""
     lines = [f"experiment {facts['experiment']}, protocol {facts['protocol']}, {len(facts['runs'])} runs"]
     lines += [f"  {row['state']:<9}  {row['run_id']}" for row in facts["runs"]]
     lines.append("jobs")
-    lines += [f"  {row['role']:<9}  {row['command']}" for row in facts["jobs"]]
+    for row in facts["jobs"]:
+        if "command" in row:
+            lines.append(f"  {row['role']:<9}  {row['command']}")
+        else:
+            lines += ["", f"----- {row['name']}", row["script"].rstrip()]
+    if facts["cluster"] != "local":
+        lines += ["", f"{len(facts['jobs'])} calls of sbatch on cluster {facts['cluster']}"]
     lines.append(
         f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
     )

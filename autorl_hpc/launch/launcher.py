@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc import __version__
-from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
 from autorl_hpc.agents import load_agent
+from autorl_hpc.cluster.profile import load_profile, scratch_folder
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.frozen import code_hash, frozen_is_whole
@@ -21,44 +19,44 @@ from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.launch.freeze import freeze, git_revision, parts
+from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import Fault, Protocol, QueueKind, Split
-from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 from autorl_hpc.tasks.loader import load_task
-
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-"""Variables that no job of this version needs: what a job has in its environment, another process of the same user can read."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch would do."""
+    """What a launch would do.
+
+    Attributes:
+        cluster: None: this machine.
+        scratch: the folder of the workspaces; None: scratch/ of the root.
+    """
 
     spec: ExperimentSpec
     cells: list[Cell]
     experiment: ExperimentDir
     new: list[Cell]
     finished: list[str]
+    cluster: ClusterProfile | None = None
+    scratch: Path | None = None
 
 
-def plan(path: Path, root: Root, *, keep_frozen: bool = False) -> Plan:
+def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
     """Reads and checks everything; writes nothing.
 
     Args:
+        cluster: a profile in the place of the one that the experiment names.
         keep_frozen: an experiment that stands goes on with its frozen tasks and agents, whatever they are by now.
 
     Raises:
         AutorlError: anything that would make a job fail later.
     """
     spec = read_spec(path)
-    if spec.cluster != "local":
-        raise AutorlError(
-            f"field `cluster`: there is no cluster profile `{spec.cluster}`",
-            where=path,
-            next_step="use `cluster: local`; Slurm profiles come with the next version",
-        )
+    profile, scratch = _cluster(spec, path, cluster)
     experiment = root.experiment(spec.name)
     frozen = None
     if keep_frozen and experiment.resolved.exists():
@@ -72,16 +70,37 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False) -> Plan:
         experiment,
         [cell for cell in cells if cell.run_id not in known],
         [cell.run_id for cell in cells if cell.run_id in done],
+        profile,
+        scratch,
     )
 
 
-def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan, ExperimentRecord]:
+def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[ClusterProfile | None, Path | None]:
+    """The cluster's profile (None: this machine), and the folder of the workspaces."""
+    try:
+        profile = load_profile(name or spec.cluster)
+    except AutorlError as error:
+        if name is not None or error.what.startswith("field"):
+            raise
+        raise AutorlError(f"field `cluster`: {error.what}", where=path, next_step=error.next_step) from None
+    if profile.scheduler == "local" and spec.grader.placement == "step":
+        raise AutorlError(
+            "field `grader.placement`: `step` is for jobs on a cluster; here all share one machine",
+            where=path,
+            next_step="use `job`, or a Slurm cluster",
+        )
+    return (None if profile.scheduler == "local" else profile), scratch_folder(profile, path)
+
+
+def prepare(
+    path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None
+) -> tuple[Plan, ExperimentRecord]:
     """Makes the experiment's folder, or completes the one that stands.
 
     Raises:
         AutorlError: see `plan`; or the code or a task changed since the first launch; or the folder can't be written.
     """
-    planned = plan(path, root, keep_frozen=keep_frozen)
+    planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     experiment = planned.experiment
     try:
         for folder in experiment.folders():
@@ -98,6 +117,14 @@ def prepare(path: Path, root: Root, *, keep_frozen: bool = False) -> tuple[Plan,
     except OSError as error:
         raise from_os_error(error, "preparing the experiment", error.filename or experiment.path) from error
     return planned, record
+
+
+def would_be(planned: Plan, path: Path) -> ExperimentRecord:
+    """The record that `prepare` would write, for a dry run."""
+    experiment = planned.experiment
+    before = read_experiment(experiment) if experiment.resolved.exists() else None
+    frozen = before.code_hash if before else code_hash(parts(_own_folders(planned)))
+    return _experiment_record(planned, Root(experiment.path.parent.parent), before, frozen, path)
 
 
 def _own_folders(planned: Plan) -> dict[str, Path]:
@@ -144,6 +171,8 @@ def _experiment_record(
         created_at=before.created_at if before else now_text(),
         runs=tuple(runs),
         grader=planned.spec.grader,
+        cluster=planned.cluster,
+        scratch=None if planned.scratch is None else str(planned.scratch),
         versions=_versions() | ({"autorl-hpc": before.versions["autorl-hpc"]} if before else {}),
         host={"name": platform.node(), "system": platform.platform()},
     )
@@ -198,17 +227,3 @@ def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
                 split=split,
             ),
         )
-
-
-def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
-    """The environment in which jobs are submitted: they run the frozen code."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
-        env.pop(name, None)
-    for name in [name for name in env if SECRET_NAME.search(name)]:
-        del env[name]
-    env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
-    env["AUTORL_ROOT"] = record.root
-    env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
-    return env

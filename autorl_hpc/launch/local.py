@@ -23,7 +23,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
 from autorl_hpc.files.jobs import JOBS_NAME, LocalJob, alive_jobs, process_start
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch.launcher import job_environment
+from autorl_hpc.launch.environment import job_environment
 from autorl_hpc.launch.payload import processes
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import Fault

@@ -7,65 +7,25 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
 
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.jobs import alive_jobs, process_start
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.records import read_experiment
+from autorl_hpc.launch.children import POLL_S, Stopping
+from autorl_hpc.states import EXIT_RESUME, EXIT_TROUBLE
 
 log = logging.getLogger("autorl_hpc.jobs")
 
-POLL_S = 0.2
-EXIT_RESUME = 75
 CRASH_PAUSE_S = 1.0
-EXIT_TROUBLE = 3
-"""Of a grader that could not score anything on its node."""
-
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 CRASHES_BEFORE_LEAVING = 10
 """Supervisors of one run that may fail before an array leaves it alone; with the pauses between them, five minutes."""
-
-
-@dataclass
-class Stopping:
-    """Passes TERM and INT on to the children, and remembers that they came."""
-
-    asked: bool = False
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def install(self) -> None:
-        """Installs the handlers."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts `python -m autorl_hpc job ...` as a child that ends with this process's TERM."""
-        child = subprocess.Popen([sys.executable, "-m", "autorl_hpc", "job", *arguments], stdin=subprocess.DEVNULL)
-        self.children.append(child)
-        if self.asked:  # the signal came before the child was in the list
-            child.send_signal(signal.SIGTERM)
-        return child
-
-    def sleep(self, seconds: float) -> None:
-        """Sleeps, unless a stop is asked for."""
-        ends_at = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < ends_at:
-            time.sleep(POLL_S)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        for child in self.children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
 
 
 def run_array(experiment: ExperimentDir) -> int:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import ModelName, Name
@@ -87,9 +95,31 @@ class Budget(Table):
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
 
 
+class Resources(Table):
+    """What one kind of job asks of a cluster; left out: what the cluster's profile says."""
+
+    gpus: int | None = Field(None, ge=0, le=64)
+    cpus: int | None = Field(None, ge=1, le=1024)
+    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
+        None, description="Such as 64G."
+    )
+
+
+class AllResources(Table):
+    """By kind of job."""
+
+    agent: Resources = Resources()
+    grader: Resources = Resources()
+
+
 class GraderSpec(Table):
     """The grader daemons of an experiment."""
 
+    placement: Literal["job", "step"] = Field(
+        "job",
+        description="`job`: graders are jobs of their own. `step`: one runs in each agent's job, on GPUs of its own, "
+        "where a site grants only one job at a time.",
+    )
     count: int = Field(1, ge=1, le=64)
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
     engine: Literal["transformers"] = "transformers"
@@ -99,6 +129,9 @@ class GraderSpec(Table):
     )
     batch_tokens: int = Field(131072, ge=256, description="Upper limit of prompt plus answer tokens in one batch.")
     idle_exit_s: float = Field(600.0, gt=0)
+    watch_every_s: float = Field(
+        10.0, ge=0.5, le=600, description="On a cluster: how often the scheduler is asked about the jobs."
+    )
     stale_after_s: float = Field(
         60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over."
     )
@@ -124,6 +157,7 @@ class ExperimentSpec(Record):
     )
     grader: GraderSpec = GraderSpec()
     parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
+    resources: AllResources = AllResources()
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")
     retention: Retention = Retention()
     cluster: Name = "local"

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
 from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.records.task import Recipe, SplitPin
@@ -62,5 +63,7 @@ class ExperimentRecord(Record):
     created_at: str
     runs: tuple[str, ...]
     grader: GraderSpec
+    cluster: ClusterProfile | None = Field(None, description="The profile of the last launch; null: this machine.")
+    scratch: str | None = Field(None, description="The folder of the workspaces; null: scratch/ of the root.")
     versions: dict[str, str] = Field(default_factory=dict)
     host: dict[str, Any] = Field(default_factory=dict)

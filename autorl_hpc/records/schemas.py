@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autorl_hpc.records.base import SCHEMA_VERSION, Strict
+from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
 from autorl_hpc.records.exchange import Baseline, Claim, Clock, Heartbeat, Manifest, QueueEntry, StoreManifest
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import BODIES, Entry
@@ -17,6 +18,9 @@ FILES: tuple[type[Strict], ...] = (
     ExperimentSpec,
     RunRecord,
     ExperimentRecord,
+    ClusterProfile,
+    SlurmJobs,
+    SeenJobs,
     Entry,
     *BODIES.values(),
     QueueEntry,

@@ -13,12 +13,12 @@ from typing import Any
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
-from autorl_hpc.files.jobs import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.report.format import UNKNOWN
+from autorl_hpc.report.jobs import Jobs
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import RunState
 
@@ -94,6 +94,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
+        self.jobs = Jobs()
 
     def run(self, run: RunDir) -> dict[str, Any]:
         """One row: a run as it stands."""
@@ -140,6 +141,7 @@ class Watch:
     def experiment(self, experiment: ExperimentDir) -> dict[str, Any]:
         """One experiment with its runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
+        jobs = self.jobs.of(experiment)
         graders = [
             value
             for name in reading.list_names(experiment.graders)
@@ -148,10 +150,12 @@ class Watch:
         return {
             "experiment": str(experiment.path),
             "damage": damage,
-            "runs": [self.run(experiment.run(run_id)) for run_id in run_ids],
+            "runs": [{**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)} for run_id in run_ids],
             "graders": [g for g in graders if g.get("state") != "ended"],
             "queue": queues.waiting(experiment.queue),
-            "jobs": [job.role for job in alive_jobs(experiment)],
+            "jobs": jobs.roles,
+            "jobs_text": jobs.text,
+            "jobs_trouble": jobs.trouble,
             "over": damage is None and set(run_ids) <= set(reading.list_names(experiment.finished)),
         }
 
@@ -186,10 +190,10 @@ class Block:
         done = f"{sum(row['state'] == 'finished' for row in runs)} of {len(runs)} runs finished"
         beating = [] if lacks_grader else self.facts["graders"]
         graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
-        summary = (
-            f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {', '.join(jobs) or 'none running'}"
-        )
+        summary = f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {self.facts['jobs_text']}"
         lines = [Text(self.facts["experiment"], style="bold"), Text(clean(summary) or "")]
+        if self.facts["jobs_trouble"]:
+            lines.append(Text(f"look at: {clean(self.facts['jobs_trouble'])}", style="yellow"))
         if self.facts["damage"]:
             lines.append(Text(f"damaged: {clean(self.facts['damage'])}", style="red"))
         elif not jobs and not self.facts["over"]:

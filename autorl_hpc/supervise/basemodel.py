@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import tensors_of
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import verify_model
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import Fault
 
 EMBEDDING_NAMES = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 HEAD_NAME = "lm_head.weight"
@@ -50,3 +55,20 @@ class BaseModel:
                 count *= size
             elements += count
         return cls(config=config, shapes=shapes, content_hash=content_hash, elements=elements)
+
+
+def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
+    """The base model of a run.
+
+    Raises:
+        AutorlError: it is not staged, was changed, or was staged anew with other weights.
+    """
+    manifest = verify_model(root, record.science.base_model)
+    if manifest.content_hash != record.science.base_model_content_hash:
+        raise AutorlError(
+            f"base model {manifest.name} was staged anew with other weights since the launch",
+            where=root.model(manifest.name),
+            fault=Fault.CLUSTER,
+            next_step="stage the weights that were launched with, or launch under another name",
+        )
+    return BaseModel.read(root.model(manifest.name), manifest.content_hash)

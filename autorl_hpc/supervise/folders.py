@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 import stat
 from pathlib import Path
 from types import TracebackType
+
+from autorl_hpc.files.faults import again
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,7 +35,7 @@ class Folder:
     @classmethod
     def open(cls, path: Path) -> Folder:
         """The folder at `path`, whose last part must be no link."""
-        return cls(os.open(path, DIR_FLAGS))
+        return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
         """The folder `name` in it, made if it is not there. A link or a file in its place is removed.
@@ -43,10 +46,10 @@ class Folder:
         if not self.stands(name) or not stat.S_ISDIR(self._mode(name)):
             self._clear(name)
             try:
-                os.mkdir(name, 0o755, dir_fd=self.fd)
+                again(lambda: os.mkdir(name, 0o755, dir_fd=self.fd))
             except FileExistsError:
                 pass
-        return Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd))
+        return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
 
     def stands(self, name: str) -> bool:
         """Whether there is something of that name that is no link."""
@@ -57,29 +60,43 @@ class Folder:
 
     def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
         """Lays a file, whole or not at all, unless something stands there. A link in its place is replaced."""
+        again(lambda: self._lay_file(name, source, mode))
+
+    def _lay_file(self, name: str, source: Path | bytes, mode: int) -> None:
         if self.stands(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with os.fdopen(os.open(temporary, FILE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
-            if isinstance(source, bytes):
-                out.write(source)
-            else:
-                with open(source, "rb") as data:
-                    shutil.copyfileobj(data, out, 4 * 1024 * 1024)
-            os.fchmod(out.fileno(), mode)
-        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        try:
+            with os.fdopen(os.open(temporary, FILE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
+                if isinstance(source, bytes):
+                    out.write(source)
+                else:
+                    with open(source, "rb") as data:
+                        shutil.copyfileobj(data, out, 4 * 1024 * 1024)
+                os.fchmod(out.fileno(), mode)
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            try:
+                os.unlink(temporary, dir_fd=self.fd)
+            except OSError:
+                pass
+            if isinstance(error, FileExistsError):  # nobody else has this name: an answer was lost
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name) from error
+            raise
 
     def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
         """Lays the files below `source` that don't stand yet; names in `skip` and compiled Python are left out."""
-        for entry in sorted(os.scandir(source), key=lambda e: e.name):
-            if entry.name in skip or entry.name == "__pycache__" or entry.name.endswith(".pyc"):
+        for name in sorted(again(lambda: os.listdir(source))):
+            if name in skip or name == "__pycache__" or name.endswith(".pyc"):
                 continue
-            if entry.is_dir():
-                with self.folder(entry.name) as inner:
-                    inner.lay_tree(Path(entry.path), skip)
+            path = source / name
+            mode = again(path.stat).st_mode
+            if stat.S_ISDIR(mode):
+                with self.folder(name) as inner:
+                    inner.lay_tree(path, skip)
             else:
-                execute = entry.stat().st_mode & 0o111  # the store's files are read-only, the agent's copies are not
-                self.lay_file(entry.name, Path(entry.path), 0o644 | execute)
+                execute = mode & 0o111  # the store's files are read-only, the agent's copies are not
+                self.lay_file(name, path, 0o644 | execute)
 
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
         """Lays a copy of the folder `source`, whole or not at all, unless something stands there."""
@@ -89,10 +106,18 @@ class Folder:
         with self.folder(temporary) as fresh:
             fresh.lay_tree(source, skip)
         self._clear(name)
-        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        again(lambda: self._rename(temporary, name))
+
+    def _rename(self, temporary: str, name: str) -> None:
+        """Tells by what stands whether an error is only the lost answer to a rename that was made."""
+        try:
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError:
+            if self.stands(temporary) or not self.stands(name):
+                raise
 
     def _mode(self, name: str) -> int:
-        return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
+        return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
 
     def _clear(self, name: str) -> None:
         try:

@@ -93,11 +93,12 @@ class Intake:
         """
         if patient and time.monotonic() < self._again_at:
             return 0
-        folder = self.workspace.open_folder("submissions")
-        if folder is None:
-            return 0
-        handled, ends_at = 0, time.monotonic() + (POLL_S if patient else END_POLL_S)
+        handled, folder = 0, None
+        ends_at = time.monotonic() + (POLL_S if patient else END_POLL_S)
         try:
+            folder = self.workspace.open_folder("submissions")
+            if folder is None:
+                return 0
             self._queue_owed()
             for name in manifest_names(folder):
                 late = time.monotonic() > ends_at
@@ -114,20 +115,23 @@ class Intake:
             log.warning("intake waits: %s", error)
             self._again_at = time.monotonic() + RETRY_CLUSTER_S
         finally:
-            os.close(folder)
+            if folder is not None:
+                os.close(folder)
         return handled
 
     def left(self) -> bool:
         """Whether manifests lie in submissions/ that have not been taken in."""
-        folder = self.workspace.open_folder("submissions")
-        if folder is None:
-            return False
+        folder = None
         try:
-            return any(identity(folder, name) not in self._handled for name in manifest_names(folder))
+            folder = self.workspace.open_folder("submissions")
+            return folder is not None and any(
+                identity(folder, name) not in self._handled for name in manifest_names(folder)
+            )
         except OSError:
             return True
         finally:
-            os.close(folder)
+            if folder is not None:
+                os.close(folder)
 
     def _one(self, folder: int, name: str, patient: bool, late: bool) -> int:
         key = identity(folder, name)

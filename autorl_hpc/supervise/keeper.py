@@ -2,7 +2,8 @@
 
 It starts the agent, adopts every orphan of it (child subreaper), and ends them all: when the agent's first process ends,
 when the supervisor says so, or when the supervisor is gone, which shows as the end of its standard input. It leaves the
-exact time that the agent ran in a file, so that the next supervisor charges it should this one not live to write it.
+exact time that the agent ran in a file, so that the next supervisor charges it should this one not live to write it; and
+should it be killed itself, as all processes of a job are at once, what it noted there last.
 
 It takes no notice of TERM and its like: a scheduler sends them to all processes of a job, and an agent that runs
 `pkill python` too; what ends the agent is the supervisor's to say.
@@ -26,16 +27,28 @@ from autorl_hpc.supervise.processes import become_subreaper, end_all
 
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
+NOTE_S = 1.0
+"""How much of the agent's time is lost where everything is killed at once."""
+
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 class Stopwatch:
-    """Seconds that the agent ran. A gap between two looks of more than `suspension_s` was a suspension."""
+    """Seconds that the agent ran. A gap between two looks of more than `suspension_s` was a suspension.
 
-    def __init__(self, suspension_s: float) -> None:
+    Every NOTE_S it writes them over one another into an open file, which costs a file server next to nothing; whoever reads
+    takes the larger of this and the supervisor's clock.
+    """
+
+    def __init__(self, suspension_s: float, note: str, before_s: float) -> None:
         self.suspension_s = suspension_s
+        self.before_s = before_s
         self.ran_s = 0.0
-        self._last = time.monotonic()
+        self._last = self._noted = time.monotonic()
+        try:
+            self._file: int | None = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        except OSError:
+            self._file = None
 
     def look(self) -> None:
         """Adds the time since the last look."""
@@ -43,6 +56,13 @@ class Stopwatch:
         if now - self._last <= self.suspension_s:
             self.ran_s += now - self._last
         self._last = now
+        if self._file is not None and now - self._noted >= NOTE_S:
+            self._noted = now
+            try:
+                # Always as long: a shorter text over a longer one would leave its end behind.
+                os.pwrite(self._file, f'{{"elapsed_s": {self.before_s + self.ran_s:15.3f}}}'.encode(), 0)
+            except OSError:
+                pass
 
 
 def main() -> int:
@@ -52,7 +72,7 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())  # unbuffered: a `stop` that follows must stay where select sees it
     adopted = become_subreaper()
-    watch = Stopwatch(job["suspension_s"])
+    watch = Stopwatch(job["suspension_s"], job["elapsed_file"], job["elapsed_s"])
     # Said before the agent can kill its keeper: a keeper that is gone after this was ended by the agent.
     print(json.dumps({"begun": True, "subreaper": adopted}), flush=True)
     try:

@@ -8,7 +8,7 @@ import stat
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Refused
-from autorl_hpc.files.faults import is_cluster_error
+from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Manifest
 from autorl_hpc.states import Fault
@@ -22,14 +22,20 @@ class TryAgain(Exception):
 
 
 def manifest_names(folder: int) -> list[str]:
-    return sorted(n for n in os.listdir(folder) if n.endswith(".json") and not n.startswith("."))
+    return sorted(n for n in again(lambda: os.listdir(folder)) if n.endswith(".json") and not n.startswith("."))
 
 
 def identity(folder: int, name: str) -> tuple[str, int, int] | None:
-    """What tells one file from another that is renamed over it; None if it is gone."""
+    """What tells one file from another that is renamed over it; None if it is gone.
+
+    Raises:
+        OSError: the file system failed.
+    """
     try:
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
+        info = again(lambda: os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except OSError as error:
+        if is_cluster_error(error):
+            raise
         return None
     return name, info.st_ino, info.st_mtime_ns
 

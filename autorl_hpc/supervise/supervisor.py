@@ -5,13 +5,12 @@ Read `run_agent_job` top to bottom: it is the life of a run up to its sealing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -23,25 +22,22 @@ from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.events import append_event
 from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.ledger import Linked
-from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.store import verify_model
 from autorl_hpc.files.view import RunView
-from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.records.ledger import AttemptEnded, Sealed
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
-from autorl_hpc.states import EndedBy, EntryKind, Fault, QueueKind
+from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault
 from autorl_hpc.supervise import workspace as workspaces
 from autorl_hpc.supervise.agent_process import AgentProcess
 from autorl_hpc.supervise.answers import Answers
-from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.supervise.basemodel import staged_base_model
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import BudgetClock, Waits, read_clock
+from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.chain import Chain, Superseded
 from autorl_hpc.supervise.environment import agent_environment
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
+from autorl_hpc.supervise.sealing import Seals
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -53,9 +49,6 @@ LOOK_S = 0.5
 
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
-EXIT_RESUME = 75
-"""EX_TEMPFAIL: this attempt stopped without sealing, start another one."""
-
 SIGNAL_LAG_S = 2.0
 """A scheduler signals all processes of a job at once: an agent that died of it may be seen before our own signal."""
 
@@ -76,7 +69,8 @@ class Supervisor:
         self.experiment_record: ExperimentRecord = read_experiment(experiment)
         self.root = Root(Path(self.experiment_record.root))
         self.chain = Chain(self.run)
-        self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
+        self.seals = Seals(experiment, self.record, self.chain)
+        self.marks = self.seals.marks
         self._signal: int | None = None
         self._superseded = threading.Event()
         self._intake_stop = threading.Event()
@@ -84,17 +78,22 @@ class Supervisor:
 
     @property
     def workspace_path(self) -> Path:
-        """Where the workspace lies: in scratch, outside the experiment's folder."""
-        return self.root.path / "scratch" / self.experiment.path.name / self.run.run_id
+        """Where the workspace lies: outside the experiment's folder, where the first attempt laid it."""
+        earlier = self.chain.view.attempts
+        if earlier:  # whatever scratch a later launch names: the agent's work is there
+            return Path(earlier[0].workspace)
+        scratch = self.experiment_record.scratch
+        folder = Path(scratch) if scratch else self.root.path / "scratch"
+        return folder / self.experiment.path.name / self.run.run_id
 
     def work(self) -> int:
         """Runs the attempt; 0 when the run is sealed, EXIT_RESUME when another attempt must go on."""
         view = self.chain.look()
         if view.sealed is not None:
-            self._queue_closing()
+            self.seals.queue_closing()
             return 0
         if self._cancelled():
-            return self._seal_without_agent(EndedBy.CANCELLED, None, "cancelled before it started")
+            return self.seals.without_agent(EndedBy.CANCELLED, None, "cancelled before it started")
         # A preemption is no crash: it may come as often as the scheduler likes, and the budget bounds the run.
         crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
         if crashes >= self.experiment_record.spec.attempts:
@@ -102,15 +101,15 @@ class Supervisor:
                 view.ended[-1].reason if any(e.attempt == view.attempt for e in view.ended) else "killed without a word"
             )
             reason = f"{crashes} attempts ended without a seal; the last one: {last}"
-            return self._seal_without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
+            return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         # First the entry, then the killing: an older supervisor whose agent we end must know that it was not the end.
-        attempt = self.chain.begin(self._used_so_far(view)[0], str(self.workspace_path))
+        attempt = self.chain.begin(self.seals.used_so_far(view)[0], str(self.workspace_path))
         left_over = end_all(os.getpid(), self.marks)
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
-        elapsed_s, given_back_s, suspended_s = self._used_so_far(view)
+        elapsed_s, given_back_s, suspended_s = self.seals.used_so_far(view)
         clock = BudgetClock(
             self.run.clock,
             self.record.science.budget,
@@ -130,12 +129,13 @@ class Supervisor:
             return self._end_attempt(clock, what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
-        if self.chain.look().sealed is not None:
+        if self.chain.look().sealed is not None:  # while this attempt began: the older one can't queue what comes next
+            self.seals.queue_closing()
             raise Superseded
         task, agent = self._load_parts()
         workspaces.lay(self.workspace_path, self.root, self.record, task, agent)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
-        base = self._base_model()
+        base = staged_base_model(self.root, self.record)
         workspace = workspaces.Workspace(self.workspace_path)
         answers = Answers(self.record, self.experiment.baselines, workspace)
         meta = {**workspaces.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
@@ -160,7 +160,7 @@ class Supervisor:
             self.workspace_path,
             self.run.agent_log,
             mark,
-            self._elapsed_file(clock.attempt),
+            self.seals.elapsed_file(clock.attempt),
             clock.elapsed_s,
         )
         taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
@@ -197,23 +197,12 @@ class Supervisor:
 
     def _take_the_rest(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> int:
         """Takes in what was dropped before the end and seals; a signal leaves the rest to the next attempt."""
-        intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled())
+        self._patiently(lambda: intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled()))
         if self._signal is not None and intake.left():
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}", ended_by, exit_code)
         self._seal(ended_by, exit_code, clock, intake)
         intake.answers.update(self.chain.look())
         return 0
-
-    def _base_model(self) -> BaseModel:
-        manifest = verify_model(self.root, self.record.science.base_model)
-        if manifest.content_hash != self.record.science.base_model_content_hash:
-            raise AutorlError(
-                f"base model {manifest.name} was staged anew with other weights since the launch",
-                where=self.root.model(manifest.name),
-                fault=Fault.CLUSTER,
-                next_step="stage the weights that were launched with, or launch under another name",
-            )
-        return BaseModel.read(self.root.model(manifest.name), manifest.content_hash)
 
     def _watch(
         self, process: AgentProcess, workspace: workspaces.Workspace, clock: BudgetClock, answers: Answers
@@ -289,21 +278,6 @@ class Supervisor:
             )
         return task, agent
 
-    def _used_so_far(self, view: RunView) -> tuple[float, float, float]:
-        """Elapsed, given back and suspended seconds of all earlier attempts, from whoever knew last."""
-        clock = read_clock(self.run.clock)
-        elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
-        if clock is not None:
-            elapsed_s = max(elapsed_s, clock.elapsed_s)
-        for number in range(1, view.attempt + 1):
-            left = reading.read_json_or_none(self._elapsed_file(number))
-            if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
-                elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
-        return elapsed_s, clock.given_back_s if clock else 0.0, clock.suspended_s if clock else 0.0
-
-    def _elapsed_file(self, attempt: int) -> Path:
-        return self.run.path / f"elapsed-{attempt}.json"
-
     def _seal(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> None:
         view = self._patiently(self.chain.look)
         bad_end = exit_code != 0 and ended_by is EndedBy.AGENT_EXIT
@@ -321,23 +295,8 @@ class Supervisor:
             fault=Fault.AGENT if bad_end and not view.accepted() else None,
             reason=reason,
         )
-        self._patiently(lambda: self._write_sealed(body))
-        self._patiently(self._queue_closing)
-
-    def _write_sealed(self, body: Sealed) -> None:
-        """Commits the seal unless one stands, or a newer attempt has begun.
-
-        Raises:
-            Superseded: so it is.
-        """
-
-        def taken(entries: Sequence[Linked]) -> bool:
-            view = RunView.of(entries)
-            return view.sealed is not None or view.attempt > self.chain.attempt
-
-        if self.chain.ledger.append(EntryKind.SEALED, body, role="supervisor", unless=taken) is None:
-            raise Superseded
-        self.chain.look()
+        self._patiently(lambda: self.seals.write(body))
+        self._patiently(self.seals.queue_closing)
 
     def _end_attempt(
         self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
@@ -378,48 +337,6 @@ class Supervisor:
         while self._signal is None and time.monotonic() < deadline:
             time.sleep(LOOP_S)
         return self._signal is not None
-
-    def _seal_without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
-        end_all(os.getpid(), self.marks)
-        view = self.chain.look()
-        elapsed_s, given_back_s, _ = self._used_so_far(view)
-        self.chain.attempt = view.attempt
-        body = Sealed(
-            submissions=tuple(s.submission_id for s in view.accepted()),
-            ended_by=ended_by,
-            exit_code=None,
-            elapsed_s=elapsed_s,
-            given_back_s=given_back_s,
-            refused=len(view.refused()),
-            fault=fault,
-            reason=reason,
-        )
-        try:
-            self._write_sealed(body)
-        except Superseded:
-            log.warning("another supervisor of this run is at work: leaving it alone")
-            return 0
-        self._queue_closing()
-        return 0
-
-    def _queue_closing(self) -> None:
-        """Queues what a sealed run still needs: its scores, should a kill have come between ledger and queue; its end."""
-        view = self.chain.look()
-        if view.closed is not None:
-            return
-        for submission in view.unscored():
-            put(self.experiment.queue, self._queue_entry(QueueKind.FEEDBACK, submission.submission_id))
-        put(self.experiment.queue, self._queue_entry(QueueKind.CLOSE))
-
-    def _queue_entry(self, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
-        return QueueEntry(
-            kind=kind,
-            run_id=self.run.run_id,
-            submission_id=submission_id,
-            task=self.record.science.task,
-            base_model=self.record.science.base_model,
-            recipe_hash=self.record.recipe_hash,
-        )
 
     def _cancelled(self) -> bool:
         return bool({"all", self.run.run_id} & set(reading.list_names(self.experiment.cancel)))

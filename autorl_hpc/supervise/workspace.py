@@ -14,7 +14,7 @@ from typing import Any
 
 from autorl_hpc.agents import Agent
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.faults import is_cluster_error
+from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME
@@ -115,16 +115,24 @@ class Workspace:
         os.close(self._fd)
 
     def open_folder(self, name: str) -> int | None:
-        """A descriptor of a first-level folder, made again if the agent removed it; None if something else is there."""
-        try:
+        """A descriptor of a first-level folder, made again if the agent removed it; None if something else is there.
+
+        Raises:
+            OSError: the file system failed: nothing is said about what is there.
+        """
+
+        def look() -> int:
             return os.open(name, DIR_FLAGS, dir_fd=self._fd)
-        except FileNotFoundError:
+
+        try:
             try:
+                return again(look)
+            except FileNotFoundError:
                 os.mkdir(name, 0o755, dir_fd=self._fd)
-                return os.open(name, DIR_FLAGS, dir_fd=self._fd)
-            except OSError:
-                return None
-        except OSError:
+                return again(look)
+        except OSError as error:
+            if is_cluster_error(error):
+                raise
             return None
 
     def open_model_folder(self, given: str) -> tuple[int, str]:
@@ -192,7 +200,10 @@ class Workspace:
     def write(self, folder: str | None, name: str, value: Any) -> bool:
         """Writes a JSON file whole or not at all into a first-level folder (or the workspace); False if it can't."""
         data = memoryview(readable_json(value))
-        fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
+        try:
+            fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
+        except OSError:
+            return False
         if fd is None:
             return False
         # Not synced: an attempt that follows a lost node tells everything again.

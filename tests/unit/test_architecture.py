@@ -16,7 +16,7 @@ PACKAGE = REPO / "autorl_hpc"
 LEVELS = [
     {"errors", "states", "records"},
     {"files"},
-    {"agents", "tasks", "scoring", "rollouts"},
+    {"agents", "tasks", "scoring", "rollouts", "cluster"},
     {"launch", "supervise", "grading", "report", "stage"},
     {"quickstart"},
     {"cli", "__main__"},

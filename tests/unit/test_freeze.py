@@ -15,8 +15,9 @@ from autorl_hpc.files.frozen import frozen_is_whole
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.records import read_run
 from autorl_hpc.grading.daemon import MAX_TROUBLES, Grader
+from autorl_hpc.launch.environment import job_environment
 from autorl_hpc.launch.freeze import freeze, parts
-from autorl_hpc.launch.launcher import job_environment, prepare
+from autorl_hpc.launch.launcher import prepare
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from autorl_hpc.agents import AgentFile, load_agent
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
-from autorl_hpc.records import exchange, experiment, ledger, run, task
+from autorl_hpc.records import cluster, exchange, experiment, ledger, run, task
 from autorl_hpc.records.base import NewerVersion, Strict, parse_record
 from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.records.names import is_name, printable
@@ -81,6 +81,23 @@ RECORDS: list[Strict] = [
         runs=("a", "b"),
         grader=experiment.GraderSpec(device="cpu"),
         host={"name": "node1"},
+    ),
+    cluster.ClusterProfile(
+        name="site",
+        partition="gpu",
+        setup="source x\nexport Y=1",
+        sbatch={"mail-type": "END", "exclusive": True},
+        container=cluster.Container(image="$HOME/a.sif"),
+        limits=cluster.Limits(max_time="2d"),
+        agent=cluster.JobKind(gpus=2, memory="64G"),
+    ),
+    cluster.SlurmJobs(
+        uid="0123456789ab",
+        cluster="site",
+        submitted=(cluster.Submitted(name="exp.agents-1.0", role="agents", runs=("a",), number=1, job_id="12"),),
+    ),
+    cluster.SeenJobs(
+        counter=2, jobs=(cluster.SeenJob(name="exp.agents-1.0", job_id="12_0", index=0, state="RUNNING"),)
     ),
     ledger.Entry(
         seq=1,

@@ -1,0 +1,231 @@
+"""The watcher: one grader at a time asks the scheduler about the experiment's jobs, notes what it says for `status`, and has
+the runs sealed whose jobs are gone for good.
+
+It runs beside the grading in a thread of its own, asks the scheduler once a period (of several questions, one), and seals
+nothing on one look alone: two looks in a row must agree, and the run's clock must stand still.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from autorl_hpc.cluster import look
+from autorl_hpc.cluster.board import Board, Task, names_of, read_seen, read_submitted, write_seen
+from autorl_hpc.cluster.commands import SchedulerError
+from autorl_hpc.cluster.endings import LOG_TAIL_BYTES, Ending, explain
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.claims import Claims
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs, Submitted
+from autorl_hpc.states import JobState, job_state
+
+log = logging.getLogger("autorl_hpc.watcher")
+
+ENTRY = "watcher"
+LOOKS_BEFORE_SEALING = 2
+SEAL_LIMIT_S = 600.0
+JUST_SUBMITTED_S = 60.0
+"""A job that sbatch has just taken may not be in squeue's answer yet."""
+
+
+class Watcher(threading.Thread):
+    """The watcher of one grader; it works while it holds the claim."""
+
+    def __init__(self, experiment: ExperimentDir, claims: Claims, period_s: float) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self.experiment = experiment
+        self.claims = claims
+        self.period_s = period_s
+        self._ending = threading.Event()
+        self._seen: dict[tuple[str, str], SeenJob] = {}  # by name and number, with what was learned of the ended ones
+        self._asked: set[tuple[str, str]] = set()  # whose exit code was asked for
+        self._missing: dict[str, int] = {}  # looks in a row in which a run had no job left
+        self._clocks: dict[str, int] = {}
+        self._sealed: set[str] = set()
+        self._first_seen: dict[int, float] = {}
+        self._accounting = True
+        self._written: SeenJobs | None = None
+        self._counter = 0
+        self._generation: int | None = None
+
+    def run(self) -> None:
+        while not self._ending.wait(self.period_s):
+            try:
+                self.step()
+            except SchedulerError as error:
+                log.warning("the scheduler can't be asked: %s", error.what)
+                self._note(error.what)
+            except (AutorlError, OSError) as error:
+                log.warning("watching failed, trying again: %s", error)
+            except Exception:  # watching must outlive a defect: without it, orphans stay open
+                log.exception("watching failed")
+
+    def end(self) -> None:
+        """Stops it. The claim is given back with the grader's others."""
+        self._ending.set()
+
+    def step(self) -> None:
+        """One period: at most one question to the scheduler."""
+        jobs = read_submitted(self.experiment)
+        if jobs is None or not self._hold_claim():
+            return
+        if not self._ask_for_exit_code():
+            self._look(jobs)
+        self._note(None)
+        board = Board.of(jobs, self._seen.values())
+        self._seal_orphans(self._orphans(jobs, board), board)
+
+    def _hold_claim(self) -> bool:
+        current = self.claims.current()
+        if self._generation is not None and current.get(ENTRY) == self._generation:
+            return True
+        self._generation = self.claims.take(ENTRY, current)
+        if self._generation is not None:
+            for job in read_seen(self.experiment).jobs:  # what the watcher before this one knew
+                self._seen.setdefault((job.name, job.job_id), job)
+        return self._generation is not None
+
+    def _look(self, jobs: SlurmJobs) -> None:
+        names = names_of(jobs)
+        now = {(job.name, job.job_id): job for job in look.jobs(names)}
+        for key, job in now.items():
+            known = self._seen.get(key)
+            if known is not None and known.state == job.state and known.exit_code is not None:
+                continue  # squeue tells no exit code: what was learned stands
+            self._seen[key] = job
+            self._asked.discard(key)
+        for key, job in list(self._seen.items()):
+            if key not in now and not job_state(job.state).over:  # ended and forgotten between two looks, or lost
+                self._forgotten(key, job)
+
+    def _forgotten(self, key: tuple[str, str], job: SeenJob) -> None:
+        if self._accounting:
+            told = look.accounting([job.name])
+            self._accounting = told is not None
+            for other in told or []:
+                if other.job_id == job.job_id and job_state(other.state).over:
+                    self._seen[key] = other.model_copy(update={"number": other.number or job.number})
+                    return
+        if self._accounting is False or key in self._asked:
+            del self._seen[key]
+        else:  # the database may be some seconds behind
+            self._asked.add(key)
+
+    def _ask_for_exit_code(self) -> bool:
+        """One question for the exit codes of ended jobs; False if there was none to ask."""
+        for key, job in self._seen.items():
+            ended_badly = job_state(job.state) in (JobState.ENDED, JobState.DONE) and job.exit_code is None
+            if ended_badly and key not in self._asked and self._matters(job):
+                told = look.with_exit_codes(list(self._seen.values()), job.job_id)
+                base = job.job_id.partition("_")[0]
+                self._seen = {(other.name, other.job_id): other for other in told}
+                # Those that scontrol has forgotten too are not asked for again.
+                self._asked |= {k for k, other in self._seen.items() if other.job_id.partition("_")[0] == base}
+                return True
+        return False
+
+    def _matters(self, job: SeenJob) -> bool:
+        """Whether it stands for an array of agents, one of which ended badly."""
+        return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
+
+    def _orphans(self, jobs: SlurmJobs, board: Board) -> list[str]:
+        """Unsealed runs of which no job is left, seen so in looks in a row with the clock standing still."""
+        record = read_experiment(self.experiment)
+        alive = board.alive_runs() | self._just_submitted(jobs)
+        closed = set(reading.list_names(self.experiment.finished))
+        found: list[str] = []
+        for run_id in record.runs:
+            if run_id in closed or run_id in self._sealed:
+                continue
+            if run_id in alive or not board.of_run(run_id):
+                self._missing.pop(run_id, None)
+                continue
+            run = self.experiment.run(run_id)
+            if RunView.of(Ledger(run).read()).sealed is not None:
+                self._sealed.add(run_id)
+                continue
+            clock = reading.read_json_or_none(run.clock)
+            counter = clock.get("counter", -1) if isinstance(clock, dict) else -1
+            moved = self._clocks.get(run_id, counter) != counter
+            self._clocks[run_id] = counter
+            self._missing[run_id] = 1 if moved else self._missing.get(run_id, 0) + 1
+            if self._missing[run_id] >= LOOKS_BEFORE_SEALING:
+                found.append(run_id)
+        return found
+
+    def _just_submitted(self, jobs: SlurmJobs) -> set[str]:
+        """Runs of sbatch calls that this watcher has known for less than a minute and the scheduler doesn't show yet."""
+        shown = {job.name for job in self._seen.values()}
+        now = time.monotonic()
+        runs: set[str] = set()
+        for submitted in jobs.submitted:
+            first = self._first_seen.setdefault(submitted.number, now)
+            if submitted.name not in shown and now - first < JUST_SUBMITTED_S:
+                runs |= set(submitted.runs)
+        return runs
+
+    def _seal_orphans(self, runs: list[str], board: Board) -> None:
+        """By the supervisors' own command, in a process: seals are theirs to write."""
+        rows = []
+        for run_id in runs:
+            ending = self._ending_of(run_id, board.of_run(run_id))
+            log.warning("%s has no job left: %s", run_id, ending.reason)
+            rows.append(
+                {
+                    "run_id": run_id,
+                    "ended_by": str(ending.ended_by),
+                    "fault": None if ending.fault is None else str(ending.fault),
+                    "reason": ending.reason,
+                }
+            )
+        if not rows:
+            return
+        command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]
+        subprocess.run(command, input=json.dumps(rows).encode(), timeout=SEAL_LIMIT_S, check=False)
+        for run_id in runs:
+            self._missing.pop(run_id, None)  # one that could not be sealed is tried again after more looks
+
+    def _ending_of(self, run_id: str, tasks: list[Task]) -> Ending:
+        """By the last job that was seen to end badly; else by the last one."""
+        known = [task for task in tasks if task.seen is not None]
+        bad = [task for task in known if task.state is JobState.ENDED]
+        task = (bad or known or tasks)[-1]
+        began = RunView.of(Ledger(self.experiment.run(run_id)).read()).attempt > 0
+        return explain(task, began=began, log_tail=self._log_tail(task.submitted, task.seen))
+
+    def _log_tail(self, submitted: Submitted, seen: SeenJob | None) -> str | None:
+        base = submitted.job_id if seen is None else seen.job_id.partition("_")[0]
+        index = "" if seen is None or seen.index is None else f"_{seen.index}"
+        path = Path(self.experiment.jobs) / f"{base}{index}_0_log.out"
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
+                return file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def _note(self, trouble: str | None) -> None:
+        """Writes jobs/seen.json where something changed."""
+        if self._generation is None:
+            return
+        jobs = tuple(sorted(self._seen.values(), key=lambda job: (job.name, job.number or 0, job.index or 0)))
+        if self._written is not None and (self._written.jobs, self._written.trouble) == (jobs, trouble):
+            return
+        self._counter += 1
+        self._written = SeenJobs(counter=self._counter, jobs=jobs, trouble=trouble)
+        try:
+            write_seen(self.experiment, self._written)
+        except OSError as error:
+            self._written = None
+            log.warning("%s not written: %s", "seen.json", error)

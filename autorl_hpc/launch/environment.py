@@ -1,0 +1,34 @@
+"""The environment in which jobs are submitted and start."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
+from autorl_hpc.cluster.commands import without_scheduler
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.launch.scripts import HABITS
+from autorl_hpc.records.run import ExperimentRecord
+from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
+
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+"""Variables that no job of this version needs: what a job has in its environment, another process of the same user can read."""
+
+
+def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
+    """This environment with the frozen code in it, and without secrets and what a surrounding job left."""
+    env = without_scheduler(os.environ)
+    for name in HABITS.values():
+        if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't
+            env[f"AUTORL_{name}"] = os.environ[name]
+    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
+        env.pop(name, None)
+    for name in [name for name in env if SECRET_NAME.search(name)]:
+        del env[name]
+    env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
+    env["AUTORL_ROOT"] = record.root
+    if record.cluster is None:  # on a cluster the scheduler says which GPUs a job has
+        env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    return env

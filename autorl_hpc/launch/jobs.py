@@ -1,0 +1,194 @@
+"""Which jobs an experiment needs on Slurm, and what each waits for. Pure: nothing is asked, nothing submitted.
+
+* The first link of each grader's chain waits for nothing; later links for the one before (singleton) and for an agent.
+* Agents are arrays, split by the largest array the site takes, with the throttle shared out among them; they wait for a grader
+  to start. Where a budget needs several jobs, each link's task waits for the same task of the link before.
+* The report waits for the graders, or for the agents where these bring their grader along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autorl_hpc.cluster.site import Site
+from autorl_hpc.launch.limits import Links, agent_links, grader_links
+from autorl_hpc.records.cluster import ClusterProfile, JobKind, Submitted
+from autorl_hpc.records.run import ExperimentRecord
+
+REPORT_MINUTES = 30
+NAME_CHARS = 40
+"""Of the experiment's name in a job's name."""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """One sbatch call to come.
+
+    Attributes:
+        depends: sbatch's --dependency with `{key}` for the numbers of jobs that come before it.
+        throttle: of an array: how many of its tasks run at once.
+    """
+
+    submitted: Submitted
+    kind: JobKind
+    minutes: int
+    depends: str = ""
+    throttle: int = 0
+
+    @property
+    def key(self) -> str:
+        """By which others depend on it."""
+        return f"n{self.submitted.number}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is missing of an experiment's jobs.
+
+    Attributes:
+        runs: runs without a job.
+        graders: how many links each grader's chain lacks, by its number; a negative one lacks all.
+        report: whether a report job is to come.
+        running_graders: numbers of graders' jobs that are there already.
+        after: jobs that a report waits for besides those of this launch.
+    """
+
+    runs: Sequence[str]
+    graders: Sequence[int]
+    report: bool
+    present: tuple[str, ...] = ()
+
+
+class Planner:
+    """Lays out the jobs of one launch."""
+
+    def __init__(self, record: ExperimentRecord, profile: ClusterProfile, site: Site, uid: str, first: int) -> None:
+        self.record = record
+        self.spec = record.spec
+        self.profile = profile
+        self.site = site
+        self.uid = uid
+        self._number = first
+        self.step = record.grader.placement == "step"
+        self.agent = profile.agent.resources(self.spec.resources.agent)
+        self.grader = profile.grader.resources(self.spec.resources.grader)
+
+    def plan(self, needs: Needs) -> list[JobPlan]:
+        """The sbatch calls in the order in which they are made.
+
+        Raises:
+            AutorlError: the site's limits make the budget impossible.
+        """
+        links = agent_links(self.spec.budget, self.profile, self._limit_s(self.agent), self.profile.name)
+        chain = grader_links(self.spec, len(needs.runs), links, self._limit_s(self.grader))
+        graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
+        first = [self._grader(i, 1, chain, "singleton") for i in graders]
+        start = "?".join([f"after:{{{job.key}}}" for job in first])
+        arrays = self._arrays(needs.runs, links, start)
+        wait = f",after:{{{arrays[0].key}}}_0" if arrays else ""
+        later = [
+            self._grader(i, link, chain, f"singleton{wait}") for link in range(2, chain.count + 1) for i in graders
+        ]
+        ordered = [*first, *arrays, *later]
+        if needs.report:
+            waits = [f"{{{job.key}}}" for job in (arrays if self.step else [*first, *later])]
+            waits += needs.present
+            ordered.append(self._report(":".join(["afterany", *waits]) if waits else ""))
+        return ordered
+
+    def _arrays(self, runs: Sequence[str], links: Links, start: str) -> list[JobPlan]:
+        """Link by link, so that the first links of all arrays come first."""
+        parts = split(runs, self.site.max_array_size, self.spec.parallel)
+        lanes = min(len(parts), self.spec.parallel)
+        kind = self._with_grader() if self.step else self.agent
+        before: dict[int, JobPlan] = {}
+        jobs: list[JobPlan] = []
+        for place, (part, throttle) in enumerate(parts):
+            for link in range(1, links.count + 1):
+                number = self._next()
+                depends = start
+                if link > 1:
+                    # The same task's next link; where tasks wait for each other, or the one before failed, after them all.
+                    key = before[place].key
+                    together = len(part) <= throttle
+                    depends = f"aftercorr:{{{key}}}?afterany:{{{key}}}" if together else f"afterany:{{{key}}}"
+                elif place >= lanes:
+                    depends = f"afterany:{{{before[place - lanes].key}}}"
+                job = JobPlan(
+                    Submitted(
+                        name=self._name(f"agents-{number}"),
+                        role="agents",
+                        link=link,
+                        last_link=link == links.count,
+                        runs=tuple(part),
+                        number=number,
+                    ),
+                    kind,
+                    links.minutes,
+                    depends,
+                    throttle,
+                )
+                before[place] = job
+                jobs.append(job)
+        return jobs
+
+    def _grader(self, number: int, link: int, chain: Links, depends: str) -> JobPlan:
+        role = f"grader-{number}"
+        submitted = Submitted(
+            name=self._name(role), role=role, link=link, last_link=link == chain.count, number=self._next()
+        )
+        return JobPlan(submitted, self.grader, chain.minutes, depends)
+
+    def _report(self, depends: str) -> JobPlan:
+        submitted = Submitted(name=self._name("report"), role="report", number=self._next())
+        limit_s = self._limit_s(self.profile.report)
+        minutes = REPORT_MINUTES if limit_s is None else min(REPORT_MINUTES, max(1, int(limit_s // 60)))
+        return JobPlan(submitted, self.profile.report, minutes, depends)
+
+    def _with_grader(self) -> JobKind:
+        """What an agent's job asks for that brings its grader along."""
+        memory = [_mebibytes(kind.memory) for kind in (self.agent, self.grader) if kind.memory]
+        cpus = [kind.cpus for kind in (self.agent, self.grader) if kind.cpus]
+        return self.agent.model_copy(
+            update={
+                "gpus": (self.agent.gpus or 0) + (self.grader.gpus or 0),
+                "cpus": sum(cpus) or None,
+                "memory": f"{sum(memory)}M" if memory else None,
+            }
+        )
+
+    def _limit_s(self, kind: JobKind) -> float | None:
+        partition = kind.partition or self.profile.partition
+        bounds = [kind.time, self.profile.limits.max_time, self.site.limit_s(partition)]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _name(self, role: str) -> str:
+        return f"{self.spec.name[:NAME_CHARS]}.{role}.{self.uid}"
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+
+def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple[list[str], int]]:
+    """Runs in arrays of like size, none above `max_array_size`, each with its share of the throttle."""
+    if not runs:
+        return []
+    count = math.ceil(len(runs) / max_array_size)
+    size, larger = divmod(len(runs), count)
+    share, more = divmod(parallel, count)
+    parts: list[tuple[list[str], int]] = []
+    start = 0
+    for place in range(count):
+        length = size + (place < larger)
+        throttle = max(1, share + (place < more))
+        parts.append((list(runs[start : start + length]), min(throttle, length)))
+        start += length
+    return parts
+
+
+def _mebibytes(memory: str) -> int:
+    """Slurm's 64G in MiB."""
+    return math.ceil(int(memory[:-1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}[memory[-1]])

@@ -1,0 +1,102 @@
+"""How long jobs must be, and how many of them make up a budget that is longer than one job may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.experiment import Budget, ExperimentSpec
+from autorl_hpc.states import Fault
+
+START_S = 60.0
+"""From a job's first line to the agent's: a copy of the base model, an import."""
+
+END_S = 120.0
+"""For what was dropped last: intake and the seal."""
+
+EARLY_S = 60.0
+"""Slurm checks limits every half minute or so: its signal was seen up to a minute early."""
+
+LEAST_USE_S = 30.0
+"""A link that leaves the agent less than this is no link."""
+
+MAX_LINKS = 100
+GIVE_BACK_SHARE = 0.5
+"""Of a budget, as the supervisor gives it back at most."""
+
+GRADER_S = 86400.0
+"""A grader's job where neither the profile nor the partition says how long: a day."""
+
+CLOSING_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """A chain of jobs for one run or one grader."""
+
+    count: int
+    minutes: int
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60))
+
+
+def _floor_minutes(seconds: float) -> int:
+    return max(1, math.floor(seconds / 60))
+
+
+def given_back_at_most_s(budget: Budget) -> float:
+    """Time that waiting for graders may add to a run."""
+    return min(budget.give_back_cap_s, budget.wall_clock_s * GIVE_BACK_SHARE)
+
+
+def agent_links(budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str) -> Links:
+    """The jobs of one run: one where the limit allows it, else a chain with one link to spare.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+
+    Raises:
+        AutorlError: a job is too short to be of use, or too many of them would be needed.
+    """
+    work_s = budget.wall_clock_s + given_back_at_most_s(budget) + END_S
+    around_s = START_S + profile.signal_before_end_s + EARLY_S
+    if limit_s is None or work_s + around_s <= limit_s:
+        return Links(1, _minutes(work_s + around_s))
+    use_s = limit_s - around_s
+    if use_s < LEAST_USE_S:
+        raise AutorlError(
+            f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: "
+            "nothing is left for the agent",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile",
+            exit_code=Exit.USAGE,
+        )
+    count = math.ceil(work_s / use_s) + 1
+    if count > MAX_LINKS:
+        raise AutorlError(
+            f"field `budget`: {budget.wall_clock_s:.0f} s would need {count} jobs of {limit_s:.0f} s in a row",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="use a partition with longer jobs, or a smaller budget",
+            exit_code=Exit.USAGE,
+        )
+    return Links(count, _floor_minutes(limit_s))
+
+
+def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
+    """From the first agent's start to the last closing, queues left out."""
+    rounds = math.ceil(runs / spec.parallel) if runs else 0
+    return rounds * agent.count * agent.minutes * 60 + CLOSING_S
+
+
+def grader_links(spec: ExperimentSpec, runs: int, agent: Links, limit_s: float | None) -> Links:
+    """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last."""
+    long_s = expected_s(spec, runs, agent)
+    minutes = _floor_minutes(limit_s) if limit_s is not None else _minutes(min(GRADER_S, 2 * long_s))
+    needed = math.ceil(long_s / (minutes * 60)) + 1
+    return Links(min(MAX_LINKS, max(spec.grader.chain, needed)), minutes)

@@ -1,0 +1,71 @@
+"""Starts the jobs of a prepared experiment, here or on a cluster, and says what runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from autorl_hpc.cluster import look
+from autorl_hpc.cluster.board import Board, names_of, read_submitted
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.launch import local, slurm
+from autorl_hpc.launch.launcher import Plan
+from autorl_hpc.records.run import ExperimentRecord
+
+
+def start(planned: Plan, record: ExperimentRecord) -> dict[str, Any]:
+    """Submits what is missing; the facts of this launch.
+
+    Raises:
+        AutorlError: the jobs could not be started, or jobs of another cluster still work on the experiment.
+    """
+    _refuse_two_places(planned)
+    if record.cluster is None:
+        jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record)]
+        said = f"{len(jobs)} jobs running"
+    else:
+        done = slurm.submit(planned.experiment, record)
+        jobs = [f"{job.role}:{job.job_id}" for job in done]
+        count = Counter("graders" if job.role.startswith("grader-") else job.role for job in done)
+        said = ", ".join(f"{number} x {role}" for role, number in count.items())
+        said = f"submitted to {record.cluster.name}: {said}" if said else "its jobs are all in the queue already"
+    return {
+        "experiment": str(planned.experiment.path),
+        "cluster": record.cluster.name if record.cluster else "local",
+        "runs": len(planned.cells),
+        "new": len(planned.new),
+        "finished": len(planned.finished),
+        "jobs": jobs,
+        "said": said,
+    }
+
+
+def _refuse_two_places(planned: Plan) -> None:
+    """An experiment works in one place at a time: its jobs there would be submitted here again."""
+    experiment = planned.experiment
+    here = "local" if planned.cluster is None else planned.cluster.name
+    if planned.cluster is not None and alive_jobs(experiment):
+        there: str | None = "local"
+    else:
+        jobs = read_submitted(experiment)
+        there = None
+        if jobs is not None and jobs.submitted and jobs.cluster != here:
+            board = Board.of(jobs, look.jobs(names_of(jobs)))
+            there = jobs.cluster if board.alive() else None
+    if there is not None:
+        raise AutorlError(
+            f"jobs of this experiment still work on cluster `{there}`",
+            where=experiment.path,
+            next_step=f"launch with `--cluster {there}`, or end them first: autorl-hpc cancel {experiment.path}",
+        )
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    head = f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before)"
+    return (
+        f"{head}, {facts['said']}\n"
+        f"watch them:  autorl-hpc status {facts['experiment']} --watch\n"
+        f"then:        autorl-hpc report {facts['experiment']}"
+    )

@@ -1,0 +1,155 @@
+"""A cluster's profile, and the jobs that were submitted to it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.experiment import Duration, Resources, Table
+from autorl_hpc.records.names import Name
+
+
+def _one_line(value: str) -> str:
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise ValueError("must be one line without control characters")
+    return value
+
+
+def _lines(value: Any) -> Any:
+    """One text for a list of one; a block of text for its lines."""
+    if isinstance(value, str):
+        value = [line for line in value.splitlines() if line.strip()]
+    return tuple(value) if isinstance(value, list) else value
+
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=2000), AfterValidator(_one_line)]
+Lines = Annotated[tuple[Line, ...], BeforeValidator(_lines)]
+OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
+
+
+class Wording(Table):
+    """The fields of sbatch that sites differ in. In a kind of job they stand in the place of the profile's."""
+
+    partition: Line | None = None
+    account: Line | None = None
+    qos: Line | None = None
+    constraint: Line | None = None
+    reservation: Line | None = None
+    gpu_type: Line | None = Field(None, description="Such as a100: `gpu:a100:2`.")
+    sbatch: dict[OptionName, str | int | bool] = Field(
+        default_factory=dict, description="Further options of sbatch, such as `mail-type: END`; true: a bare flag."
+    )
+
+
+class JobKind(Wording):
+    """What one kind of job asks for."""
+
+    gpus: int | None = Field(None, ge=0, le=64)
+    cpus: int | None = Field(None, ge=1, le=1024)
+    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
+        None, description="Such as 64G; left out: the partition's default."
+    )
+    time: Duration | None = Field(
+        None, description="Time limit. Of agents: at most this a job; a longer budget becomes a chain of jobs."
+    )
+
+    def resources(self, wanted: Resources | None) -> JobKind:
+        """This kind with what an experiment asks for in its place."""
+        given = {} if wanted is None else {k: v for k, v in wanted.model_dump().items() if v is not None}
+        return self.model_copy(update=given)
+
+
+class Container(Table):
+    """An image that jobs run in."""
+
+    image: Line = Field(description="Path of the image; $VARS are those of the job.")
+    runtime: Literal["apptainer", "singularity"] = "apptainer"
+    options: tuple[Line, ...] = ("--nv",)
+    python: Line = "python3"
+
+
+class Limits(Table):
+    """What the site allows, where Slurm's own answer is not to be trusted or not to be had."""
+
+    max_time: Duration | None = Field(None, description="Of one job; left out: the partition's, as Slurm tells it.")
+    max_array_size: int | None = Field(None, ge=1, description="MaxArraySize: the highest index is one less.")
+
+
+class ClusterProfile(Record, Wording):
+    """jobs/clusters/<name>.yaml: how jobs are asked for on one cluster."""
+
+    name: Name
+    description: str = ""
+    scheduler: Literal["slurm", "local"] = "slurm"
+    gpu_wording: Literal["gres", "gpus", "gpus-per-node", "none"] = Field(
+        "gres", description="How GPUs are asked for: --gres=gpu:N, --gpus=N, --gpus-per-node=N, or not at all."
+    )
+    modules: Annotated[tuple[Line, ...], BeforeValidator(_lines)] = ()
+    setup: Lines = Field((), description="Lines of bash before the payload, after the modules.")
+    python: Line | None = Field(None, description="The Python of jobs; left out: the one that launches.")
+    container: Container | None = None
+    scratch: Line | None = Field(
+        None,
+        description="Folder of the workspaces, with $VARS of the login node; shared by all nodes. Left out: scratch/ of the root.",
+    )
+    limits: Limits = Limits()
+    signal_before_end_s: Duration = Field(
+        90.0,
+        validation_alias=AliasChoices("signal_before_end_s", "signal_before_end"),
+        description="How long before a job's end it is told. Slurm may be up to a minute early.",
+    )
+    requeue: bool = Field(True, description="Whether Slurm puts jobs of a dead node, or preempted ones, back in line.")
+    agent: JobKind = JobKind(gpus=1)
+    grader: JobKind = JobKind(gpus=1)
+    report: JobKind = JobKind(gpus=0, cpus=1)
+
+
+class Submitted(Strict):
+    """One sbatch call. `name` is our own id of it: the scheduler may give a job number out again."""
+
+    name: str
+    role: str = Field(description="agents, grader-<i> or report.")
+    link: int = Field(1, ge=1, description="Its place in a chain.")
+    last_link: bool = True
+    runs: tuple[str, ...] = Field((), description="Of an array: the run of each index.")
+    number: int = Field(ge=1, description="Counts the sbatch calls of an experiment: tells links of one name apart.")
+    job_id: str | None = Field(None, description="What sbatch answered; null: it was not called, or never answered.")
+    submitted_at: str = ""
+    taken_back: bool = False
+
+
+class SlurmJobs(Record):
+    """jobs/slurm.json: every job that launches submitted; written by `launch` alone."""
+
+    uid: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")] = Field(
+        description="Of this experiment, in the name of each of its jobs."
+    )
+    cluster: Name
+    submitted: tuple[Submitted, ...] = ()
+
+
+class SeenJob(Strict):
+    """One job, or one task of an array, as the scheduler last told it."""
+
+    name: str
+    number: int | None = Field(None, description="Of the sbatch call, from the job's comment.")
+    job_id: str = Field(description="As people write it: 123, or 123_4 for a task of an array.")
+    index: int | None = None
+    state: str = Field(description="Slurm's word, as it is.")
+    reason: str | None = None
+    nodes: str | None = None
+    restarts: int = 0
+    exit_code: str | None = Field(
+        None, description="code:signal, known of ended jobs once scontrol or sacct was asked."
+    )
+    submitted_at: str | None = None
+
+
+class SeenJobs(Record):
+    """jobs/seen.json: what the watcher last saw; written by the grader that holds the watcher's claim."""
+
+    counter: int = 0
+    jobs: tuple[SeenJob, ...] = ()
+    trouble: str | None = Field(None, description="Why the scheduler could not be asked.")

@@ -1,0 +1,108 @@
+"""The end of a run's part: what it used of its budget, its seal, and what is queued for the graders then."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Linked
+from autorl_hpc.files.queue import put
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.exchange import QueueEntry
+from autorl_hpc.records.ledger import Sealed
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EndedBy, EntryKind, Fault, QueueKind
+from autorl_hpc.supervise.budget import read_clock
+from autorl_hpc.supervise.chain import Chain, Superseded
+from autorl_hpc.supervise.processes import end_all
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+
+class Seals:
+    """Seals one run."""
+
+    def __init__(self, experiment: ExperimentDir, record: RunRecord, chain: Chain) -> None:
+        self.experiment = experiment
+        self.run = experiment.run(record.run_id)
+        self.record = record
+        self.chain = chain
+        self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
+
+    def used_so_far(self, view: RunView) -> tuple[float, float, float]:
+        """Elapsed, given back and suspended seconds of all earlier attempts, from whoever knew last."""
+        clock = read_clock(self.run.clock)
+        elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
+        if clock is not None:
+            elapsed_s = max(elapsed_s, clock.elapsed_s)
+        for number in range(1, view.attempt + 1):
+            left = reading.read_json_or_none(self.elapsed_file(number))
+            if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
+                elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
+        return elapsed_s, clock.given_back_s if clock else 0.0, clock.suspended_s if clock else 0.0
+
+    def elapsed_file(self, attempt: int) -> Path:
+        return self.run.path / f"elapsed-{attempt}.json"
+
+    def write(self, body: Sealed) -> None:
+        """Commits the seal unless one stands, or a newer attempt has begun.
+
+        Raises:
+            Superseded: so it is.
+        """
+
+        def taken(entries: Sequence[Linked]) -> bool:
+            view = RunView.of(entries)
+            return view.sealed is not None or view.attempt > self.chain.attempt
+
+        written = self.chain.ledger.append(EntryKind.SEALED, body, role="supervisor", unless=taken)
+        if written is None and RunView.of(self.chain.ledger.entries).sealed != body:  # equal: an earlier try wrote it
+            raise Superseded
+        self.chain.look()
+
+    def without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
+        end_all(os.getpid(), self.marks)
+        view = self.chain.look()
+        elapsed_s, given_back_s, _ = self.used_so_far(view)
+        self.chain.attempt = view.attempt
+        body = Sealed(
+            submissions=tuple(s.submission_id for s in view.accepted()),
+            ended_by=ended_by,
+            exit_code=None,
+            elapsed_s=elapsed_s,
+            given_back_s=given_back_s,
+            refused=len(view.refused()),
+            fault=fault,
+            reason=reason,
+        )
+        try:
+            self.write(body)
+        except Superseded:
+            log.warning("another supervisor of this run is at work: leaving it alone")
+            return 0
+        self.queue_closing()
+        return 0
+
+    def queue_closing(self) -> None:
+        """Queues what a sealed run still needs: its scores, should a kill have come between ledger and queue; its end."""
+        view = self.chain.look()
+        if view.closed is not None:
+            return
+        for submission in view.unscored():
+            put(self.experiment.queue, self._queue_entry(QueueKind.FEEDBACK, submission.submission_id))
+        put(self.experiment.queue, self._queue_entry(QueueKind.CLOSE))
+
+    def _queue_entry(self, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
+        return QueueEntry(
+            kind=kind,
+            run_id=self.run.run_id,
+            submission_id=submission_id,
+            task=self.record.science.task,
+            base_model=self.record.science.base_model,
+            recipe_hash=self.record.recipe_hash,
+        )
