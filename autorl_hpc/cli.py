@@ -216,6 +216,36 @@ def verify(
 
 
 @app.command()
+def doctor(
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="A profile of jobs/clusters/, or its file: what its jobs would meet."),
+    ] = None,
+    no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit nothing: what needs a job stays unknown.")] = False,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the cluster and this host: what works, what follows, what to do; exit code 1 if there is a problem.
+
+    Submits two jobs of some minutes at most, one with a GPU if the profile's agents have one, and takes them back.
+
+    Example: autorl-hpc doctor --cluster mine
+    """
+    from autorl_hpc.doctor import api
+
+    findings = api.diagnose(_root(root).path, cluster, jobs=not no_jobs, say=_say)
+    if as_json:
+        _print_json(api.as_json(findings))
+    else:
+        from rich.console import Console
+
+        from autorl_hpc.doctor.page import show
+
+        show(findings, Console())
+    raise typer.Exit(api.exit_code(findings))
+
+
+@app.command()
 def cancel(
     experiment: Annotated[Path, typer.Argument(help="The experiment's folder.")],
     runs: Annotated[list[str] | None, typer.Argument(help="Run ids (default: all).")] = None,

@@ -22,27 +22,27 @@ def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
         AutorlError: the file is damaged.
         OSError: it can't be read.
     """
-    path = experiment.jobs / SUBMITTED_NAME
-    if SUBMITTED_NAME not in reading.list_names(experiment.jobs):
+    path = experiment.path / SUBMITTED_NAME  # not in jobs/: should that be deleted, the watcher must still know its jobs
+    if SUBMITTED_NAME not in reading.list_names(experiment.path):
         return None
     return parse_record(SlurmJobs, reading.read_json(path), path)
 
 
 def write_submitted(experiment: ExperimentDir, jobs: SlurmJobs) -> None:
-    """Replaces jobs/slurm.json."""
-    atomic.write_json(experiment.jobs / SUBMITTED_NAME, jobs.model_dump(mode="json"))
+    """Replaces slurm.json."""
+    atomic.write_json(experiment.path / SUBMITTED_NAME, jobs.model_dump(mode="json"))
 
 
 def read_seen(experiment: ExperimentDir) -> SeenJobs:
     """What the watcher last saw; nothing where it never looked or the file can't be read now."""
-    path = experiment.jobs / SEEN_NAME
+    path = experiment.path / SEEN_NAME
     value = reading.read_json_or_none(path)
     return SeenJobs() if value is None else parse_record(SeenJobs, value, path)
 
 
 def write_seen(experiment: ExperimentDir, seen: SeenJobs) -> None:
-    """Replaces jobs/seen.json."""
-    atomic.write_bytes(experiment.jobs / SEEN_NAME, seen.canonical() + b"\n")
+    """Replaces seen.json."""
+    atomic.write_bytes(experiment.path / SEEN_NAME, seen.canonical() + b"\n")
 
 
 @dataclass(frozen=True)

@@ -78,14 +78,24 @@ def failed(client: str, words: str) -> SchedulerError:
 
 
 ADVICE = (
-    ("invalid account", "set `account` in the cluster's profile to one of yours: sacctmgr show user -s $USER"),
+    ("invalid account", "set `account` in the cluster's profile to one of yours: sacctmgr show assoc user=$USER"),
     ("invalid partition", "set `partition` in the cluster's profile to one that sinfo shows"),
+    ("not permitted to use this partition", "set `partition` in the cluster's profile to one that you may use"),
     ("invalid qos", "set `qos` in the cluster's profile to one that your account has"),
+    ("invalid feature", "set `constraint` in the cluster's profile to features that sinfo -o %f shows"),
+    ("reservation is invalid", "set `reservation` in the profile to one that scontrol show reservation lists"),
     ("requested node configuration is not available", "ask for fewer GPUs, CPUs or less memory than one node has"),
+    ("more processors requested than permitted", "ask for fewer CPUs than one node has"),
+    ("memory specification", "ask for less memory than one node has"),
     ("invalid generic resource", "set `gpu_wording` and `gpu_type` in the profile as sinfo -o %G shows them"),
     ("requested time limit is invalid", "set `limits: {max_time: ...}` in the profile to what the partition allows"),
-    ("array", "set `limits: {max_array_size: N}` in the profile to what scontrol show config says"),
-    ("submit limit", "wait until some of your jobs have ended, or launch fewer runs at once"),
+    ("invalid job array", "set `limits: {max_array_size: N}` in the profile to what scontrol show config says"),
+    # Before a refusal by policy, the limit that was met stands in a line of its own.
+    ("maxwall", "set `limits: {max_time: ...}` in the profile to MaxWall of your qos or account"),
+    ("submitjob", "wait until some of your jobs have ended, or launch fewer runs at once"),
+    ("maxjobs", "wait until some of your jobs have ended, or launch fewer runs at once"),
+    ("maxgres", "ask for fewer GPUs a job: your qos or account has a limit"),
+    ("pertres", "ask for fewer GPUs, CPUs or less memory a job: your qos or account has a limit"),
     ("job violates accounting/qos policy", "your account's limits forbid it: fewer jobs, shorter, or another qos"),
     ("unable to contact slurm controller", "the scheduler is down: the same command again, later"),
     ("socket timed out", "the scheduler is busy or down: the same command again, later"),

@@ -5,14 +5,21 @@ Measured on Slurm 22.05; see docs/clusters.md for the table.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from autorl_hpc.cluster.board import Task
 from autorl_hpc.states import EXIT_RESUME, EndedBy, Fault, JobState
 
 LOG_TAIL_BYTES = 8192
-MEMORY_WORDS = ("exceeded memory limit", "oom-kill", "oom_kill", "out of memory", "outofmemory", "out-of-memory")
+MEMORY_WORDS = (
+    *("exceeded memory limit", "exceeded job memory limit", "exceeded step memory limit"),
+    *("oom-kill", "oom_kill", "out of memory", "out-of-memory"),
+)
 """What slurmstepd writes into the job's log when the memory ran out, while the state may say FAILED."""
+
+SLURM_SPEAKS = ("slurmstepd", "srun:", "slurmd")
+"""How lines of Slurm itself begin: "CUDA out of memory" of a grader in the same job is another matter."""
 
 CREDENTIAL = "job credential revoked"
 CLUSTER_WORDS = {
@@ -47,10 +54,10 @@ def explain(task: Task, *, began: bool, log_tail: str | None) -> Ending:
     if seen is None or task.state is JobState.GONE:
         number = task.submitted.job_id or "that was never numbered"
         return _cluster(f"the scheduler doesn't know job {number} any more: it lost it, or it ended long ago unseen")
-    word = seen.state.replace("+", " ").split()[0].upper()
+    word = (seen.state.replace("+", " ").replace(",", " ").split() or [""])[0].upper()
     code, _, by_signal = (seen.exit_code or "").partition(":")
     log = (log_tail or "").lower()
-    what = f"job {seen.job_id} ended {seen.state}" + (f" {seen.exit_code}" if seen.exit_code else "")
+    what = f"job {seen.job_id} ended {seen.state}" + (f" {seen.exit_code}" if seen.exit_code not in (None, "0:0") else "")
     if word == "CANCELLED":
         return _cancelled(what, seen.state, seen.reason)
     out_of_memory = word == "OUT_OF_MEMORY" or (word == "FAILED" and (by_signal == "125" or _mentions_memory(log)))
@@ -82,13 +89,14 @@ def explain(task: Task, *, began: bool, log_tail: str | None) -> Ending:
 def _cancelled(what: str, word: str, reason: str | None) -> Ending:
     if reason == "DependencyNeverSatisfied":
         return _cluster(f"{what}: what it waited for can't come any more")
-    if word.rstrip().endswith(" by 0"):
+    if word.rstrip().endswith(" by 0") and os.geteuid() != 0:
         return _cluster(f"{what}: the administrators cancelled it")
     return Ending(EndedBy.CANCELLED, None, f"{what}: cancelled by scancel")
 
 
 def _mentions_memory(log: str) -> bool:
-    return any(words in log for words in MEMORY_WORDS)
+    lines = [line.strip() for line in log.splitlines()]
+    return any(words in line for line in lines if line.startswith(SLURM_SPEAKS) for words in MEMORY_WORDS)
 
 
 def _cluster(reason: str) -> Ending:

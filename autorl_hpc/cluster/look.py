@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 
 from autorl_hpc.cluster import commands
@@ -101,10 +102,11 @@ def _completed(job: SeenJob, words: dict[str, str]) -> SeenJob:
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
-    """Our jobs by sacct, or None where there is no accounting. Several records of one job: the last stands.
+    """Our jobs by sacct, or None where there is no accounting or its database can't be reached. Several records of one job:
+    the last stands.
 
     Raises:
-        SchedulerError: accounting is there and doesn't answer.
+        SchedulerError: sacct failed otherwise.
     """
     argv = [
         *("sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={SEPARATOR}", f"--uid={os.geteuid()}"),
@@ -159,16 +161,20 @@ def cancel(job_ids: Sequence[str]) -> None:
 
 
 def own_job() -> tuple[str, float | None] | None:
-    """This process's job: Slurm's word for its state and the seconds until its time limit; None if it can't be told."""
+    """This process's job: Slurm's word for its state and the seconds until its time limit; None if it can't be told.
+
+    Where squeue can't be asked (inside a container), newer versions of Slurm tell the end in a variable.
+    """
     job_id = os.environ.get("SLURM_JOB_ID")
     if job_id is None:
         return None
     try:
         text = commands.run(["squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T %L"])
     except commands.SchedulerError:
-        return None
+        end = os.environ.get("SLURM_JOB_END_TIME", "")
+        return ("RUNNING", int(end) - time.time()) if end.isdigit() else None
     state, _, left = text.strip().partition(" ")
-    return state, duration_s(left.strip())
+    return (state, duration_s(left.strip())) if state else None
 
 
 def duration_s(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -13,6 +14,16 @@ from autorl_hpc.states import Fault
 
 DEFAULT_MAX_ARRAY_SIZE = 1001
 """Slurm's own default: where nothing can be asked, nothing larger is risked."""
+
+HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
+"""A user's own defaults of sbatch, which stand where the profile says nothing. sbatch itself would put them above the script."""
+
+
+def habit(field: str) -> str | None:
+    """The user's own default of a field; in the submitting process it stands under another name."""
+    name = HABITS.get(field, "")
+    value = os.environ.get(f"AUTORL_{name}") or os.environ.get(name)
+    return value if value and value.isprintable() else None  # it goes into one line of a script
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,12 @@ def ask(profile: ClusterProfile) -> Site:
             times[name] = min(bounds)
             if default:
                 times[None] = times[name]
+    own = habit("partition")
+    if own:  # where the profile names none, jobs go there
+        times.pop(None, None)
+        limit_s = Site(size, times).limit_s(own)
+        if limit_s is not None:
+            times[None] = limit_s
     return Site(size, times)
 
 

@@ -216,7 +216,7 @@ class Watcher(threading.Thread):
             return None
 
     def _note(self, trouble: str | None) -> None:
-        """Writes jobs/seen.json where something changed."""
+        """Writes seen.json where something changed."""
         if self._generation is None:
             return
         jobs = tuple(sorted(self._seen.values(), key=lambda job: (job.name, job.number or 0, job.index or 0)))

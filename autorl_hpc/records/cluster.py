@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints, field_validator
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.experiment import Duration, Resources, Table
@@ -17,6 +17,12 @@ def _one_line(value: str) -> str:
     return value
 
 
+def _no_escape(value: str) -> str:
+    if "\\" in value:
+        raise ValueError("must not hold a backslash: sbatch takes it for an escape, in quotes too")
+    return value
+
+
 def _lines(value: Any) -> Any:
     """One text for a list of one; a block of text for its lines."""
     if isinstance(value, str):
@@ -25,22 +31,47 @@ def _lines(value: Any) -> Any:
 
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=2000), AfterValidator(_one_line)]
+Option = Annotated[Line, AfterValidator(_no_escape)]
+"""A value of an option of sbatch."""
+
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_lines)]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
+
+OWN_OPTIONS = {
+    **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation", "requeue", "time")),
+    **{"mem": "memory", "cpus-per-task": "cpus", "no-requeue": "requeue", "signal": "signal_before_end"},
+}
+"""Options of sbatch that have a field, and its name where that is another one."""
+
+RESERVED_OPTIONS = {
+    *("job-name", "comment", "array", "dependency", "output", "error", "open-mode"),
+    *("cluster", "clusters", "parsable", "quiet", "test-only", "time-min", "wait", "wrap"),
+}
+"""By these the suite finds its jobs, their order, length and logs, or reads sbatch's answer."""
 
 
 class Wording(Table):
     """The fields of sbatch that sites differ in. In a kind of job they stand in the place of the profile's."""
 
-    partition: Line | None = None
-    account: Line | None = None
-    qos: Line | None = None
-    constraint: Line | None = None
-    reservation: Line | None = None
-    gpu_type: Line | None = Field(None, description="Such as a100: `gpu:a100:2`.")
-    sbatch: dict[OptionName, str | int | bool] = Field(
+    partition: Option | None = None
+    account: Option | None = None
+    qos: Option | None = None
+    constraint: Option | None = None
+    reservation: Option | None = None
+    gpu_type: Option | None = Field(None, description="Such as a100: `gpu:a100:2`.")
+    sbatch: dict[OptionName, Option | int | bool] = Field(
         default_factory=dict, description="Further options of sbatch, such as `mail-type: END`; true: a bare flag."
     )
+
+    @field_validator("sbatch")
+    @classmethod
+    def _not_ours(cls, value: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        for name in value:
+            if name in OWN_OPTIONS:
+                raise ValueError(f"`{name}` has a field of its own: `{OWN_OPTIONS[name] or name}`")
+            if name in RESERVED_OPTIONS:
+                raise ValueError(f"`{name}` can't be changed: the suite sets it, or needs it as it is")
+        return value
 
 
 class JobKind(Wording):
@@ -64,7 +95,7 @@ class JobKind(Wording):
 class Container(Table):
     """An image that jobs run in."""
 
-    image: Line = Field(description="Path of the image; $VARS are those of the job.")
+    image: Line = Field(description="Path of the image; $VARS are those of the job, ~/ is $HOME.")
     runtime: Literal["apptainer", "singularity"] = "apptainer"
     options: tuple[Line, ...] = ("--nv",)
     python: Line = "python3"
@@ -75,6 +106,11 @@ class Limits(Table):
 
     max_time: Duration | None = Field(None, description="Of one job; left out: the partition's, as Slurm tells it.")
     max_array_size: int | None = Field(None, ge=1, description="MaxArraySize: the highest index is one less.")
+
+
+def _one_gpu(value: Any) -> Any:
+    """A table that says nothing of GPUs means one, as no table does."""
+    return {"gpus": 1, **value} if isinstance(value, dict) else value
 
 
 class ClusterProfile(Record, Wording):
@@ -88,7 +124,9 @@ class ClusterProfile(Record, Wording):
     )
     modules: Annotated[tuple[Line, ...], BeforeValidator(_lines)] = ()
     setup: Lines = Field((), description="Lines of bash before the payload, after the modules.")
-    python: Line | None = Field(None, description="The Python of jobs; left out: the one that launches.")
+    python: Line | None = Field(
+        None, description="The Python of jobs, with $VARS of the job or ~/; left out: the one that launches."
+    )
     container: Container | None = None
     scratch: Line | None = Field(
         None,
@@ -101,8 +139,8 @@ class ClusterProfile(Record, Wording):
         description="How long before a job's end it is told. Slurm may be up to a minute early.",
     )
     requeue: bool = Field(True, description="Whether Slurm puts jobs of a dead node, or preempted ones, back in line.")
-    agent: JobKind = JobKind(gpus=1)
-    grader: JobKind = JobKind(gpus=1)
+    agent: Annotated[JobKind, BeforeValidator(_one_gpu)] = JobKind(gpus=1)
+    grader: Annotated[JobKind, BeforeValidator(_one_gpu)] = JobKind(gpus=1)
     report: JobKind = JobKind(gpus=0, cpus=1)
 
 
@@ -121,7 +159,7 @@ class Submitted(Strict):
 
 
 class SlurmJobs(Record):
-    """jobs/slurm.json: every job that launches submitted; written by `launch` alone."""
+    """slurm.json: every job that launches submitted; written by `launch` alone."""
 
     uid: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")] = Field(
         description="Of this experiment, in the name of each of its jobs."
@@ -148,7 +186,7 @@ class SeenJob(Strict):
 
 
 class SeenJobs(Record):
-    """jobs/seen.json: what the watcher last saw; written by the grader that holds the watcher's claim."""
+    """seen.json: what the watcher last saw; written by the grader that holds the watcher's claim."""
 
     counter: int = 0
     jobs: tuple[SeenJob, ...] = ()

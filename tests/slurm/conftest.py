@@ -9,8 +9,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from world import World
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
 NOT_HERE = 77
@@ -129,3 +131,21 @@ def slurm_accounting(new_sandbox: Callable[..., Sandbox]) -> Sandbox:
     sandbox = new_sandbox("--accounting", "--gpu-nodes", "2", "--cpu-nodes", "1")
     sandbox.up()
     return sandbox
+
+
+@pytest.fixture
+def world(staged: Path, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Makes worlds, and clears them away."""
+    made: list[World] = []
+
+    def make(sandbox: Sandbox, **profile: Any) -> World:
+        folder = tmp_path / f"world-{len(made)}"
+        folder.mkdir()
+        made.append(World(staged, folder, sandbox, **profile))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.end()

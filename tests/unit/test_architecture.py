@@ -17,7 +17,7 @@ LEVELS = [
     {"errors", "states", "records"},
     {"files"},
     {"agents", "tasks", "scoring", "rollouts", "cluster"},
-    {"launch", "supervise", "grading", "report", "stage"},
+    {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart"},
     {"cli", "__main__"},
 ]

@@ -6,6 +6,7 @@ Files are read by large sequential reads, never mapped, and hashed on the way: w
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -16,6 +17,7 @@ from typing import Any
 
 from autorl_hpc.files.checkpoint import content_hash as hash_of_parts
 from autorl_hpc.files.checkpoint import read_header, weight_files
+from autorl_hpc.files.faults import again
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded, WeightsChanged
@@ -94,7 +96,7 @@ class TransformersEngine:
         parts: list[Part] = []
         tensors: dict[str, Any] = {}
         for name in weight_files(weights):
-            for spec, data in _read_tensors(weights / name):
+            for spec, data in again(functools.partial(_read_tensors, weights / name)):
                 digest = hashlib.sha256(data).hexdigest()
                 parts.append((spec.name, spec.dtype, spec.shape, digest))
                 flat = torch.frombuffer(data, dtype=getattr(torch, TORCH_NAMES[spec.dtype]))
@@ -195,8 +197,9 @@ class TransformersEngine:
         return sorted(ends)
 
 
-def _read_tensors(path: Path) -> Iterator[tuple[Any, bytearray]]:
+def _read_tensors(path: Path) -> list[tuple[Any, bytearray]]:
     """Every tensor of a file with its bytes, in file order, by sequential reads."""
+    tensors = []
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for spec in sorted(read_header(fd, path.name), key=lambda t: t.begin):
@@ -209,6 +212,7 @@ def _read_tensors(path: Path) -> Iterator[tuple[Any, bytearray]]:
                     raise WeightsChanged(f"{path} is shorter than its header says")
                 view = view[got:]
                 position += got
-            yield spec, data
+            tensors.append((spec, data))
     finally:
         os.close(fd)
+    return tensors

@@ -1,0 +1,157 @@
+"""What the doctor's own jobs ask for and run: worded as the profile words real ones, submitted by one function."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.cluster import commands
+from autorl_hpc.cluster.site import habit
+from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.records.cluster import ClusterProfile, JobKind
+
+SUBMIT_LIMIT_S = 60.0
+SHORT_MINUTES = 8
+"""Of a probe's job: what a pair may take at most, with a wait for its partner."""
+
+OURS = {"job-name", "output", "error", "time", "array", "dependency", "comment", "signal", "mail-type", "mail-user"}
+OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begin", "open-mode", "chdir", "wrap"}
+"""Options of a profile that a probe sets itself, or that would change what it is."""
+
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+"""What a job has in its environment, other processes of the same user can read: probes need none of it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks for.
+
+    Attributes:
+        kind: of the profile's jobs; its GPUs, CPUs and memory are asked for as they stand.
+    """
+
+    profile: ClusterProfile | None
+    kind: JobKind
+    minutes: int = SHORT_MINUTES
+    exclude: str | None = None
+
+    def options(self) -> list[str]:
+        """For sbatch, without name and output."""
+        profile, kind = self.profile, self.kind
+        options = [f"--time={self.minutes}", "--no-requeue", "--open-mode=append"]
+        for field in ("partition", "account", "qos", "constraint", "reservation"):
+            value = getattr(kind, field) or (getattr(profile, field) if profile else None) or habit(field)
+            options += [f"--{field}={value}"] if value else []
+        options += [f"--cpus-per-task={kind.cpus}"] if kind.cpus else []
+        options += [f"--mem={kind.memory}"] if kind.memory else []
+        options += [f"--exclude={self.exclude}"] if self.exclude else []
+        return [*options, *self._gpus(), *self._further()]
+
+    def describe(self) -> str:
+        """Such as `1 GPU, 1 CPU, 8 min in gpu`."""
+        kind, profile = self.kind, self.profile
+        where = kind.partition or (profile.partition if profile else None) or habit("partition")
+        counts = [(kind.gpus, "GPU"), (kind.cpus, "CPU")]
+        parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
+        return ", ".join([*parts, f"{self.minutes} min"]) + f" in {where or 'the default partition'}"
+
+    def _gpus(self) -> list[str]:
+        wording = self.profile.gpu_wording if self.profile else "gres"
+        if not self.kind.gpus or wording == "none":
+            return []
+        kind = self.kind.gpu_type or (self.profile.gpu_type if self.profile else None)
+        typed = ":".join(part for part in (kind, str(self.kind.gpus)) if part)
+        return [f"--gres=gpu:{typed}"] if wording == "gres" else [f"--{wording}={typed}"]
+
+    def _further(self) -> list[str]:
+        given = {**(self.profile.sbatch if self.profile else {}), **self.kind.sbatch}
+        kept = {name: value for name, value in given.items() if name not in OURS and value is not False}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in kept.items()]
+
+
+def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
+    """What sbatch prints and what it says beside that; the script is its input.
+
+    Raises:
+        SchedulerError: it refused, is not here, or did not answer.
+    """
+    env = {
+        name: value for name, value in commands.without_scheduler(os.environ).items() if not SECRET_NAME.search(name)
+    }
+    env.pop("PYTHONPATH", None)
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *options],
+            env={**env, "LC_ALL": "C"},
+            input=script,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SUBMIT_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise commands.failed("sbatch", f"no answer within {SUBMIT_LIMIT_S:.0f} s") from None
+    except OSError as error:
+        raise commands.failed("sbatch", error.strerror or str(error)) from None
+    if done.returncode:
+        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", done.stderr or done.stdout)
+        raise commands.failed("sbatch", words)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+def script(profile: ClusterProfile | None, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
+    """The job of one side: a real job's modules, setup and Python; first what the node shows, beside it the pair."""
+    place = shlex.quote(str(folder))
+    lines = ["#!/bin/bash"]
+    if profile is not None and profile.modules:
+        lines.append("command -v module >/dev/null || source /etc/profile")
+        lines += [f"module load {shlex.quote(name)}" for line in profile.modules for name in line.split()]
+    lines += profile.setup if profile is not None else ()
+    code = shlex.quote(str(PACKAGE.parent))
+    if profile is not None and profile.container is None and (profile.modules or profile.setup):
+        code += "${PYTHONPATH:+:$PYTHONPATH}"
+    lines += [f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"]
+    seen = " ".join(shlex.quote(str(path)) for path in (folder.parent, *folders))
+    lines += [
+        f'run() {{ {_python(profile, [folder.parent, *folders])} "$@"; }}',
+        f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
+        f"run -m autorl_hpc.doctor.node {place}/node-{side}.json {gpus} {seen} >node-{side}.log 2>&1 &",
+        f"run pair.py {place} {side}",
+    ]
+    return "\n".join([*lines, "wait", ""])
+
+
+def _python(profile: ClusterProfile | None, folders: Sequence[Path]) -> str:
+    if profile is None or (profile.container is None and profile.python is None):
+        return shlex.quote(sys.executable)
+    if profile.container is None:
+        return _with_variables(profile.python or "")
+    container = profile.container
+    words = [*container.options, *(f"--bind={folder}" for folder in folders)]
+    options = " ".join(shlex.quote(word) for word in words)
+    return f"{container.runtime} exec {options} {_with_variables(container.image)} {shlex.quote(container.python)}"
+
+
+def _with_variables(text: str) -> str:
+    """`text` for the job's shell, which fills in $NAME and ${NAME}, takes ~/ for the home folder, and does nothing else."""
+    if text.startswith("~/"):
+        text = "$HOME" + text[1:]
+    variable = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
+    quoted = re.sub(variable + r'|[\\"`$]', lambda m: m[0] if len(m[0]) > 1 else "\\" + m[0], text)
+    return f'"{quoted}"'
+
+
+def cancel(name: str) -> None:
+    """Whatever runs or waits under this name of ours: also a job whose number sbatch never told.
+
+    Raises:
+        SchedulerError: the scheduler doesn't answer.
+    """
+    commands.run(["scancel", f"--name={name}", f"--user={os.geteuid()}"])

@@ -1,0 +1,249 @@
+"""What everyday clusters do to jobs, one a test. Each run ends finished or with its right fault, with nothing lost, nothing
+twice, and the budget that was really used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers import SUBMITS_ONE
+from world import BEATS, World, kill
+
+from autorl_hpc.states import EndedBy, Fault
+from autorl_hpc.supervise.processes import descendants
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+MakeWorld = Callable[..., World]
+SMALL = ("--gpu-nodes", "1", "--gpus", "2", "--cpu-nodes", "1")
+
+EATS = """#!/usr/bin/env bash
+cd "$WORKSPACE"
+echo "attempt $AUTORL_ATTEMPT" >> output/attempts
+exec python3 -c '
+import time
+block = []
+while True:
+    block.append(bytearray(b"x" * 50_000_000))
+    time.sleep(0.02)
+'
+"""
+
+
+def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": "20s"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
+    slurm.client("scontrol", "requeue", here.job_of("agents", 0))
+    here.wait_agent(run, attempt=2)
+    here.wait_over()
+    here.assert_whole()
+    here.assert_budget(run)
+    assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
+    assert abs(here.really_ran_s(run) - 20) < 3
+
+
+def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    here = world(sandbox, agent={"partition": "preempt"})
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": "20s"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
+    high = sandbox.sbatch("sleep 3", "--partition=gpu", "--gres=gpu:1", "--output=/dev/null")
+    here.until(lambda: here.view(run).ended, 15, "the first attempt to stop cleanly")
+    assert here.view(run).ended[0].reason.startswith("signal ")
+    sandbox.wait(high, "COMPLETED", seconds=60)
+    here.wait_agent(run, attempt=2)
+    here.wait_over()
+    here.assert_whole()
+    here.assert_budget(run)
+    assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
+
+
+def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
+    sandbox.up()
+    here = world(sandbox, agent={"sbatch": {"exclude": "gpu01"}}, grader={"sbatch": {"exclude": "gpu02"}})
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": "60s"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    job = here.job_of("agents", 0)
+    kill(sandbox.pid("slurmd.gpu02"))
+    sandbox.client("scontrol", "update", f"jobid={job}", "ExcNodeList=", check=False)
+    here.until(lambda: sandbox.state(job) == "PENDING", 60, "the job to be put back in line")
+    assert len(here.view(run).attempts) == 1
+    sandbox.up()  # slurmd is back while the first attempt still works: two may be alive at once
+    here.wait_agent(run, attempt=2, seconds=60)
+    here.wait_over(120)
+    here.assert_whole()
+    here.assert_budget(run)
+    assert len(here.view(run).attempts) >= 2
+    assert here.processes_here() == []
+
+
+def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
+    sandbox.up()
+    here = world(
+        sandbox, requeue=False, agent={"sbatch": {"nodelist": "gpu02"}}, grader={"sbatch": {"nodelist": "gpu01"}}
+    )
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": "5m"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    kill(sandbox.pid("slurmd.gpu02"))
+    here.until(lambda: here.view(run).closed, 90, "the run to be closed")
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "ended NODE_FAIL: its node failed" in (sealed.reason or "")
+    sandbox.up()
+    here.wait_over()
+    here.assert_whole()
+    assert here.processes_here() == []
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., Sandbox], when: str) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    here = world(sandbox)
+    here.agent("one", SUBMITS_ONE + "sleep 4\n")
+    here.launch(["one", "null"], parallel=1)
+    if when == "later":
+        here.wait_agent_any()
+    kill(sandbox.pid("slurmctld"))
+    sandbox.up()
+    if when == "at once":  # jobs may be lost without a trace: what is missing is submitted anew
+        here.launch()
+    here.until(lambda: here.finished(here.runs) or here.launch(), 120, "all runs to be closed")
+    here.wait_over(120)
+    here.assert_whole()
+    assert here.view(here.runs[0]).closed.selected == 1  # type: ignore[union-attr]
+
+
+def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("eats", EATS)
+    here.launch(["eats"])
+    (run,) = here.runs
+    here.wait_over()
+    here.assert_whole()
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert sealed.fault is Fault.AGENT, sealed
+    assert sealed.ended_by is EndedBy.OUT_OF_MEMORY, sealed
+    assert "memory was used up" in (sealed.reason or "")
+
+
+def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL, "--cgroup")
+    sandbox.up()
+    here = world(sandbox)
+    here.agent("eats", EATS)
+    here.launch(["eats"])
+    (run,) = here.runs
+    here.wait_over()
+    here.assert_whole()
+    sealed = here.view(run).sealed
+    assert sealed is not None and sealed.fault is Fault.AGENT, sealed
+
+
+def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("beats", BEATS)
+    here.launch(["beats"], matrix={"seed": [0, 1]}, parallel=1)
+    here.wait_agent(here.runs[0])
+    here.until(lambda: here.really_ran_s(here.runs[0]) > 2, 20, "some work")
+    slurm.client("scancel", here.job_of("agents"))  # one runs, one waits
+    here.wait_over()
+    here.assert_whole()
+    here.assert_budget(here.runs[0])
+    for run in here.runs:
+        sealed = here.view(run).sealed
+        assert sealed is not None
+        assert (sealed.ended_by, sealed.fault) == (EndedBy.CANCELLED, None), sealed
+        assert "scancel" in (sealed.reason or "")
+
+
+def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("slow", SUBMITS_ONE + "sleep 6\nvariants 1 1\n./submit output/v1 --wait\n")
+    here.launch(["slow"])
+    here.until(lambda: here.view(here.runs[0]).accepted(), 40, "a submission")
+    slurm.client("scancel", here.job_of("grader-0"))
+    slurm.client("scancel", here.job_of("report"))
+    here.wait_over()
+    here.assert_whole()
+    assert len(here.view(here.runs[0]).scores) == 2
+    assert not (here.experiment.report / "index.html").exists()
+    here.run("report", str(here.experiment.path))
+
+
+def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    here = world(sandbox)
+    hog = sandbox.sbatch("sleep 600", "--gres=gpu:1", "--output=/dev/null")
+    sandbox.wait(hog, "RUNNING")
+    here.launch(["null"], matrix={"seed": [0, 1]})
+    here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", 20, "a grader")
+    here.until(here.heartbeats, 20, "the grader's first beat")
+    shutil.rmtree(here.experiment.jobs)
+    sandbox.client("scancel", hog)
+    here.wait_over()
+    for run in here.runs:
+        sealed = here.view(run).sealed
+        assert sealed is not None
+        assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+        assert "0:53: it never ran" in (sealed.reason or ""), sealed
+    here.experiment.jobs.mkdir()
+    here.assert_whole()
+
+
+def test_two_hundred_runs(world: MakeWorld, slurm: Sandbox) -> None:
+    slurm.down()
+    slurm.options = tuple("1001" if option == "10" else option for option in slurm.options)
+    slurm.up()
+    here = world(slurm, agent={"memory": "256M"})
+    here.launch(["null"], matrix={"seed": list(range(200))}, parallel=6)
+    here.wait_over(seconds=280)
+    here.assert_whole()
+    assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
+    assert set(here.queue().values()) == {"COMPLETED"}
+    assert os.listdir(here.experiment.claims) == []
+
+
+def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox) -> None:
+    """Supervisor, keeper and agent alike: what is left is the time that the keeper noted last."""
+    here = world(slurm)
+    here.agent("beats", BEATS)
+    here.launch(["beats"])
+    (run,) = here.runs
+    here.wait_agent(run)
+    here.until(lambda: here.really_ran_s(run) > 6, 20, "six seconds of work")
+    shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
+    assert len(shown) == 1, shown
+    task = int(shown[0])
+    for pid in {task} | descendants(task):
+        kill(pid)
+    here.wait_over()
+    here.assert_whole()
+    here.assert_budget(run)
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER), sealed
+    assert "everything in it was killed" in (sealed.reason or "")

@@ -1,0 +1,137 @@
+"""The whole loop through sbatch on a real Slurm: two agents, a chain of graders, a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers import SUBMITS_ONE
+from world import SLEEPS, World
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+MakeWorld = Callable[..., World]
+
+
+def test_two_agents_a_chain_and_a_report(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("one", SUBMITS_ONE)
+    facts = here.launch_facts(["one", "null"])
+    assert [job.partition(":")[0] for job in facts["jobs"]][:2] == ["grader-0", "agents"]
+    here.wait_over()
+    here.assert_whole()
+    one, null = (here.view(run) for run in here.runs)
+    assert one.closed is not None and one.closed.selected == 1
+    assert null.sealed is not None and null.sealed.fault is None
+    assert (here.experiment.report / "index.html").stat().st_size > 1000
+    assert set(here.queue().values()) == {"COMPLETED"}
+    again = here.launch_facts()
+    assert again["jobs"] == []
+    assert "squeue" not in here.run("status", str(here.experiment.path)).stderr
+
+
+def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox) -> None:
+    here = world(slurm_accounting)
+    here.agent("one", SUBMITS_ONE)
+    here.launch(["one", "null"])
+    here.wait_over()
+    here.assert_whole()
+
+
+def test_arrays_of_at_most_four(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox("--max-array", "4", "--gpu-nodes", "2")
+    sandbox.up()
+    here = world(sandbox)
+    here.launch(["null"], matrix={"seed": list(range(10))}, parallel=3)
+    arrays = [job.runs for job in here.submitted.submitted if job.role == "agents"]
+    assert [len(runs) for runs in arrays] == [4, 3, 3]
+    assert sorted(run for runs in arrays for run in runs) == sorted(here.runs)
+    here.wait_over()
+    here.assert_whole()
+
+
+def test_grader_in_the_agents_own_job(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    shows = SUBMITS_ONE + 'echo "agent has $CUDA_VISIBLE_DEVICES"\n'
+    here.agent("one", shows)
+    here.launch(["one"], grader={"placement": "step"}, matrix={"seed": [0, 1]})
+    assert {job.role for job in here.submitted.submitted} == {"agents", "report"}
+    here.wait_over()
+    here.assert_whole()
+    for run in here.runs:
+        assert here.run_dir(run).agent_log.read_text().splitlines()[-1] == "agent has 0"
+    assert (here.experiment.report / "index.html").exists()
+
+
+def test_nothing_of_a_surrounding_job_leaks_in(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("shows", 'env | grep -E "^(SLURM|SBATCH|MY_API_KEY)" | sort\necho end\n')
+    here.launch(["shows"])
+    here.run("cancel", str(here.experiment.path))
+    spec = here.root.path / "exp.yaml"
+    spec.write_text(spec.read_text().replace("name: exp", "name: inner"))
+    variables = "SBATCH_TIMELIMIT=1 SBATCH_EXPORT=NONE SLURM_CPUS_PER_TASK=3 MY_API_KEY=secret"
+    command = " ".join(
+        [*("env", variables), *("PYTHONPATH=" + here.env["PYTHONPATH"],), sys.executable, "-m autorl_hpc"]
+    )
+    job = slurm.sbatch(
+        f"cd {here.root.path} && {command} launch {spec} --root {here.root.path}",
+        *("--cpus-per-task=2", "--time=3", "--mem=1G", f"--output={here.root.path}/outer.out"),
+    )
+    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (here.root.path / "outer.out").read_text()
+    here.experiment = here.root.experiment("inner")
+    task = slurm.client("scontrol", "-o", "show", "job", here.job_of("agents")).stdout
+    assert "TimeLimit=00:0" in task and "CPUs/Task=1" in task
+    here.wait_over()
+    assert here.run_dir(here.runs[0]).agent_log.read_text() == "end\n"
+    here.assert_whole()
+
+
+@pytest.mark.parametrize("part", ["partition", "gpus"])
+def test_a_refusal_is_told_in_the_schedulers_words_and_nothing_is_left(
+    world: MakeWorld, slurm: Sandbox, part: str
+) -> None:
+    wrong: dict[str, Any] = {"report": {"partition": "nowhere"}} if part == "partition" else {"agent": {"gpus": 9}}
+    here = world(slurm, **wrong)
+    done = here.launch(["null"], check=False)
+    assert done.returncode in (2, 3)
+    expected = "no partition `nowhere`" if part == "partition" else "Requested node configuration is not available"
+    assert expected in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    if part == "gpus":
+        assert "the job `agents` was refused; the 1 jobs submitted before it were taken back" in done.stderr
+        here.until(lambda: not here.alive_jobs(), 10, "the first job to be taken back")
+        here.profile()
+        here.launch()
+        here.wait_over()
+        here.assert_whole()
+
+
+def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"], matrix={"seed": [0, 1, 2, 3]}, parallel=2)
+    here.wait_agent(here.runs[0])
+    here.wait_agent(here.runs[1])
+    facts = json.loads(here.run("cancel", str(here.experiment.path), "--json", timeout_s=200).stdout)
+    assert facts["not_sealed"] == facts["jobs_left"] == []
+    assert here.alive_jobs() == []
+    assert here.processes_here() == []
+    here.assert_whole()
+    assert all(here.view(run).sealed.ended_by == "cancelled" for run in here.runs)  # type: ignore[union-attr]
+
+
+def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.launch(["null"], "--dry-run")
+    both = [here.start("launch", "exp.yaml") for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0], here.logs()
+    assert [job.role for job in here.submitted.submitted].count("agents") == 1
+    here.wait_over()
+    here.assert_whole()

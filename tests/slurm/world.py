@@ -1,0 +1,214 @@
+"""An experiment on a real Slurm: a root folder, a profile of the test's own, the suite's commands, and what must hold at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from helpers import Cluster, wait_for
+
+from autorl_hpc.cluster.board import read_submitted
+from autorl_hpc.files import reading
+from autorl_hpc.files.claims import claimed_entries
+from autorl_hpc.files.queue import waiting
+from autorl_hpc.records.cluster import SlurmJobs
+from autorl_hpc.report.verify import verify_paths
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+PROFILE: dict[str, Any] = {
+    "name": "test",
+    "partition": "gpu",
+    "signal_before_end": "10s",
+    "agent": {"gpus": 1, "cpus": 1, "memory": "1G"},
+    "grader": {"gpus": 1, "cpus": 1, "memory": "2G"},
+    "report": {"partition": "cpu", "cpus": 1, "memory": "512M"},
+}
+
+BEATS = r"""#!/usr/bin/env bash
+cd "$WORKSPACE"
+echo "attempt $AUTORL_ATTEMPT" >> output/attempts
+exec python3 -c '
+import os, time
+with open("output/beats-" + os.environ["AUTORL_ATTEMPT"], "a", buffering=1) as file:
+    while True:
+        file.write(f"{time.time()}\n")
+        time.sleep(0.1)
+'
+"""
+"""An agent that works for ever and leaves a mark ten times a second: how long it really ran."""
+
+SLEEPS = '#!/usr/bin/env bash\ncd "$WORKSPACE"\necho "attempt $AUTORL_ATTEMPT" >> output/attempts\nexec sleep 600\n'
+"""An agent that works for ever, and notes each of its starts."""
+
+
+class World(Cluster):
+    """One root and one experiment `exp` on one sandbox."""
+
+    def __init__(self, staged: Path, tmp: Path, sandbox: Sandbox, **profile: Any) -> None:
+        super().__init__(staged, tmp)
+        self.sandbox = sandbox
+        self.given = {"parallel": 2, "matrix": {"task": "mini"}}
+        self.profile(**profile)
+        self.mini_task()
+
+    def profile(self, **changes: Any) -> None:
+        """Writes the profile `test`; tables are merged."""
+        value = {key: dict(v) if isinstance(v, dict) else v for key, v in PROFILE.items()}
+        for key, change in changes.items():
+            value[key] = {**value.get(key, {}), **change} if isinstance(change, dict) else change
+        folder = self.root.path / "jobs" / "clusters"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "test.yaml").write_text(yaml.safe_dump(value))
+
+    @property
+    def env(self) -> dict[str, str]:  # type: ignore[override]
+        return {**super().env, "SLURM_CONF": self.sandbox.env["SLURM_CONF"]}
+
+    def launch(
+        self, agents: list[str] | None = None, *options: str, check: bool = True, **changes: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """`autorl-hpc launch` of the experiment; without agents, of the file as it stands."""
+        path = self.root.path / "exp.yaml"
+        if agents is not None:
+            grader = {
+                "watch_every_s": 1,
+                "stale_after_s": 3,
+                "idle_exit_s": 30,
+                "device": "cpu",
+                **changes.pop("grader", {}),
+            }
+            matrix = {"task": "mini", **changes.pop("matrix", {})}
+            path = self.spec(agents, matrix=matrix, grader=grader, cluster="test", **{"parallel": 2, **changes})
+        return self.run("launch", str(path), *options, check=check, timeout_s=120)
+
+    def launch_facts(self, agents: list[str] | None = None, **changes: Any) -> dict[str, Any]:
+        """The same, its facts."""
+        value: dict[str, Any] = json.loads(self.launch(agents, "--json", **changes).stdout)
+        return value
+
+    @property
+    def runs(self) -> list[str]:
+        return list(json.loads((self.experiment.path / "experiment.json").read_text())["runs"])
+
+    @property
+    def submitted(self) -> SlurmJobs:
+        jobs = read_submitted(self.experiment)
+        assert jobs is not None
+        return jobs
+
+    def names(self) -> str:
+        return ",".join(sorted({job.name for job in self.submitted.submitted}))
+
+    def queue(self, states: str = "all") -> dict[str, str]:
+        """State by job id of the experiment's jobs."""
+        argv = ("squeue", "-r", "-h", f"--states={states}", f"--name={self.names()}", "-o", "%i|%T")
+        return dict(line.split("|") for line in self.sandbox.client(*argv).stdout.split())
+
+    def alive_jobs(self) -> list[str]:
+        return [f"{job} {state}" for job, state in self.queue("PD,R,CG,S,CF").items()]
+
+    def job_of(self, role: str, index: int | None = None, link: int = 1) -> str:
+        """The number of the last job of a role, as people write it."""
+        of_role = [job for job in self.submitted.submitted if job.role == role and job.link == link]
+        assert of_role and of_role[-1].job_id is not None
+        return of_role[-1].job_id if index is None else f"{of_role[-1].job_id}_{index}"
+
+    def wait_over(self, seconds: float = 90) -> None:
+        """Until every run is closed and no job is left."""
+        self.until(lambda: self.finished(self.runs), seconds, "all runs to be closed")
+        self.until(lambda: not self.alive_jobs(), 40, "no job to be left")
+
+    def wait_agent(self, run_id: str, attempt: int = 1, seconds: float = 40) -> None:
+        """Until the agent of an attempt has begun."""
+        path = self.workspace(run_id) / "output" / "attempts"
+        self.until(
+            lambda: path.exists() and f"attempt {attempt}\n" in path.read_text(),
+            seconds,
+            f"attempt {attempt} of {run_id}",
+        )
+
+    def wait_agent_any(self) -> None:
+        """Until some run has begun."""
+        self.until(lambda: any(self.view(run).attempts for run in self.runs), 40, "a run to begin")
+
+    def elapsed_s(self, run_id: str) -> float:
+        """The budget that the clock shows."""
+        clock = reading.read_json_or_none(self.run_dir(run_id).clock)
+        return float(clock["elapsed_s"]) if clock else 0.0
+
+    def really_ran_s(self, run_id: str) -> float:
+        """How long the agents of BEATS ran, over all attempts."""
+        total = 0.0
+        for path in (self.workspace(run_id) / "output").glob("beats-*"):
+            times = [float(line) for line in path.read_text().split()]
+            total += times[-1] - times[0] if times else 0.0
+        return total
+
+    def assert_budget(self, run_id: str) -> None:
+        """What was charged is what the agent really ran, within two seconds."""
+        sealed = self.view(run_id).sealed
+        assert sealed is not None
+        ran_s = self.really_ran_s(run_id)
+        assert abs(sealed.elapsed_s - ran_s) < 2.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
+
+    def assert_whole(self, *, closed: bool = True, graders_work: bool = False) -> None:
+        """Ledgers whole, nothing lost, nothing twice, nothing left behind."""
+        for result in verify_paths([self.experiment.path]):
+            assert result.whole, (result.as_dict(), self.story())
+        for run_id in self.runs:
+            view = self.view(run_id)
+            kinds = [json.loads(path.read_text()) for path in sorted(self.run_dir(run_id).ledger.glob("0*.json"))]
+            scored = [entry["body"]["submission_id"] for entry in kinds if entry["kind"] == "score"]
+            assert len(scored) == len(set(scored)), f"{run_id} has a score twice"
+            assert sum(entry["kind"] == "sealed" for entry in kinds) <= 1
+            assert sum(entry["kind"] == "closed" for entry in kinds) <= 1
+            if closed:
+                assert view.closed is not None, (run_id, self.story())
+                assert not view.unscored(), run_id
+        if not graders_work:
+            assert waiting(self.experiment.queue) == []
+            assert claimed_entries(self.experiment.claims) == {}
+
+    def until(self, look: Callable[[], Any], seconds: float, what: str) -> Any:
+        """`wait_for` with the world's story when it fails."""
+        try:
+            return wait_for(look, seconds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def story(self) -> str:
+        """What failing tests show: the queue, the logs of the jobs."""
+        logs = sorted(self.experiment.jobs.glob("*_log.out"), key=lambda path: path.stat().st_mtime)[-6:]
+        text = [f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs]
+        try:
+            argv = ("squeue", "-r", "-h", "--states=all", f"--name={self.names()}", "-o", "%i %T %r %E %S")
+            text.append(self.sandbox.client(*argv).stdout)
+        except (AssertionError, subprocess.SubprocessError) as error:
+            text.append(f"no queue: {error}")
+        return "\n".join(text)
+
+    def end(self) -> None:
+        """Cancels what is left, then kills what works on this root."""
+        try:
+            if self.experiment.jobs.is_dir() and read_submitted(self.experiment) is not None:
+                self.sandbox.client("scancel", f"--name={self.names()}", check=False)
+                deadline = time.monotonic() + 15
+                while self.alive_jobs() and time.monotonic() < deadline:
+                    time.sleep(0.2)
+        except (AssertionError, subprocess.SubprocessError, OSError):
+            pass  # a test may leave its controller dead
+        super().end()
+
+
+def kill(pid: int) -> None:
+    """kill -9."""
+    os.kill(pid, signal.SIGKILL)
