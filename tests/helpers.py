@@ -236,7 +236,7 @@ class Cluster:
         return self.experiment.run(run_id)
 
     def workspace(self, run_id: str) -> Path:
-        return self.root.path / "scratch" / "exp" / run_id
+        return self.root.path / "scratch" / self.experiment.path.name / run_id
 
     def view(self, run_id: str) -> RunView:
         return RunView.of(Ledger(self.run_dir(run_id)).read())

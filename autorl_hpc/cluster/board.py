@@ -22,7 +22,8 @@ def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
         AutorlError: the file is damaged.
         OSError: it can't be read.
     """
-    path = experiment.path / SUBMITTED_NAME  # not in jobs/: should that be deleted, the watcher must still know its jobs
+    # Not in jobs/: should that be deleted, the watcher must still know its jobs.
+    path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
         return None
     return parse_record(SlurmJobs, reading.read_json(path), path)

@@ -57,7 +57,8 @@ def explain(task: Task, *, began: bool, log_tail: str | None) -> Ending:
     word = (seen.state.replace("+", " ").replace(",", " ").split() or [""])[0].upper()
     code, _, by_signal = (seen.exit_code or "").partition(":")
     log = (log_tail or "").lower()
-    what = f"job {seen.job_id} ended {seen.state}" + (f" {seen.exit_code}" if seen.exit_code not in (None, "0:0") else "")
+    told = "" if seen.exit_code in (None, "0:0") else f" {seen.exit_code}"
+    what = f"job {seen.job_id} ended {seen.state}{told}"
     if word == "CANCELLED":
         return _cancelled(what, seen.state, seen.reason)
     out_of_memory = word == "OUT_OF_MEMORY" or (word == "FAILED" and (by_signal == "125" or _mentions_memory(log)))

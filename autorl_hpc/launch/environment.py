@@ -7,8 +7,8 @@ import re
 
 from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
 from autorl_hpc.cluster.commands import without_scheduler
+from autorl_hpc.cluster.site import HABITS
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch.scripts import HABITS
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autorl_hpc.cluster.site import Site
-from autorl_hpc.launch.limits import Links, agent_links, grader_links
+from autorl_hpc.launch.limits import CLOSING_S, Links, agent_links, grader_links, report_minutes
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 
-REPORT_MINUTES = 30
 NAME_CHARS = 40
 """Of the experiment's name in a job's name."""
 
@@ -49,10 +48,9 @@ class Needs:
 
     Attributes:
         runs: runs without a job.
-        graders: how many links each grader's chain lacks, by its number; a negative one lacks all.
+        graders: by a grader's number, whether its chain is to be submitted (1) or stands (0).
         report: whether a report job is to come.
-        running_graders: numbers of graders' jobs that are there already.
-        after: jobs that a report waits for besides those of this launch.
+        present: numbers of jobs that stand, for which a report waits besides those of this launch.
     """
 
     runs: Sequence[str]
@@ -81,8 +79,10 @@ class Planner:
         Raises:
             AutorlError: the site's limits make the budget impossible.
         """
-        links = agent_links(self.spec.budget, self.profile, self._limit_s(self.agent), self.profile.name)
-        chain = grader_links(self.spec, len(needs.runs), links, self._limit_s(self.grader))
+        closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
+        limit_s = self._limit_s(self.agent)
+        links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
+        chain = grader_links(self.spec, len(needs.runs), links, self._limit_s(self.grader), self.grader.time)
         graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
         first = [self._grader(i, 1, chain, "singleton") for i in graders]
         start = "?".join([f"after:{{{job.key}}}" for job in first])
@@ -99,7 +99,8 @@ class Planner:
         return ordered
 
     def _arrays(self, runs: Sequence[str], links: Links, start: str) -> list[JobPlan]:
-        """Link by link, so that the first links of all arrays come first."""
+        """Array by array, each with all of its links: where there are more arrays than may run at once, the next one waits for
+        the last link of the one before it in its lane."""
         parts = split(runs, self.site.max_array_size, self.spec.parallel)
         lanes = min(len(parts), self.spec.parallel)
         kind = self._with_grader() if self.step else self.agent
@@ -143,9 +144,8 @@ class Planner:
 
     def _report(self, depends: str) -> JobPlan:
         submitted = Submitted(name=self._name("report"), role="report", number=self._next())
-        limit_s = self._limit_s(self.profile.report)
-        minutes = REPORT_MINUTES if limit_s is None else min(REPORT_MINUTES, max(1, int(limit_s // 60)))
-        return JobPlan(submitted, self.profile.report, minutes, depends)
+        kind = self.profile.report
+        return JobPlan(submitted, kind, report_minutes(self._limit_s(kind), kind.time), depends)
 
     def _with_grader(self) -> JobKind:
         """What an agent's job asks for that brings its grader along."""

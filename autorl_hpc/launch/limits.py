@@ -19,6 +19,11 @@ END_S = 120.0
 EARLY_S = 60.0
 """Slurm checks limits every half minute or so: its signal was seen up to a minute early."""
 
+SPARE_SHARE = 0.1
+SPARE_S = 600.0
+"""More time for a run in one job, where the limit allows it: a tenth of the budget, at most this. A supervisor that is started
+over or a warning that came to nothing takes time of the job that the budget doesn't count. A chain has a link to spare."""
+
 LEAST_USE_S = 30.0
 """A link that leaves the agent less than this is no link."""
 
@@ -27,9 +32,11 @@ GIVE_BACK_SHARE = 0.5
 """Of a budget, as the supervisor gives it back at most."""
 
 GRADER_S = 86400.0
-"""A grader's job where neither the profile nor the partition says how long: a day."""
+"""A grader's job asks for no more than a day where the profile doesn't say how long: shorter jobs start sooner."""
 
+REPORT_MINUTES = 30
 CLOSING_S = 1800.0
+"""For the scores on the report split, after the last agent."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +60,27 @@ def given_back_at_most_s(budget: Budget) -> float:
     return min(budget.give_back_cap_s, budget.wall_clock_s * GIVE_BACK_SHARE)
 
 
-def agent_links(budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str) -> Links:
+def agent_links(
+    budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
+) -> Links:
     """The jobs of one run: one where the limit allows it, else a chain with one link to spare.
 
     Args:
         limit_s: the longest job there may be; None: no limit.
+        closing_s: what the job does after the agent's end, where its grader is in it.
 
     Raises:
         AutorlError: a job is too short to be of use, or too many of them would be needed.
     """
-    work_s = budget.wall_clock_s + given_back_at_most_s(budget) + END_S
+    work_s = budget.wall_clock_s + given_back_at_most_s(budget) + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
-    if limit_s is None or work_s + around_s <= limit_s:
-        return Links(1, _minutes(work_s + around_s))
-    use_s = limit_s - around_s
+    spare_s = min(SPARE_S, budget.wall_clock_s * SPARE_SHARE)
+    if limit_s is None:
+        return Links(1, _minutes(work_s + around_s + spare_s))
+    minutes = _floor_minutes(limit_s)  # Slurm counts in whole minutes
+    if _minutes(work_s + around_s) <= minutes:
+        return Links(1, min(minutes, _minutes(work_s + around_s + spare_s)))
+    use_s = minutes * 60 - around_s
     if use_s < LEAST_USE_S:
         raise AutorlError(
             f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: "
@@ -85,7 +99,7 @@ def agent_links(budget: Budget, profile: ClusterProfile, limit_s: float | None, 
             next_step="use a partition with longer jobs, or a smaller budget",
             exit_code=Exit.USAGE,
         )
-    return Links(count, _floor_minutes(limit_s))
+    return Links(count, minutes)
 
 
 def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
@@ -94,9 +108,24 @@ def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
     return rounds * agent.count * agent.minutes * 60 + CLOSING_S
 
 
-def grader_links(spec: ExperimentSpec, runs: int, agent: Links, limit_s: float | None) -> Links:
-    """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last."""
+def grader_links(
+    spec: ExperimentSpec, runs: int, agent: Links, limit_s: float | None, asked_s: float | None = None
+) -> Links:
+    """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+        asked_s: what the profile says; None: nothing.
+    """
     long_s = expected_s(spec, runs, agent)
-    minutes = _floor_minutes(limit_s) if limit_s is not None else _minutes(min(GRADER_S, 2 * long_s))
+    minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
+    if limit_s is not None:
+        minutes = min(minutes, _floor_minutes(limit_s))
     needed = math.ceil(long_s / (minutes * 60)) + 1
     return Links(min(MAX_LINKS, max(spec.grader.chain, needed)), minutes)
+
+
+def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
+    """The time limit of the report's job."""
+    minutes = REPORT_MINUTES if asked_s is None else _floor_minutes(asked_s)
+    return minutes if limit_s is None else min(minutes, _floor_minutes(limit_s))

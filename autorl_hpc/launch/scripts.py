@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from autorl_hpc.cluster.look import comment
+from autorl_hpc.cluster.site import habit
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.launch.jobs import JobPlan
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.run import ExperimentRecord
-
-HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
-"""A user's own defaults of sbatch, which stand where the profile says nothing. sbatch itself would put them above the script."""
-
-
-def habit(field: str) -> str | None:
-    """The user's own default of a field; in the submitting process it stands under another name."""
-    name = HABITS.get(field, "")
-    return os.environ.get(f"AUTORL_{name}") or os.environ.get(name)
 
 
 class Scripts:
@@ -125,18 +116,29 @@ class Scripts:
         return {"gres": f"gpu:{typed}"} if wording == "gres" else {wording: typed}
 
     def _setup(self) -> list[str]:
-        lines = []
+        # Slurm's warning may come before the payload can take it, and would end the shell, and with it the job, for good.
+        lines = ["trap '' USR2"]
         if self.profile.modules:
             lines.append("command -v module >/dev/null || source /etc/profile")
-            lines += [f"module load {shlex.quote(name)}" for name in self.profile.modules]
+            names = [name for line in self.profile.modules for name in line.split()]
+            lines += [f"module load {shlex.quote(name)}" for name in names]
         lines += self.profile.setup
-        code = (self.experiment.code / self.record.code_hash).resolve()
-        exports = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "AUTORL_ROOT": self.record.root}
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+        code = shlex.quote(str((self.experiment.code / self.record.code_hash).resolve()))
+        if self.profile.container is None and (self.profile.modules or self.profile.setup):
+            code += "${PYTHONPATH:+:$PYTHONPATH}"  # modules of some sites bring packages by it: after the frozen code
+        lines += [
+            f"export PYTHONPATH={code}",
+            "export PYTHONDONTWRITEBYTECODE=1",
+            f"export AUTORL_ROOT={shlex.quote(self.record.root)}",
+        ]
         # `python -m` looks in the current folder first: in a checkout it would find that, not the frozen code.
-        return [*lines, f"cd {shlex.quote(str(Path(self.experiment.jobs).resolve()))}"]
+        return [*lines, f"cd {shlex.quote(str(self.experiment.path.resolve()))}"]
 
 
 def _with_variables(text: str) -> str:
-    """`text` in double quotes, in which the shell fills in variables and does nothing else."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`").replace("$(", "\\$(") + '"'
+    """`text` for the shell, which fills in $NAME and ${NAME}, takes ~/ for the home folder, and does nothing else."""
+    if text.startswith("~/"):
+        text = "$HOME" + text[1:]
+    variable = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
+    quoted = re.sub(variable + r'|[\\"`$]', lambda m: m[0] if len(m[0]) > 1 else "\\" + m[0], text)
+    return f'"{quoted}"'

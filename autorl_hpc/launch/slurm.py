@@ -79,7 +79,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitte
         done = subprocess.run(
             command,
             env=job_environment(experiment, record),
-            cwd=experiment.jobs,  # becomes the jobs' working folder too
+            cwd=experiment.path,  # becomes the working folder of the jobs too
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,0 +1,28 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=proj42
+#SBATCH --array=0-2%2
+#SBATCH --comment='autorl-hpc 0123456789ab number 1'
+#SBATCH --cpus-per-task=20
+#SBATCH --gres=gpu:a100:3
+#SBATCH --job-name=exp.agents-1.0123456789ab
+#SBATCH --mem=98304M
+#SBATCH --nodes=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/autorl/runs/exp/jobs/%A_%a_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
+#SBATCH --time=132
+
+# setup
+trap '' USR2
+export PYTHONPATH=/shared/autorl/runs/exp/code/cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd
+export PYTHONDONTWRITEBYTECODE=1
+export AUTORL_ROOT=/shared/autorl
+cd /shared/autorl/runs/exp
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec "/shared/venv/bin/python" -m autorl_hpc job task /shared/autorl/runs/exp 1

@@ -1,0 +1,243 @@
+"""Cluster profiles: those that ship, how they are found, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plans
+import pytest
+import yaml
+
+from autorl_hpc.cluster.profile import PATH_VARIABLE, load_profile, profile_names, scratch_folder
+from autorl_hpc.cluster.site import Site
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.launch.scripts import Scripts
+from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
+
+REPO = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((REPO / "jobs" / "clusters").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder without profiles, with nothing of the person who runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(PATH_VARIABLE, raising=False)
+
+
+def write(path: Path, **fields: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"name": path.stem, **fields}))
+    return path
+
+
+def refused(tmp_path: Path, **fields: Any) -> AutorlError:
+    """What is said of a profile with these fields."""
+    with pytest.raises(AutorlError) as caught:
+        load_profile(str(write(tmp_path / "mine.yaml", **fields)))
+    assert caught.value.where == str(tmp_path / "mine.yaml") and caught.value.next_step
+    assert caught.value.exit_code is Exit.USAGE
+    return caught.value
+
+
+# those that ship
+
+
+def test_examples_ship() -> None:
+    assert {path.stem for path in SHIPPED} >= {
+        *("local", "slurm-sandbox", "example-gres-account", "example-gpus-qos", "example-airgapped-container")
+    }
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_each_is_found_by_its_name_and_says_what_it_is(path: Path) -> None:
+    profile = load_profile(path.stem)
+    assert profile.name == path.stem in profile_names()
+    assert profile.description
+    assert load_profile(str(path)) == profile
+
+
+@pytest.mark.parametrize("path", [p for p in SHIPPED if p.stem != "local"], ids=lambda path: path.stem)
+def test_each_makes_scripts_for_every_kind_of_job(path: Path) -> None:
+    record = plans.experiment(120, load_profile(path.stem), parallel=4, budget={"wall_clock": "10h"})
+    jobs = plans.plan(record, Site())
+    made = Scripts(plans.folder(record), record, load_profile(path.stem), plans.UID)
+    numbers = {job.key: str(job.submitted.number) for job in jobs}
+    assert {job.submitted.role for job in jobs} == {"agents", "grader-0", "report"}
+    assert all("exec " in made.text(job, numbers) for job in jobs)
+
+
+@pytest.mark.parametrize("path", [p for p in SHIPPED if p.stem.startswith("example-")], ids=lambda path: path.stem)
+def test_each_line_of_an_example_says_where_its_value_comes_from(path: Path) -> None:
+    """Each field at the left stands below a comment, or beside others that do; names of real sites and people don't."""
+    text = path.read_text()
+    blocks = [block for block in re.split(r"\n\s*\n", text) if re.search(r"(?m)^[a-z_]+:", block)]
+    assert all("#" in block for block in blocks)
+    assert not re.search(r"(?i)@|\.(edu|gov|ac\.|de|eu)\b", text), "a real place"
+
+
+def test_the_example_of_short_jobs_makes_chains() -> None:
+    record = plans.experiment(2, load_profile("example-gpus-qos"), budget={"wall_clock": "10h"}, parallel=2)
+    links = [job for job in plans.plan(record) if job.submitted.role == "agents"]
+    assert len(links) == 4 and {job.minutes for job in links} == {240}
+
+
+def test_the_example_of_small_arrays_splits_them() -> None:
+    profile = load_profile("example-airgapped-container")
+    record = plans.experiment(120, profile, parallel=4)
+    size = profile.limits.max_array_size
+    arrays = [job for job in plans.plan(record, Site(max_array_size=size or 0)) if job.submitted.role == "agents"]
+    assert [len(job.submitted.runs) for job in arrays] == [40, 40, 40]
+
+
+# how they are found
+
+
+def test_the_users_own_stand_before_those_that_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "jobs" / "clusters" / "slurm-sandbox.yaml", partition="here")
+    assert load_profile("slurm-sandbox").partition == "here"
+    write(tmp_path / "a" / "slurm-sandbox.yaml", partition="by variable")
+    write(tmp_path / "b" / "slurm-sandbox.yaml", partition="too late")
+    write(tmp_path / "b" / "other.yaml")
+    monkeypatch.setenv(PATH_VARIABLE, f"{tmp_path / 'a'}::{tmp_path / 'b'}")
+    assert load_profile("slurm-sandbox").partition == "by variable"
+    assert load_profile("other").name == "other"
+    assert {"other", "local"} <= set(profile_names())
+
+
+@pytest.mark.parametrize("given", ["mine.yaml", "./mine.yaml", "clusters/mine.yaml", "{tmp}/clusters/mine.yaml"])
+def test_a_file_is_taken_as_it_is(tmp_path: Path, given: str) -> None:
+    write(tmp_path / "mine.yaml", partition="p")
+    write(tmp_path / "clusters" / "mine.yaml", partition="p")
+    assert load_profile(given.format(tmp=tmp_path)).partition == "p"
+
+
+def test_one_that_is_not_there() -> None:
+    with pytest.raises(
+        AutorlError, match="there is no cluster profile `slurm-sandbx`; did you mean `slurm-sandbox`"
+    ) as error:
+        load_profile("slurm-sandbx")
+    assert "local" in (error.value.next_step or "") and PATH_VARIABLE in (error.value.next_step or "")
+    with pytest.raises(AutorlError, match=r"there is no cluster profile `zzz`\n"):
+        load_profile("zzz")
+    with pytest.raises(AutorlError, match="there is no such file") as error:
+        load_profile("nowhere.yaml")
+    assert (error.value.where or "").endswith("/nowhere.yaml")
+
+
+def test_name_and_file_agree(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yaml", name="other")
+    with pytest.raises(AutorlError, match=r"field `name`: the profile in mine\.yaml calls itself `other`") as caught:
+        load_profile("mine.yaml")
+    assert caught.value.next_step == "name it mine, as its file"
+
+
+# wrong ones
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"partitoin": "gpu"}, "field `partitoin`: unknown field; did you mean `partition`?"),
+        ({"agent": {"memry": "8G"}}, "field `agent.memry`: unknown field; did you mean `memory`?"),
+        ({"report": {"gpu": 1}}, "field `report.gpu`: unknown field; did you mean `gpus`?"),
+        ({"limits": {"max_tim": "1h"}}, "field `limits.max_tim`: unknown field; did you mean `max_time`?"),
+        ({"zzz": 1}, "field `zzz`: unknown field; known are account, agent"),
+        ({"agent": {"memory": "64 GB"}}, "field `agent.memory`"),
+        ({"agent": {"memory": 64}}, "field `agent.memory`"),
+        ({"agent": {"gpus": -1}}, "field `agent.gpus`"),
+        ({"agent": {"time": "soon"}}, "field `agent.time`: a duration is a number of seconds or text such as 20m"),
+        ({"agent": 4}, "field `agent`: must be a table of fields"),
+        ({"gpu_wording": "--gres"}, "field `gpu_wording`"),
+        ({"scheduler": "pbs"}, "field `scheduler`"),
+        ({"container": {"runtime": "apptainer"}}, "field `container.image`: this field is missing"),
+        ({"container": "image.sif"}, "field `container`"),
+        ({"limits": {"max_array_size": 0}}, "field `limits.max_array_size`"),
+        ({"sbatch": {"output": "x"}}, "field `sbatch`: `output` can't be changed"),
+        ({"sbatch": {"time": "1:00"}}, "field `sbatch`: `time` has a field of its own: `time`"),
+        ({"name": "../mine"}, "field `name`"),
+        ({"partition": ""}, "field `partition`"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_field_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    error = refused(tmp_path, **fields)
+    assert words in error.what
+    assert error.next_step == "see docs/clusters.md for every field"
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    for text in ("", "- a\n- b\n", "just words\n", "a: [\n", "a: 1\na: 2\n"):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(AutorlError) as caught:
+            load_profile("mine.yaml")
+        assert caught.value.where == str(tmp_path / "mine.yaml")
+
+
+# what fields mean
+
+
+def test_agents_and_graders_have_a_gpu_unless_it_says_otherwise(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yaml", agent={"cpus": 8}, grader={"gpus": 0}, report={"partition": "cpu"})
+    profile = load_profile("mine.yaml")
+    assert (profile.agent.gpus, profile.agent.cpus) == (1, 8)
+    assert profile.grader.gpus == 0
+    assert not profile.report.gpus
+
+
+def test_one_line_or_a_block_stand_for_a_list() -> None:
+    one, block = plans.profile(setup="ulimit -c 0"), plans.profile(setup="a\n\nb c\n", modules="cuda\npython\n")
+    assert one.setup == ("ulimit -c 0",)
+    assert (block.setup, block.modules) == (("a", "b c"), ("cuda", "python"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_profile_survives_the_experiments_record(path: Path) -> None:
+    """Jobs read it from experiment.json, not from its file."""
+    profile = load_profile(path.stem)
+    assert ClusterProfile.model_validate(json.loads(json.dumps(profile.model_dump(mode="json")))) == profile
+
+
+def test_every_field_is_in_the_guide() -> None:
+    text = (REPO / "docs" / "clusters.md").read_text()
+    table = {name for row in re.findall(r"(?m)^\| (`.*?) \|", text) for name in re.findall(r"`\.?([a-z_]+)`", row)}
+    own = set(ClusterProfile.model_fields) - {"schema_version", "signal_before_end_s"} | {"signal_before_end"}
+    own |= set(JobKind.model_fields) - set(Wording.model_fields)
+    assert own <= table, f"not in docs/clusters.md: {sorted(own - table)}"
+
+
+# scratch
+
+
+def scratch(text: str | None) -> Path | None:
+    return scratch_folder(plans.profile(**({} if text is None else {"scratch": text})), "exp.yaml")
+
+
+def test_variables_and_the_home_folder_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("SCRATCH", "/lustre/me")
+    assert scratch(None) is None
+    assert scratch("/a/b") == Path("/a/b")
+    assert scratch("$SCRATCH/x") == scratch("${SCRATCH}/x") == Path("/lustre/me/x")
+    assert scratch("$HOME/x") == scratch("~/x") == Path("/home/me/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("$NOT_SET_HERE/x", r"field `scratch`: \$NOT_SET_HERE is not set on this host"),
+        ("/a/${NOT_SET_HERE}", r"field `scratch`: \$NOT_SET_HERE is not set on this host"),
+        ("a/b", "field `scratch`: a/b is no absolute path"),
+        ("./a", "is no absolute path"),
+        ("$RELATIVE/x", "field `scratch`: here/x is no absolute path"),
+    ],
+)
+def test_a_scratch_that_nodes_would_not_find_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    monkeypatch.setenv("RELATIVE", "here")
+    with pytest.raises(AutorlError, match=words) as caught:
+        scratch(text)
+    assert caught.value.where == "exp.yaml" and caught.value.next_step

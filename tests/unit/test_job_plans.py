@@ -1,0 +1,362 @@
+"""Which jobs an experiment gets, what each waits for, and how long they are. Nothing is asked of a scheduler."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import Any
+
+import plans
+import pytest
+
+from autorl_hpc.cluster.site import Site
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.launch import limits
+from autorl_hpc.launch.jobs import JobPlan, Needs, split
+from autorl_hpc.launch.limits import Links, agent_links, grader_links, report_minutes
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.states import Fault
+
+DAY_S = 86400.0
+
+
+def made(runs: int = 3, site: Site | None = None, profile: dict[str, Any] | None = None, **spec: Any) -> list[JobPlan]:
+    """The jobs of a first launch."""
+    return plans.plan(plans.experiment(runs, plans.profile(**(profile or {})), **spec), site)
+
+
+def arrays(jobs: list[JobPlan]) -> list[JobPlan]:
+    return [job for job in jobs if job.submitted.role == "agents"]
+
+
+def by_role(jobs: list[JobPlan], role: str) -> list[JobPlan]:
+    return [job for job in jobs if job.submitted.role == role]
+
+
+def waits_for(job: JobPlan, jobs: list[JobPlan]) -> set[int]:
+    """Numbers of the jobs that its dependency names, which all come before it."""
+    numbers = {int(number) for number in re.findall(r"\{n(\d+)\}", job.depends)}
+    earlier = {other.submitted.number for other in jobs[: jobs.index(job)]}
+    assert numbers <= earlier, f"{job.depends} names a job that is not submitted yet"
+    return numbers
+
+
+# arrays
+
+
+@pytest.mark.parametrize(
+    ("runs", "size", "parallel", "sizes", "throttles"),
+    [
+        (3, 1001, 2, [3], [2]),
+        (500, 1001, 8, [500], [8]),
+        (1001, 1001, 8, [1001], [8]),
+        (1002, 1001, 8, [501, 501], [4, 4]),
+        (10, 4, 3, [4, 3, 3], [1, 1, 1]),
+        (10, 4, 10, [4, 3, 3], [4, 3, 3]),
+        (10, 4, 5, [4, 3, 3], [2, 2, 1]),
+        (10, 4, 100, [4, 3, 3], [4, 3, 3]),
+        (10, 4, 1, [4, 3, 3], [1, 1, 1]),
+        (3, 1, 2, [1, 1, 1], [1, 1, 1]),
+        (1, 1, 1, [1], [1]),
+        (0, 4, 2, [], []),
+    ],
+)
+def test_runs_are_split_evenly(runs: int, size: int, parallel: int, sizes: list[int], throttles: list[int]) -> None:
+    parts = split([f"r{n}" for n in range(runs)], size, parallel)
+    assert [len(part) for part, _ in parts] == sizes
+    assert [throttle for _, throttle in parts] == throttles
+    assert [run for part, _ in parts for run in part] == [f"r{n}" for n in range(runs)], "all, once, in order"
+
+
+def most_at_once(jobs: list[JobPlan]) -> int:
+    """Tasks that may run at once: arrays that wait for each other (in whole) don't run together, others may."""
+    own = arrays(jobs)
+    after: dict[int, set[int]] = {}
+    for job in own:
+        direct = waits_for(job, jobs)
+        after[job.submitted.number] = direct.union(*(after.get(number, set()) for number in direct))
+    best = 0
+    for job in own:  # with each: all that neither wait for it nor it for them, and that don't wait for each other
+        together = [job]
+        for other in own:
+            if all(
+                other.submitted.number not in after[one.submitted.number]
+                and one.submitted.number not in after[other.submitted.number]
+                and other is not one
+                for one in together
+            ):
+                together.append(other)
+        best = max(best, sum(one.throttle for one in together))
+    return best
+
+
+@pytest.mark.parametrize("runs", [1, 3, 10, 37])
+@pytest.mark.parametrize("size", [1, 4, 1001])
+@pytest.mark.parametrize("parallel", [1, 2, 3, 9, 40])
+@pytest.mark.parametrize("limit", [None, "30m"])
+def test_the_throttle_is_kept(runs: int, size: int, parallel: int, limit: str | None) -> None:
+    """However the runs are split, and also where every array has several links: as many at once as asked for, not more."""
+    profile = {} if limit is None else {"agent": {"time": limit}}
+    jobs = made(runs, Site(max_array_size=size), profile, parallel=parallel)
+    assert most_at_once(jobs) == min(parallel, runs)
+    assert all(1 <= job.throttle <= len(job.submitted.runs) <= size for job in arrays(jobs))
+
+
+def test_a_later_link_of_a_throttled_array_waits_for_the_whole_link_before() -> None:
+    """With `aftercorr` tasks of the second link would run beside tasks of the first that wait for the throttle."""
+    jobs = made(6, profile={"agent": {"time": "30m"}}, parallel=2)
+    for before, job in pairwise(arrays(jobs)):
+        assert job.depends == f"afterany:{{{before.key}}}"
+
+
+def test_where_all_run_at_once_each_task_waits_for_its_own_link_before() -> None:
+    jobs = made(3, profile={"agent": {"time": "30m"}}, parallel=3)
+    for before, job in pairwise(arrays(jobs)):
+        assert job.depends == f"aftercorr:{{{before.key}}}?afterany:{{{before.key}}}"
+
+
+def test_arrays_beyond_the_throttle_wait_in_lanes() -> None:
+    jobs = made(5, Site(max_array_size=1), parallel=2)
+    first, second, third, fourth, fifth = arrays(jobs)
+    (grader,) = [job for job in by_role(jobs, "grader-0") if job.submitted.link == 1]
+    assert first.depends == second.depends == f"after:{{{grader.key}}}"
+    assert third.depends == f"afterany:{{{first.key}}}"
+    assert fourth.depends == f"afterany:{{{second.key}}}"
+    assert fifth.depends == f"afterany:{{{third.key}}}"
+
+
+def test_a_lane_of_chains_waits_for_the_last_link() -> None:
+    jobs = made(3, Site(max_array_size=1), {"agent": {"time": "30m"}}, parallel=1)
+    chains: dict[tuple[str, ...], list[JobPlan]] = {}
+    for job in arrays(jobs):
+        chains.setdefault(job.submitted.runs, []).append(job)
+    assert [runs[0] for runs in chains] == ["r0", "r1", "r2"]
+    for before, chain in pairwise(chains.values()):
+        assert before[-1].submitted.last_link
+        assert chain[0].depends == f"afterany:{{{before[-1].key}}}"
+
+
+# chains of links
+
+
+@pytest.mark.parametrize("limit", ["10m", "20m", "1h", "2h"])
+@pytest.mark.parametrize("budget", ["20m", "1h", "5h"])
+def test_every_run_has_links_enough_for_its_budget(limit: str, budget: str) -> None:
+    jobs = made(2, profile={"agent": {"time": limit}}, budget={"wall_clock": budget}, parallel=2)
+    own = arrays(jobs)
+    spec = plans.experiment(2, plans.profile(), budget={"wall_clock": budget}).spec.budget
+    around_s = limits.START_S + 90 + limits.EARLY_S
+    use_s = sum(job.minutes * 60 - around_s for job in own[:-1]) if len(own) > 1 else own[0].minutes * 60 - around_s
+    assert use_s >= spec.wall_clock_s + limits.given_back_at_most_s(spec), "with one link to spare"
+    assert [job.submitted.link for job in own] == list(range(1, len(own) + 1))
+    assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
+    assert len({job.submitted.runs for job in own}) == 1
+    for before, job in pairwise(own):
+        assert waits_for(job, jobs) == {before.submitted.number}
+
+
+def test_the_last_link_alone_is_the_last() -> None:
+    assert [job.submitted.last_link for job in arrays(made())] == [True]
+
+
+# time limits
+
+
+def budget(wall_clock: str = "1h", **fields: Any) -> Budget:
+    return Budget.model_validate({"wall_clock": wall_clock, **fields})
+
+
+def links(wall_clock: str, limit_s: float | None, **profile: Any) -> Links:
+    return agent_links(budget(wall_clock), plans.profile(**profile), limit_s, "there")
+
+
+def test_one_job_holds_budget_give_back_start_warning_and_end() -> None:
+    # 3600 + 1800 given back + 120 end + 60 start + 90 warning + 60 early + 360 spare
+    assert links("1h", None) == Links(1, 102)
+    assert links("1h", DAY_S) == Links(1, 102)
+    assert agent_links(budget(give_back_cap_s=0), plans.profile(), None, "there") == Links(1, 72)
+    assert links("1h", None, signal_before_end="10m") == Links(1, 110)
+
+
+def test_time_to_spare_is_a_tenth_of_the_budget_and_ten_minutes_at_most() -> None:
+    bare = [3600 * h + min(3600, 1800 * h) + 330 for h in (1, 10, 48)]
+    spare = [links(f"{h}h", None).minutes * 60 - s for h, s in zip((1, 10, 48), bare, strict=True)]
+    assert [round(s / 60) for s in spare] == [6, 10, 10]
+
+
+def test_the_spare_is_what_the_limit_leaves() -> None:
+    needed = math.ceil((3600 + 1800 + 330) / 60)
+    assert links("1h", needed * 60) == Links(1, needed)
+    assert links("1h", (needed + 2) * 60) == Links(1, needed + 2)
+    assert links("1h", (needed - 1) * 60).count == 3, "a minute less: a chain, with a link to spare"
+
+
+@pytest.mark.parametrize("limit_s", [299.0, 301.0, 359.0, 3599.0, 3600.0, 5731.0])
+def test_no_job_is_longer_than_its_limit_and_none_is_counted_as_longer(limit_s: float) -> None:
+    """Slurm counts in minutes: what a limit has beyond whole minutes is of no use."""
+    found = links("1h", limit_s, signal_before_end="5s")
+    assert found.minutes * 60 <= limit_s
+    around_s = limits.START_S + 5 + limits.EARLY_S
+    use_s = (found.count - (found.count > 1)) * (found.minutes * 60 - around_s)
+    assert use_s >= 3600 + 1800 + limits.END_S
+
+
+def test_the_shortest_of_all_limits_counts() -> None:
+    site = Site(max_time_s={"gpu": 7200.0, None: 600.0})
+    assert {job.minutes for job in arrays(made(1, site, {"partition": "gpu"}))} == {102}
+    assert {job.minutes for job in arrays(made(1, site))} == {10}
+    assert {job.minutes for job in arrays(made(1, site, {"partition": "gpu", "limits": {"max_time": "1h"}}))} == {60}
+    assert {job.minutes for job in arrays(made(1, site, {"agent": {"partition": "gpu", "time": "30m"}}))} == {30}
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "wall_clock", "words"),
+    [
+        (120.0, "1h", "field `limits`: a job may last 120 s"),
+        (20.0, "1h", "field `limits`: a job may last 20 s"),
+        (300.0, "10h", "field `budget`: 36000 s would need"),
+    ],
+)
+def test_a_budget_that_can_not_be_had_names_the_field(limit_s: float, wall_clock: str, words: str) -> None:
+    with pytest.raises(AutorlError) as caught:
+        links(wall_clock, limit_s)
+    error = caught.value
+    assert words in error.what and error.where == "there" and error.next_step
+    assert (error.fault, error.exit_code) == (Fault.CLUSTER, Exit.USAGE)
+
+
+def test_a_link_that_is_of_little_use_is_one_all_the_same() -> None:
+    assert links("10m", 300.0).count == math.ceil((600 + 300 + 120) / 90) + 1
+
+
+# graders
+
+
+def test_the_first_grader_waits_for_nothing_and_agents_for_a_grader() -> None:
+    jobs = made(3, grader={"count": 2})
+    assert [job.submitted.role for job in jobs[:3]] == ["grader-0", "grader-1", "agents"]
+    assert jobs[0].depends == jobs[1].depends == "singleton"
+    assert jobs[2].depends == f"after:{{{jobs[0].key}}}?after:{{{jobs[1].key}}}", "whichever starts first"
+
+
+def test_later_graders_wait_for_the_one_before_and_for_an_agent() -> None:
+    jobs = made(3, grader={"count": 2, "chain": 3})
+    (agents,) = arrays(jobs)
+    for role in ("grader-0", "grader-1"):
+        own = by_role(jobs, role)
+        assert len(own) >= 3
+        assert [job.submitted.link for job in own] == list(range(1, len(own) + 1))
+        assert len({job.submitted.name for job in own}) == 1, "singleton goes by the name"
+        assert all(job.depends == f"singleton,after:{{{agents.key}}}_0" for job in own[1:])
+        assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
+
+
+@pytest.mark.parametrize("chain", [1, 3, 7, 100])
+def test_the_chain_is_at_least_as_long_as_the_experiment_says(chain: int) -> None:
+    assert len(by_role(made(2, grader={"chain": chain}), "grader-0")) >= chain
+
+
+@pytest.mark.parametrize("runs", [1, 10, 40])
+@pytest.mark.parametrize("limit_s", [None, 3600.0, DAY_S, 7 * DAY_S])
+def test_graders_last_from_the_first_agent_to_the_last(runs: int, limit_s: float | None) -> None:
+    spec = plans.experiment(runs, plans.profile(), parallel=4, grader={"chain": 1}).spec
+    agent = Links(1, 95)
+    chain = grader_links(spec, runs, agent, limit_s)
+    assert chain.count * chain.minutes * 60 >= math.ceil(runs / 4) * 95 * 60 + limits.CLOSING_S
+    assert chain.minutes * 60 <= min(limit_s or DAY_S, DAY_S), "no week for a grader, whatever the partition allows"
+
+
+def test_a_grader_asks_for_what_the_profile_says() -> None:
+    spec = plans.experiment(1, plans.profile()).spec
+    assert grader_links(spec, 1, Links(1, 60), 7 * DAY_S, 2 * DAY_S).minutes == 2 * 1440
+    assert grader_links(spec, 1, Links(1, 60), 3600.0, 2 * DAY_S).minutes == 60
+    jobs = made(1, Site(max_time_s={None: DAY_S}), {"grader": {"time": "3h"}})
+    assert {job.minutes for job in by_role(jobs, "grader-0")} == {180}
+
+
+# report
+
+
+def test_the_report_waits_for_all_graders_and_comes_last() -> None:
+    jobs = made(3, grader={"count": 2})
+    report = jobs[-1]
+    assert report.submitted.role == "report" and report.depends.startswith("afterany:")
+    assert waits_for(report, jobs) == {
+        job.submitted.number for role in ("grader-0", "grader-1") for job in by_role(jobs, role)
+    }
+
+
+def test_the_report_waits_for_graders_that_stand_already() -> None:
+    record = plans.experiment(3, plans.profile())
+    jobs = plans.plan(record, needs=Needs(["r2"], [0], report=True, present=("501", "502")))
+    assert [job.submitted.role for job in jobs] == ["agents", "report"]
+    assert jobs[0].depends == "" and jobs[1].depends == "afterany:501:502"
+
+
+def test_the_reports_time() -> None:
+    assert report_minutes(None, None) == report_minutes(DAY_S, None) == 30
+    assert report_minutes(600.0, None) == 10
+    assert report_minutes(DAY_S, 7200.0) == 120, "what the profile says, longer too"
+    assert made(1, profile={"report": {"time": "2h"}})[-1].minutes == 120
+    assert made(1, profile={"report": {"time": "2h"}, "limits": {"max_time": "1h"}})[-1].minutes == 60
+
+
+# a grader in the agent's own job
+
+
+def test_a_grader_in_the_agents_job_needs_no_job() -> None:
+    profile = {"agent": {"gpus": 2, "cpus": 8, "memory": "64G"}, "grader": {"gpus": 1, "cpus": 2, "memory": "500M"}}
+    jobs = made(3, profile=profile, grader={"placement": "step", "count": 2})
+    assert [job.submitted.role for job in jobs] == ["agents", "report"]
+    agents, report = jobs
+    assert agents.depends == ""
+    assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (3, 10, f"{64 * 1024 + 500}M")
+    assert report.depends == f"afterany:{{{agents.key}}}"
+
+
+def test_a_job_with_its_grader_lasts_until_the_run_is_closed() -> None:
+    (alone,), (with_grader,) = (arrays(made(1, grader={"placement": place})) for place in ("job", "step"))
+    assert (with_grader.minutes - alone.minutes) * 60 == limits.CLOSING_S
+
+
+def test_with_graders_in_the_agents_jobs_the_report_waits_for_every_link() -> None:
+    jobs = made(3, Site(max_array_size=2), {"agent": {"time": "40m"}}, grader={"placement": "step"}, parallel=3)
+    assert waits_for(jobs[-1], jobs) == {job.submitted.number for job in arrays(jobs)}
+
+
+# names and numbers
+
+
+def test_numbers_and_names() -> None:
+    jobs = made(5, Site(max_array_size=2), {"agent": {"time": "30m"}}, grader={"count": 2}, parallel=2)
+    numbers = [job.submitted.number for job in jobs]
+    assert len(set(numbers)) == len(jobs) and min(numbers) == 1 and max(numbers) == len(jobs)
+    for job in jobs:
+        assert job.submitted.name.endswith(f".{plans.UID}") and job.submitted.name.startswith("exp.")
+    names = [job.submitted.name for job in arrays(jobs)]
+    assert len(set(names)) == len(names), "each array by its own"
+
+
+def test_a_later_launch_counts_on() -> None:
+    record = plans.experiment(2, plans.profile())
+    numbers = [job.submitted.number for job in plans.plan(record, first=41)]
+    assert sorted(numbers) == list(range(41, 41 + len(numbers)))
+
+
+def test_a_long_name_is_cut_and_the_uid_stays() -> None:
+    jobs = made(1, name="x" * 64)
+    assert all(len(job.submitted.name) < 80 and job.submitted.name.endswith(plans.UID) for job in jobs)
+
+
+def test_nothing_missing_nothing_planned() -> None:
+    record = plans.experiment(2, plans.profile())
+    assert plans.plan(record, needs=Needs([], [0], report=False)) == []
+
+
+def test_an_experiments_resources_stand_above_the_profiles() -> None:
+    profile = {"agent": {"gpus": 1, "cpus": 4, "memory": "8G"}}
+    jobs = made(1, profile=profile, resources={"agent": {"gpus": 4, "memory": "200G"}, "grader": {"gpus": 0}})
+    (agents,) = arrays(jobs)
+    assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (4, 4, "200G")
+    assert by_role(jobs, "grader-0")[0].kind.gpus == 0

@@ -1,0 +1,99 @@
+"""Slurm's words for the state of a job, and ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from autorl_hpc.states import SLURM_STATES, JobState, job_state
+
+WAITING, RUNNING, HELD = JobState.WAITING, JobState.RUNNING, JobState.HELD
+DONE, ENDED = JobState.DONE, JobState.ENDED
+
+SQUEUE = {
+    "BOOT_FAIL": ENDED,
+    "CANCELLED": ENDED,
+    "COMPLETED": DONE,
+    "COMPLETING": RUNNING,
+    "CONFIGURING": RUNNING,
+    "DEADLINE": ENDED,
+    "FAILED": ENDED,
+    "NODE_FAIL": ENDED,
+    "OUT_OF_MEMORY": ENDED,
+    "PENDING": WAITING,
+    "PREEMPTED": ENDED,
+    "REQUEUED": WAITING,
+    "REQUEUE_FED": WAITING,
+    "REQUEUE_HOLD": HELD,
+    "RESIZING": RUNNING,
+    "RESV_DEL_HOLD": HELD,
+    "REVOKED": ENDED,
+    "RUNNING": RUNNING,
+    "SIGNALING": RUNNING,
+    "SPECIAL_EXIT": HELD,
+    "STAGE_OUT": RUNNING,
+    "STOPPED": RUNNING,
+    "SUSPENDED": RUNNING,
+    "TIMEOUT": ENDED,
+}
+"""The section "job state codes" of squeue's manual."""
+
+SACCT = [
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING"),
+    *("PREEMPTED", "RUNNING", "REQUEUED", "RESIZING", "REVOKED", "SUSPENDED", "TIMEOUT"),
+]
+"""The same of sacct's."""
+
+NEWER = {
+    "EXPEDITING": WAITING,
+    "LAUNCH_FAILED": ENDED,
+    "POWER_UP_NODE": RUNNING,
+    "RECONFIG_FAIL": ENDED,
+    "UPDATE_DB": RUNNING,
+}
+"""What versions since 23.11 add."""
+
+
+@pytest.mark.parametrize(("word", "state"), {**SQUEUE, **NEWER}.items())
+def test_every_word_of_the_manuals_has_its_state(word: str, state: JobState) -> None:
+    assert job_state(word) is state
+    assert job_state(word.lower()) is state, "older clients print some words in lower case"
+
+
+def test_sacct_has_no_word_that_squeue_lacks() -> None:
+    assert set(SACCT) <= set(SQUEUE) <= set(SLURM_STATES)
+
+
+def test_the_table_has_no_word_of_its_own_making() -> None:
+    assert set(SLURM_STATES) == set(SQUEUE) | set(NEWER)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("CANCELLED by 1001", ENDED),
+        ("CANCELLED by 0", ENDED),
+        ("CANCELLED+", ENDED),
+        ("OUT_OF_ME+", JobState.UNKNOWN),  # cut off: only sacct without --parsable2 prints it, which is never asked
+        ("NODE_FAIL+", ENDED),
+        ("RUNNING,COMPLETING", RUNNING),
+        ("PENDING,REQUEUED", WAITING),
+        (" RUNNING ", RUNNING),
+    ],
+)
+def test_words_that_carry_more(text: str, state: JobState) -> None:
+    assert job_state(text) is state
+
+
+@pytest.mark.parametrize("text", ["HIBERNATING", "PD", "", " ", "+", ",", "by 1001", "0"])
+def test_an_unknown_word_counts_as_alive(text: str) -> None:
+    assert job_state(text) is JobState.UNKNOWN
+    assert not job_state(text).over
+
+
+def test_what_is_over() -> None:
+    over = {state for state in JobState if state.over}
+    assert over == {JobState.DONE, JobState.ENDED, JobState.GONE}
+    assert {word for word, state in SQUEUE.items() if state.over} == {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    }
