@@ -140,9 +140,15 @@ SLURM_STATES: dict[str, JobState] = {
 
 
 def job_state(word: str) -> JobState:
-    """Ours for a state as Slurm prints it, which may carry more: `CANCELLED by 1001`, `CANCELLED+`, `RUNNING,COMPLETING`."""
-    words = word.replace("+", " ").replace(",", " ").split()
-    return SLURM_STATES.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
+    """Ours for a state as Slurm prints it, which may carry more: `CANCELLED by 1001`, `CANCELLED+`, `RUNNING,COMPLETING`.
+
+    Of several words, one of which something may still come counts: a job that is `NODE_FAIL,REQUEUED` comes back.
+    """
+    words = word.replace("+", " ").replace(",", " ").upper().split()
+    if not words or words[0] not in SLURM_STATES:
+        return JobState.UNKNOWN
+    states = [SLURM_STATES[part] for part in words if part in SLURM_STATES]
+    return next((state for state in states if not state.over), states[0])
 
 
 EXIT_RESUME = 75

@@ -38,7 +38,7 @@ def read_seen(experiment: ExperimentDir) -> SeenJobs:
     """What the watcher last saw; nothing where it never looked or the file can't be read now."""
     path = experiment.path / SEEN_NAME
     value = reading.read_json_or_none(path)
-    return SeenJobs() if value is None else parse_record(SeenJobs, value, path)
+    return SeenJobs(counter=0) if value is None else parse_record(SeenJobs, value, path)
 
 
 def write_seen(experiment: ExperimentDir, seen: SeenJobs) -> None:

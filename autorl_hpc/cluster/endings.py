@@ -43,12 +43,13 @@ class Ending:
     reason: str
 
 
-def explain(task: Task, *, began: bool, log_tail: str | None) -> Ending:
+def explain(task: Task, *, began: bool, log_tail: str | None, shared: bool = False) -> Ending:
     """Why the last job of an unsealed run ended.
 
     Args:
         began: whether a supervisor of the run ever made an entry.
         log_tail: the end of the job's log; None: there is no log.
+        shared: a grader had its part of the job's memory.
     """
     seen = task.seen
     if seen is None or task.state is JobState.GONE:
@@ -64,6 +65,8 @@ def explain(task: Task, *, began: bool, log_tail: str | None) -> Ending:
     out_of_memory = word == "OUT_OF_MEMORY" or (word == "FAILED" and (by_signal == "125" or _mentions_memory(log)))
     if out_of_memory:
         reason = f"{what}: the job's memory was used up"
+        if shared:
+            return _cluster(f"{reason}, which agent and grader shared")
         return (
             Ending(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
             if began

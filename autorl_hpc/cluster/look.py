@@ -20,7 +20,7 @@ SEPARATOR = "\x1f"
 
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
-_NO_ACCOUNTING = ("accounting storage is disabled", "slurm_persist_conn_open", "problem talking to the database")
+_NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
 PER_CALL = 200
 """Names in one squeue: a command line has its limit."""
 
@@ -116,7 +116,7 @@ def accounting(names: Iterable[str]) -> list[SeenJob] | None:
     try:
         text = commands.run(argv)
     except commands.SchedulerError as error:
-        if any(words in error.what.lower() for words in _NO_ACCOUNTING) or "there is no sacct" in error.what:
+        if any(words in error.what.lower() for words in _NO_ACCOUNTING):
             return None
         raise
     found: dict[tuple[str, str], SeenJob] = {}

@@ -1,9 +1,16 @@
-"""Whether agents work: a grader that has been idle for long gives its place free only while none does."""
+"""Whether a grader that has been idle for long may give its place free.
+
+On a cluster it stays while agents work. The last link of a chain stays as long as an agent's job waits, too: after it
+nobody would come. What the watcher noted last tells; it holds for whichever grader asks.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 
+from autorl_hpc.cluster.board import Board, read_seen, read_submitted
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.records.run import ExperimentRecord
@@ -22,6 +29,35 @@ class Activity:
         self._counters: dict[str, int] = {}
         self._last_look: float | None = None
         self._last_move = 0.0
+
+    def may_leave(self) -> bool:
+        """Whether nobody is left in the lurch; asked once the grader has been idle for `idle_exit_s`."""
+        return not self.agents_work() and not (
+            self.record.cluster is not None and self._is_last() and self._agents_wait()
+        )
+
+    def _is_last(self) -> bool:
+        """Whether no other link of this grader's chain waits to follow it."""
+        try:
+            jobs = read_submitted(self.experiment)
+        except (AutorlError, OSError):
+            return True
+        if jobs is None:
+            return True
+        me = os.environ.get("SLURM_JOB_ID")
+        mine = next((job for job in jobs.submitted if job.job_id == me), None)
+        if mine is None:  # beside an agent, in `placement: step`: its job starts it over
+            return False
+        return not any(
+            job.name == mine.name and job.number > mine.number and not job.taken_back for job in jobs.submitted
+        )
+
+    def _agents_wait(self) -> bool:
+        try:
+            jobs = read_submitted(self.experiment)
+        except (AutorlError, OSError):
+            return True
+        return jobs is not None and bool(Board.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
         """Whether some clock has moved in the last minute. On one machine, where no place is taken, never asked: False."""

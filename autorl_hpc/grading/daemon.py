@@ -164,7 +164,7 @@ class Grader:
                     if self.is_over():
                         log.info("the experiment is over")
                         return
-                if now - last_work > self.record.grader.idle_exit_s and not self.activity.agents_work():
+                if now - last_work > self.record.grader.idle_exit_s and self.activity.may_leave():
                     log.info("idle for %.0f s: ending", now - last_work)
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)

@@ -34,6 +34,7 @@ log = logging.getLogger("autorl_hpc.watcher")
 
 ENTRY = "watcher"
 LOOKS_BEFORE_SEALING = 2
+LOST_LOOKS = 2
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0
 """A job that sbatch has just taken may not be in squeue's answer yet."""
@@ -50,6 +51,7 @@ class Watcher(threading.Thread):
         self._ending = threading.Event()
         self._seen: dict[tuple[str, str], SeenJob] = {}  # by name and number, with what was learned of the ended ones
         self._asked: set[tuple[str, str]] = set()  # whose exit code was asked for
+        self._lost: dict[tuple[str, str], int] = {}  # forgotten by squeue: how often accounting was asked
         self._missing: dict[str, int] = {}  # looks in a row in which a run had no job left
         self._clocks: dict[str, int] = {}
         self._sealed: set[str] = set()
@@ -80,7 +82,7 @@ class Watcher(threading.Thread):
         jobs = read_submitted(self.experiment)
         if jobs is None or not self._hold_claim():
             return
-        if not self._ask_for_exit_code():
+        if not self._ask_for_exit_code() and not self._ask_accounting():
             self._look(jobs)
         self._note(None)
         board = Board.of(jobs, self._seen.values())
@@ -107,20 +109,35 @@ class Watcher(threading.Thread):
             self._asked.discard(key)
         for key, job in list(self._seen.items()):
             if key not in now and not job_state(job.state).over:  # ended and forgotten between two looks, or lost
-                self._forgotten(key, job)
+                self._lost.setdefault(key, 0)
+            else:
+                self._lost.pop(key, None)
 
-    def _forgotten(self, key: tuple[str, str], job: SeenJob) -> None:
-        if self._accounting:
-            told = look.accounting([job.name])
+    def _ask_accounting(self) -> bool:
+        """One question about the jobs that squeue has forgotten before their end was seen; False if there are none.
+
+        What accounting doesn't know either, twice, or can't be asked about, is gone.
+        """
+        lost = {key: job for key, job in self._seen.items() if key in self._lost}
+        if not lost:
+            return False
+        try:
+            told = look.accounting({job.name for job in lost.values()}) if self._accounting else None
             self._accounting = told is not None
-            for other in told or []:
-                if other.job_id == job.job_id and job_state(other.state).over:
-                    self._seen[key] = other.model_copy(update={"number": other.number or job.number})
-                    return
-        if self._accounting is False or key in self._asked:
-            del self._seen[key]
-        else:  # the database may be some seconds behind
-            self._asked.add(key)
+        except SchedulerError as error:
+            log.warning("accounting can't be asked: %s", error.what)
+            told = []
+        for key, job in lost.items():
+            known = [one for one in told or [] if one.job_id == job.job_id and job_state(one.state).over]
+            self._lost[key] += 1
+            if known:
+                self._seen[key] = known[-1].model_copy(update={"number": known[-1].number or job.number})
+            elif self._accounting and self._lost[key] < LOST_LOOKS:
+                continue  # the database may be some seconds behind
+            else:
+                del self._seen[key]
+            del self._lost[key]
+        return True
 
     def _ask_for_exit_code(self) -> bool:
         """One question for the exit codes of ended jobs; False if there was none to ask."""
@@ -202,7 +219,8 @@ class Watcher(threading.Thread):
         bad = [task for task in known if task.state is JobState.ENDED]
         task = (bad or known or tasks)[-1]
         began = RunView.of(Ledger(self.experiment.run(run_id)).read()).attempt > 0
-        return explain(task, began=began, log_tail=self._log_tail(task.submitted, task.seen))
+        shared = read_experiment(self.experiment).grader.placement == "step"
+        return explain(task, began=began, log_tail=self._log_tail(task.submitted, task.seen), shared=shared)
 
     def _log_tail(self, submitted: Submitted, seen: SeenJob | None) -> str | None:
         base = submitted.job_id if seen is None else seen.job_id.partition("_")[0]

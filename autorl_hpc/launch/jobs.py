@@ -51,12 +51,14 @@ class Needs:
         graders: by a grader's number, whether its chain is to be submitted (1) or stands (0).
         report: whether a report job is to come.
         present: numbers of jobs that stand, for which a report waits besides those of this launch.
+        busy: tasks of agents that stand: they have their share of the throttle.
     """
 
     runs: Sequence[str]
     graders: Sequence[int]
     report: bool
     present: tuple[str, ...] = ()
+    busy: int = 0
 
 
 class Planner:
@@ -85,8 +87,9 @@ class Planner:
         chain = grader_links(self.spec, len(needs.runs), links, self._limit_s(self.grader), self.grader.time)
         graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
         first = [self._grader(i, 1, chain, "singleton") for i in graders]
-        start = "?".join([f"after:{{{job.key}}}" for job in first])
-        arrays = self._arrays(needs.runs, links, start)
+        starters = [*(() if self.step else needs.present), *(f"{{{job.key}}}" for job in first)]
+        start = "?".join(f"after:{job}" for job in starters)
+        arrays = self._arrays(needs, links, start)
         wait = f",after:{{{arrays[0].key}}}_0" if arrays else ""
         later = [
             self._grader(i, link, chain, f"singleton{wait}") for link in range(2, chain.count + 1) for i in graders
@@ -98,11 +101,12 @@ class Planner:
             ordered.append(self._report(":".join(["afterany", *waits]) if waits else ""))
         return ordered
 
-    def _arrays(self, runs: Sequence[str], links: Links, start: str) -> list[JobPlan]:
+    def _arrays(self, needs: Needs, links: Links, start: str) -> list[JobPlan]:
         """Array by array, each with all of its links: where there are more arrays than may run at once, the next one waits for
         the last link of the one before it in its lane."""
-        parts = split(runs, self.site.max_array_size, self.spec.parallel)
-        lanes = min(len(parts), self.spec.parallel)
+        parallel = max(1, self.spec.parallel - needs.busy)
+        parts = split(needs.runs, self.site.max_array_size, parallel)
+        lanes = min(len(parts), parallel)
         kind = self._with_grader() if self.step else self.agent
         before: dict[int, JobPlan] = {}
         jobs: list[JobPlan] = []

@@ -30,7 +30,7 @@ from autorl_hpc.launch.scripts import Scripts
 from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.records.run import ExperimentRecord
-from autorl_hpc.states import Fault
+from autorl_hpc.states import Fault, JobState
 
 SUBMIT_LIMIT_S = 900.0
 LOCK = "launching"
@@ -116,6 +116,7 @@ def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Sub
         AutorlError: see `submit`.
     """
     assert record.cluster is not None
+    _refuse_patterns(experiment)
     with _only_one(experiment) as beat:
         jobs = read_submitted(experiment) or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
         jobs = jobs.model_copy(update={"cluster": record.cluster.name})
@@ -125,6 +126,17 @@ def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Sub
         planned = Planner(record, record.cluster, site, jobs.uid, first).plan(needs)
         scripts = Scripts(experiment, record, record.cluster, jobs.uid)
         return _submit_all(experiment, jobs, planned, scripts, beat)
+
+
+def _refuse_patterns(experiment: ExperimentDir) -> None:
+    """Slurm fills in `%j` and drops backslashes in the path of a log: the jobs would fail without one."""
+    path = str(experiment.path.resolve())
+    if "%" in path or "\\" in path or "\n" in path:
+        raise AutorlError(
+            "the path of the experiment holds a character that Slurm takes for its own (%, backslash or a line's end)",
+            where=path,
+            next_step="use another folder: --root, or $AUTORL_ROOT",
+        )
 
 
 def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
@@ -137,11 +149,20 @@ def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJob
     served = board.alive_runs()
     runs = [run for run in open_runs if run not in served]
     over = set(record.runs) <= closed
-    alive = [{t.submitted.number for t in board.alive(f"grader-{i}")} for i in range(record.grader.count)]
-    graders = [0 if numbers or over else 1 for numbers in alive]
-    present = [t.seen.job_id for t in board.alive() if t.seen and t.submitted.role.startswith("grader-")]
-    new_jobs = bool(runs) or (any(graders) and record.grader.placement == "job")
-    return Needs(runs, graders, report=not over and (new_jobs or not board.alive("report")), present=tuple(present))
+    step = record.grader.placement == "step"
+    chains = [board.alive(f"grader-{i}") for i in range(record.grader.count)]
+    # A grader that is about to end may not have seen the runs that are new now: there must be a link that has not started.
+    ready = [[t for t in chain if not runs or t.state is not JobState.RUNNING] for chain in chains]
+    graders = [0 if waiting or over or step else 1 for waiting in ready]
+    waits_for = [t for t in board.alive() if t.seen and (t.run_id is not None) == step and t.submitted.role != "report"]
+    present = dict.fromkeys(t.seen.job_id.partition("_")[0] for t in waits_for if t.seen)
+    return Needs(
+        runs,
+        graders,
+        report=not over and (bool(runs) or any(graders) or not board.alive("report")),
+        present=tuple(present),
+        busy=len(served),
+    )
 
 
 def _submit_all(

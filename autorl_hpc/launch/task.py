@@ -150,7 +150,8 @@ class Task:
             if own is not None:
                 state, left_s = own
                 near_end_s = self.profile.signal_before_end_s + EARLY_S + LOOK_S
-                if job_state(state) is not JobState.RUNNING or state == "COMPLETING":
+                ours = job_state(state)
+                if ours.over or ours is JobState.WAITING or "COMPLETING" in state:
                     return True
                 if left_s is not None and left_s <= near_end_s:
                     log.info("the time limit is near: ending, another link goes on")

@@ -188,6 +188,6 @@ class SeenJob(Strict):
 class SeenJobs(Record):
     """seen.json: what the watcher last saw; written by the grader that holds the watcher's claim."""
 
-    counter: int = 0
+    counter: int = Field(ge=0, description="Counts what was written.")
     jobs: tuple[SeenJob, ...] = ()
     trouble: str | None = Field(None, description="Why the scheduler could not be asked.")
