@@ -19,7 +19,7 @@ from world import SLEEPS, World
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
 
 USER = "autorl-tester"
 

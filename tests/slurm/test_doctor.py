@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
 
 REPO = Path(__file__).resolve().parents[2]
 PROFILE = """name: mine

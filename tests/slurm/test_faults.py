@@ -18,7 +18,7 @@ from autorl_hpc.supervise.processes import descendants
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-faults")]
 
 MakeWorld = Callable[..., World]
 SMALL = ("--gpu-nodes", "1", "--gpus", "2", "--cpu-nodes", "1")

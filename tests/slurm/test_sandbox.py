@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
 
 SMALL = ("--gpu-nodes", "1", "--cpu-nodes", "1", "--gpus", "1")
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"

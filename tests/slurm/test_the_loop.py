@@ -14,7 +14,7 @@ from world import SLEEPS, World
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
 
 MakeWorld = Callable[..., World]
 

@@ -291,7 +291,16 @@ def test_the_report_waits_for_graders_that_stand_already() -> None:
     record = plans.experiment(3, plans.profile())
     jobs = plans.plan(record, needs=Needs(["r2"], [0], report=True, present=("501", "502")))
     assert [job.submitted.role for job in jobs] == ["agents", "report"]
-    assert jobs[0].depends == "" and jobs[1].depends == "afterany:501:502"
+    assert jobs[0].depends == "after:501?after:502", "agents start with a grader, whichever launch submitted it"
+    assert jobs[1].depends == "afterany:501:502"
+
+
+def test_agents_that_stand_have_their_share_of_the_throttle() -> None:
+    record = plans.experiment(9, plans.profile(), parallel=4)
+    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=3))
+    assert by_role(jobs, "agents")[0].throttle == 1
+    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=9))
+    assert by_role(jobs, "agents")[0].throttle == 1, "at least one goes on"
 
 
 def test_the_reports_time() -> None:
