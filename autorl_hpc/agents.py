@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+
+from pydantic import Field
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.hashing import tree_sha256, walk_files
@@ -15,6 +16,8 @@ from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import Record, parse_record
 from autorl_hpc.records.names import Name
+
+RESTART = "restart"
 
 
 class AgentFile(Record):
@@ -26,7 +29,11 @@ class AgentFile(Record):
     include: tuple[Name, ...] = ()
     needs: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    resume: Literal["restart"] = "restart"
+    resume: str = Field(
+        "restart",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="What runs after an interruption: `restart`, the start script again, or another script beside it.",
+    )
     version_tested: str | None = None
 
 
@@ -44,6 +51,10 @@ class Agent:
     def folders(self) -> list[Path]:
         """The agent's folder and those it includes."""
         return [self.folder, *(self.folder.parent / name for name in self.file.include)]
+
+    def script(self, *, again: bool) -> str:
+        """The script that is run; `again`: the agent was interrupted before."""
+        return self.file.resume if again and self.file.resume != RESTART else self.file.start
 
     def hash(self) -> str:
         """Hash over all files that are laid into the workspace."""
@@ -92,7 +103,8 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
             if entry.is_symlink():
                 what = f"agent {name}: {entry.name} is a link, which is not frozen"
                 raise AutorlError(what, where=entry, next_step="copy the file in its place")
-    start = agent.file.start
-    if start not in walk_files(folder):
-        raise AutorlError(f"agent {name} lacks {start}", where=folder / start, next_step="complete the agent's folder")
+    for script in (agent.script(again=False), agent.script(again=True)):
+        if script not in walk_files(folder):
+            what = f"agent {name} lacks {script}"
+            raise AutorlError(what, where=folder / script, next_step="complete the agent's folder")
     return agent

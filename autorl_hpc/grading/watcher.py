@@ -59,6 +59,7 @@ class Watcher(threading.Thread):
         self._accounting = True
         self._written: SeenJobs | None = None
         self._counter = 0
+        self._trouble: str | None = None
         self._generation: int | None = None
 
     def run(self) -> None:
@@ -66,7 +67,9 @@ class Watcher(threading.Thread):
             try:
                 self.step()
             except SchedulerError as error:
-                log.warning("the scheduler can't be asked: %s", error.what)
+                if error.what != self._trouble:  # a site whose nodes have no squeue would fill the log
+                    log.warning("the scheduler can't be asked: %s", error.what)
+                self._trouble = error.what
                 self._note(error.what)
             except (AutorlError, OSError) as error:
                 log.warning("watching failed, trying again: %s", error)
@@ -84,6 +87,7 @@ class Watcher(threading.Thread):
             return
         if not self._ask_for_exit_code() and not self._ask_accounting():
             self._look(jobs)
+        self._trouble = None
         self._note(None)
         board = Board.of(jobs, self._seen.values())
         self._seal_orphans(self._orphans(jobs, board), board)

@@ -46,6 +46,11 @@ class Seals:
                 elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
         return elapsed_s, clock.given_back_s if clock else 0.0, clock.suspended_s if clock else 0.0
 
+    def had_begun(self, attempt: int) -> bool:
+        """Whether the agent ran in an attempt before this one: its keeper then left, or at least opened, a file."""
+        names = set(reading.list_names(self.run.path))
+        return any(self.elapsed_file(number).name in names for number in range(1, attempt))
+
     def elapsed_file(self, attempt: int) -> Path:
         return self.run.path / f"elapsed-{attempt}.json"
 

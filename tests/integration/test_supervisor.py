@@ -196,6 +196,21 @@ def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
     assert not agent_pids(cluster, run_id)
 
 
+def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> None:
+    cluster.agent("keeps", BASH + "echo first >> code/said\nsleep 600\n", resume="again.sh")
+    folder = cluster._frozen() / "templates" / "agents" / "keeps"
+    (folder / "again.sh").write_text('cd "$WORKSPACE"\necho "again $AUTORL_ATTEMPT" >> code/said\n')
+    (run_id,) = cluster.prepare(["keeps"])
+    first = cluster.supervisor(run_id)
+    said = cluster.workspace(run_id) / "code" / "said"
+    wait_for(said.exists, 30, "the agent to begin")
+    first.send_signal(signal.SIGUSR2)
+    assert first.wait(30) == 75
+    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert said.read_text() == "first\nagain 2\n"
+    assert cluster.view(run_id).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
+
+
 def test_attempts_used_up_is_closed_as_infrastructure(cluster: Cluster) -> None:
     cluster.mini_task()
     run_id = one(cluster, TICKS, attempts=2, matrix={"task": "mini"})
