@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.files import atomic
@@ -19,6 +20,7 @@ from autorl_hpc.records.ledger import Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer, Engine
+from autorl_hpc.scoring.outcome import Context, Fact, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.heldout import Item, load_items, load_shots
@@ -32,9 +34,11 @@ class ItemOutcome:
     outcome: float
     output_sha256: str
     tokens: int
+    facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        return {"id": self.id, "outcome": self.outcome, "output_sha256": self.output_sha256, "tokens": self.tokens}
+        line = {"id": self.id, "outcome": self.outcome, "output_sha256": self.output_sha256, "tokens": self.tokens}
+        return {**line, "facts": dict(self.facts)} if self.facts else line
 
 
 @dataclass(frozen=True)
@@ -111,27 +115,34 @@ class Bench:
         """
         recipe = science.recipe
         items = self.items(science, split)[:limit]
-        judge = scorer(recipe.scorer, recipe.scorer_version)
+        rater = scorer(recipe.scorer, recipe.scorer_version)
         engine = self.engine(science.base_model, recipe)
         prompts = self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
         started = time.monotonic()
-        answers = _in_order(engine, prompts, recipe, science.seed, order)
+        answers = _samples(engine, prompts, recipe, science.seed, order)
         generated = time.monotonic()
+        context = Context(options=recipe.options, workers=os.cpu_count() or 1, seed=science.seed)
+        rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], context)
         outcomes = tuple(
-            _outcome(item, answer, judge(answer.text, item.answer)) for item, answer in zip(items, answers, strict=True)
+            _outcome(item, drawn, outcome) for item, drawn, outcome in zip(items, answers, rated, strict=True)
         )
+        metrics = rater.metrics(items, rated)
         total = sum(o.outcome for o in outcomes)
         whole = all(o.outcome in (0.0, 1.0) for o in outcomes)
+        mean = 100.0 * total / len(outcomes)
+        if "score" in metrics:
+            metrics = {**metrics, "mean_outcome": mean}
         evaluation = Evaluation(
             split=split,
             content_hash=content_hash,
-            score=100.0 * total / len(outcomes),
+            score=metrics.pop("score", mean),
             n=len(outcomes),
-            correct=int(total) if whole else None,
+            correct=int(total) if whole and "mean_outcome" not in metrics else None,
+            metrics=metrics,
             recipe_hash=recipe.hash(),
             engine_hash=engine.identity.digest(),
-            truncated=sum(answer.truncated for answer in answers),
+            truncated=sum(answer.truncated for drawn in answers for answer in drawn),
             timings=Timings(
                 load_s=loaded.load_s,
                 swap_s=loaded.swap_s,
@@ -164,6 +175,14 @@ def prompt_tokens(engine: Engine, recipe: Recipe, shots: Sequence[dict[str, str]
     return engine.encode(lead + turns + text)
 
 
+def _samples(
+    engine: Engine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
+) -> list[list[Answer]]:
+    """Each item's answers: one, or as many as the recipe draws, each draw with a seed of its own."""
+    drawn = [_in_order(engine, prompts, recipe, seed + number, order) for number in range(recipe.samples)]
+    return [list(answers) for answers in zip(*drawn, strict=True)]
+
+
 def _in_order(
     engine: Engine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[Answer]:
@@ -176,11 +195,13 @@ def _in_order(
     return [answers[i] for i in range(len(prompts))]
 
 
-def _outcome(item: Item, answer: Answer, value: float) -> ItemOutcome:
+def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome) -> ItemOutcome:
+    value = outcome.value
     if not 0.0 <= value <= 1.0:  # NaN fails this too
         raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
-    digest = hashlib.sha256(answer.text.encode("utf-8", "replace")).hexdigest()
-    return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=answer.tokens)
+    digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
+    tokens = sum(answer.tokens for answer in drawn)
+    return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=outcome.facts)
 
 
 def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:

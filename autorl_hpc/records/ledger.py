@@ -100,6 +100,10 @@ class Evaluation(Strict):
     score: float | None = Field(None, ge=0, le=100, description="0 to 100, higher is better.")
     n: int = Field(0, ge=0)
     correct: int | None = Field(None, ge=0)
+    metrics: dict[str, float] = Field(
+        default_factory=dict,
+        description="Further figures of the task; `mean_outcome` where the score is no mean of the items' outcomes.",
+    )
     fault: Fault | None = None
     reason: str | None = None
     recipe_hash: Sha256

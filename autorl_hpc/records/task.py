@@ -33,9 +33,18 @@ class Recipe(Strict):
     shots_file: str | None = Field(None, description="A staged JSON file with `messages`, put before the prompt.")
     shots_sha256: Sha256 | None = None
     sampling: Sampling
+    samples: int = Field(1, ge=1, le=100, description="Answers drawn for each item; above 1 the scorer sees them all.")
+    max_steps: int | None = Field(None, ge=1, le=1000, description="Of an episode, in tasks with an environment.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    scorer: Name
+    scorer: Name = Field(description="One of the package, or `task`: the task folder's own evaluate.py or environment.")
     scorer_version: str
+    judge: Literal["none", "discrete", "logprob"] = Field(
+        "none", description="Whether a judge model is asked, and how its word is read."
+    )
+    options: dict[Name, str | int | float | bool] = Field(
+        default_factory=dict,
+        description="What else decides a score: thresholds, search back end, corpus hash; the judge's model, filled in at launch.",
+    )
 
     def hash(self) -> str:
         """The recipe_hash."""
@@ -70,6 +79,13 @@ class TaskFile(Record):
     sources: tuple[SourceFile, ...] = ()
     train_files: dict[str, Sha256]
     splits: dict[Literal["feedback", "report"], SplitPin]
+    environment: str | None = Field(
+        None,
+        pattern=r"^[a-z][a-z0-9_]*\.py:[A-Za-z][A-Za-z0-9_]*$",
+        description="Interactive tasks: file and class of the task folder, `environment.py:Environment`.",
+    )
+    needs: tuple[str, ...] = Field((), description="Python modules that graders need for it; checked by `launch`.")
+    cluster_field: Name | None = Field(None, description="Field of an item that names its cluster, for the statistics.")
     recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
 
     def recipe(self, name: str | None) -> Recipe | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Item:
     id: str
     question: str
     answer: str
+    data: dict[str, Any] = field(default_factory=dict)  # whatever else the row holds
 
 
 def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
@@ -35,7 +36,12 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     path = root.task_vault(task) / split / "items.jsonl"
     # Not splitlines(): a question may hold a character that it takes for a line's end.
     rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).split(b"\n") if line]
-    return [Item(id=str(row["id"]), question=row["question"], answer=row["answer"]) for row in rows]
+    return [_item(row) for row in rows]
+
+
+def _item(row: dict[str, Any]) -> Item:
+    rest = {name: value for name, value in row.items() if name not in ("id", "question", "answer")}
+    return Item(str(row["id"]), str(row.get("question", "")), str(row.get("answer", "")), rest)
 
 
 def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:

@@ -43,8 +43,9 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     (run,) = here.runs
     here.wait_agent(run)
     here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
-    slurm.client("scontrol", "requeue", here.job_of("agents", 0))
-    here.wait_agent(run, attempt=2)
+    with here.recovery("scontrol requeue: the agent works again"):
+        slurm.client("scontrol", "requeue", here.job_of("agents", 0))
+        here.wait_agent(run, attempt=2)
     here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
@@ -61,11 +62,13 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     (run,) = here.runs
     here.wait_agent(run)
     here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
-    high = sandbox.sbatch("sleep 3", "--partition=gpu", "--gres=gpu:1", "--output=/dev/null")
-    here.until(lambda: here.view(run).ended, 15, "the first attempt to stop cleanly")
+    with here.recovery("preemption: the agent has stopped"):
+        high = sandbox.sbatch("sleep 3", "--partition=gpu", "--gres=gpu:1", "--output=/dev/null")
+        here.until(lambda: here.view(run).ended, 15, "the first attempt to stop cleanly")
     assert here.view(run).ended[0].reason.startswith("signal ")
     sandbox.wait(high, "COMPLETED", seconds=60)
-    here.wait_agent(run, attempt=2)
+    with here.recovery("preemption: the agent works again, from the end of the job that took its place"):
+        here.wait_agent(run, attempt=2)
     here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
@@ -83,10 +86,12 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     job = here.job_of("agents", 0)
     kill(sandbox.pid("slurmd.gpu02"))
     sandbox.client("scontrol", "update", f"jobid={job}", "ExcNodeList=", check=False)
-    here.until(lambda: sandbox.state(job) == "PENDING", 60, "the job to be put back in line")
+    with here.recovery("slurmd killed: Slurm puts the job back in line"):
+        here.until(lambda: sandbox.state(job) == "PENDING", 60, "the job to be put back in line")
     assert len(here.view(run).attempts) == 1
-    sandbox.up()  # slurmd is back while the first attempt still works: two may be alive at once
-    here.wait_agent(run, attempt=2, seconds=60)
+    with here.recovery("slurmd back, old attempt alive: the new agent works"):
+        sandbox.up()  # slurmd is back while the first attempt still works: two may be alive at once
+        here.wait_agent(run, attempt=2, seconds=60)
     here.wait_over(120)
     here.assert_whole()
     here.assert_budget(run)
@@ -104,8 +109,9 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
     here.launch(["beats"], budget={"wall_clock": "5m"})
     (run,) = here.runs
     here.wait_agent(run)
-    kill(sandbox.pid("slurmd.gpu02"))
-    here.until(lambda: here.view(run).closed, 90, "the run to be closed")
+    with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
+        kill(sandbox.pid("slurmd.gpu02"))
+        here.until(lambda: here.view(run).closed, 90, "the run to be closed")
     sealed = here.view(run).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
@@ -125,11 +131,12 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     here.launch(["one", "null"], parallel=1)
     if when == "later":
         here.wait_agent_any()
-    kill(sandbox.pid("slurmctld"))
-    sandbox.up()
-    if when == "at once":  # jobs may be lost without a trace: what is missing is submitted anew
-        here.launch()
-    here.until(lambda: here.finished(here.runs) or here.launch(), 120, "all runs to be closed")
+    with here.recovery(f"slurmctld killed {when}: all runs are closed"):
+        kill(sandbox.pid("slurmctld"))
+        sandbox.up()
+        if when == "at once":  # jobs may be lost without a trace: what is missing is submitted anew
+            here.launch()
+        here.until(lambda: here.finished(here.runs) or here.launch(), 120, "all runs to be closed")
     here.wait_over(120)
     here.assert_whole()
     assert here.view(here.runs[0]).closed.selected == 1  # type: ignore[union-attr]
@@ -140,7 +147,9 @@ def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> No
     here.agent("eats", EATS)
     here.launch(["eats"])
     (run,) = here.runs
-    here.wait_over()
+    here.wait_agent(run)
+    with here.recovery("memory used up (Slurm's polling): the run is closed as the agent's fault"):
+        here.wait_over()
     here.assert_whole()
     sealed = here.view(run).sealed
     assert sealed is not None
@@ -168,8 +177,9 @@ def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
     here.launch(["beats"], matrix={"seed": [0, 1]}, parallel=1)
     here.wait_agent(here.runs[0])
     here.until(lambda: here.really_ran_s(here.runs[0]) > 2, 20, "some work")
-    slurm.client("scancel", here.job_of("agents"))  # one runs, one waits
-    here.wait_over()
+    with here.recovery("scancel of an array, one running, one waiting: both are closed, no job is left"):
+        slurm.client("scancel", here.job_of("agents"))  # one runs, one waits
+        here.wait_over()
     here.assert_whole()
     here.assert_budget(here.runs[0])
     for run in here.runs:
@@ -184,8 +194,11 @@ def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox)
     here.agent("slow", SUBMITS_ONE + "sleep 6\nvariants 1 1\n./submit output/v1 --wait\n")
     here.launch(["slow"])
     here.until(lambda: here.view(here.runs[0]).accepted(), 40, "a submission")
-    slurm.client("scancel", here.job_of("grader-0"))
-    slurm.client("scancel", here.job_of("report"))
+    scored = len(here.view(here.runs[0]).scores)
+    with here.recovery("scancel of a grader: the next link has scored"):
+        slurm.client("scancel", here.job_of("grader-0"))
+        slurm.client("scancel", here.job_of("report"))
+        here.until(lambda: len(here.view(here.runs[0]).scores) > scored, 60, "another score")
     here.wait_over()
     here.assert_whole()
     assert len(here.view(here.runs[0]).scores) == 2
@@ -203,8 +216,9 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
     here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", 20, "a grader")
     here.until(here.heartbeats, 20, "the grader's first beat")
     shutil.rmtree(here.experiment.jobs)
-    sandbox.client("scancel", hog)
-    here.wait_over()
+    with here.recovery("jobs/ deleted while jobs wait (0:53): the runs are closed as the cluster's fault"):
+        sandbox.client("scancel", hog)
+        here.wait_over()
     for run in here.runs:
         sealed = here.view(run).sealed
         assert sealed is not None
@@ -238,9 +252,10 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
     assert len(shown) == 1, shown
     task = int(shown[0])
-    for pid in {task} | descendants(task):
-        kill(pid)
-    here.wait_over()
+    with here.recovery("everything in a job killed: the run is closed as the cluster's fault"):
+        for pid in {task} | descendants(task):
+            kill(pid)
+        here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
     sealed = here.view(run).sealed

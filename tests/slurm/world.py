@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,15 @@ class World(Cluster):
             seconds,
             f"attempt {attempt} of {run_id}",
         )
+
+    @contextmanager
+    def recovery(self, fault: str) -> Iterator[None]:
+        """How long the suite took to get over a fault; $AUTORL_FAULT_TIMES names a file that collects it."""
+        started = time.monotonic()
+        yield
+        if path := os.environ.get("AUTORL_FAULT_TIMES"):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{fault}\t{time.monotonic() - started:.1f}\n")
 
     def wait_agent_any(self) -> None:
         """Until some run has begun."""

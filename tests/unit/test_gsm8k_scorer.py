@@ -17,7 +17,9 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.scoring.gsm8k import MAX_TEXT_CHARS, read_answer, read_gold, score_item
 from autorl_hpc.scoring.marked import read_marked, score_marked
 from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
+from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import SCORERS, scorer
+from autorl_hpc.tasks.heldout import Item
 
 MAX_HOSTILE_S = 0.5
 HALF = Fraction(1, 2)
@@ -446,8 +448,9 @@ def test_the_strict_scorer_reads_the_mark_alone(text: str, expected: Fraction | 
 
 
 def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
-    versions = {name: found.version for name, found in SCORERS.items()}
+    versions = {name: make().version for name, make in SCORERS.items()}
     assert versions == {"gsm8k": "1", "gsm8k-marked": "1", "gsm8k-opencompass": "a5acc4bb"}
-    assert scorer("gsm8k-marked", "1")("#### 7", "#### 7") == 1.0
+    found = scorer("gsm8k-marked", "1").score([Item("a", "", "#### 7")], [["#### 7", "8"]], Context())
+    assert found == [Outcome(0.5)], "of several samples the mean"
     with pytest.raises(AutorlError, match="version 2"):
         scorer("gsm8k", "2")

@@ -17,12 +17,13 @@ import pytest
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
+from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage import tasks as staging
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.staged import verify_staged_task
 
@@ -324,7 +325,8 @@ def test_the_task_of_the_page_can_be_made_and_staged(
     for split, pin in task.file.splits.items():
         assert len(load_items(root, "halves", split, pin)) == pin.n == 10
     recipe = task.recipe(None)
-    assert scorer(recipe.scorer, recipe.scorer_version)("so #### 85", "#### 85") == 1
+    item = Item("a", "", "#### 85")
+    assert scorer(recipe.scorer, recipe.scorer_version).score([item], [["so #### 85"]], Context()) == [Outcome(1.0)]
     verify_staged_task(root, task)
 
 

@@ -1,0 +1,70 @@
+"""The environment Protocol of interactive tasks. Nothing in this room knows of held-out data: goals are handed in.
+
+A task's class stands in its folder (`environment: environment.py:Environment` in task.yaml) and is used by graders and, for
+training, by agents. It must not import anything of the suite but `autorl_hpc.rollouts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+
+class Step(NamedTuple):
+    """What follows on an action.
+
+    Attributes:
+        observation: the text that the model sees next.
+        done: the episode has ended.
+        reward: of the episode so far, 0 to 1.
+    """
+
+    observation: str
+    done: bool = False
+    reward: float = 0.0
+
+
+class Environment(Protocol):
+    """One environment, in a process of its own; it serves one episode after the other."""
+
+    def reset(self, goal: Mapping[str, Any], seed: int) -> str:
+        """Begins an episode and returns the first observation."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """One action of the model, already cleaned by the dialogue."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back."""
+        ...
+
+
+class Turn(NamedTuple):
+    """One exchange: what the model did, and what it saw then."""
+
+    action: str
+    observation: str
+
+
+@dataclass
+class Transcript:
+    """An episode as it stands."""
+
+    goal: Mapping[str, Any]
+    first: str
+    turns: list[Turn] = field(default_factory=list)
+
+
+class Dialogue(Protocol):
+    """How a task turns an episode into a prompt and a completion into an action. Stands in the task's folder, beside the
+    environment, as class `Dialogue` of the same file."""
+
+    def prompt(self, transcript: Transcript) -> str | Sequence[Mapping[str, str]]:
+        """What the model is asked: plain text, or chat messages."""
+        ...
+
+    def action(self, completion: str) -> str:
+        """The action in the model's words; what is no action is passed on as it stands, for the environment to refuse."""
+        ...
