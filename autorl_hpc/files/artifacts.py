@@ -7,6 +7,7 @@ deleted; a run that came in between finds its reference gone with the folder and
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from autorl_hpc.files import reading
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
+from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
 MAX_INSTALL_TRIES = 100
@@ -31,7 +33,7 @@ def artifact_ready(artifacts: Path, content_hash: str) -> bool:
 def new_folder(artifacts: Path) -> Path:
     """An empty folder beside the artifacts to copy into."""
     folder = artifacts / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-    folder.mkdir(mode=0o700)
+    again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # the name is ours: one that stands is a lost answer's
     return folder
 
 
@@ -46,7 +48,7 @@ def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> No
     target = artifacts / content_hash
     for _ in range(MAX_INSTALL_TRIES):
         if hold(artifacts, content_hash, run_id):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             return
         try:
             os.rename(folder, target)
@@ -73,15 +75,16 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
             return
     except OSError:
         pass
-    _remove(gone)
+    remove(gone)
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        os.unlink(path)  # a file, where a folder was expected
-    except OSError:
-        pass
+def remove(path: Path) -> None:
+    """Removes a folder, or a file in its place, as far as that can be done."""
+    for step in (shutil.rmtree, os.unlink):
+        try:
+            again(functools.partial(step, path))
+        except OSError:
+            continue
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
@@ -100,7 +103,7 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
     """Takes the reference of `run_id` away, and the artifact with the last one."""
     target = artifacts / content_hash
     try:
-        os.unlink(target / "refs" / run_id)
+        again(lambda: os.unlink(target / "refs" / run_id))
     except OSError:
         pass
     if reading.list_names(target / "refs") or not target.exists():
@@ -110,13 +113,22 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
         os.rename(target, gone)
     except OSError:
         return
-    if _fresh_names(gone / "refs"):  # someone took hold in between
+    if _is_held(gone):  # someone took hold in between
         try:
-            os.rename(gone, target)
+            again(lambda: os.rename(gone, target))
             return
-        except OSError:
-            pass
-    shutil.rmtree(gone, ignore_errors=True)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                return  # better left lying than lost
+    remove(gone)
+
+
+def _is_held(gone: Path) -> bool:
+    """Whether a run holds it; so it is taken to be as long as that can't be seen."""
+    try:
+        return bool(_fresh_names(gone / "refs"))
+    except OSError:
+        return True
 
 
 def _fresh_names(folder: Path) -> list[str]:

@@ -7,13 +7,14 @@ O_CREAT|O_EXCL was seen to let two clients win.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.faults import again, as_lost_answer
 from autorl_hpc.records.canonical import readable_json
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -27,24 +28,39 @@ def _no_hook(step: str) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes a rename or link in `path` durable. Some file systems refuse fsync of a directory: that is no error."""
+    """Makes a rename or link in `path` durable, where that can be done.
+
+    No failure is an error: some file systems refuse fsync of a directory, and whoever looks sees the name already. To call
+    it a failure would make the caller do again what is done.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return
     try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO):
-            raise
+        again(lambda: os.fsync(fd))
+    except OSError:
+        pass
     finally:
         os.close(fd)
 
 
 def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
+    """A synced file of `data` beside `path`. Each try has a name of its own: what a lost answer left behind bears the old
+    one, and after a failed fsync only a new file is known to reach the disk."""
+    return again(lambda: _write_once(path, data, mode, hook))
+
+
+def _write_once(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
     temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
     hook("start")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as error:
+        unlink_quietly(temporary)  # an error may be the lost answer to a file that was made
+        if isinstance(error, FileExistsError):
+            raise as_lost_answer(error) from error
+        raise
     try:
         try:
             hook("created")
@@ -63,12 +79,35 @@ def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
 
 
 def _link_count(path: Path) -> int:
-    """By open and fstat: opening is what makes an NFS client ask the server rather than its own memory."""
+    """As the server has it. Opening makes an NFS client ask; other clients learn it by a change of their own."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        try:
+            os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
+        except PermissionError:
+            pass  # a file system without modes
         return os.fstat(fd).st_nlink
     finally:
         os.close(fd)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Whether `path` is now ours. EEXIST doesn't prove that it is not: it comes too when a link is asked for a second time
+    after a lost answer. The link count of the temporary file tells."""
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return again(lambda: _link_count(temporary)) > 1
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Renames over `path`. An error proves nothing here either: the listing tells, from which only a rename takes the name."""
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if again(lambda: temporary.name in os.listdir(path.parent)):
+            raise
 
 
 def unlink_quietly(path: Path) -> None:
@@ -87,7 +126,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_
     """
     temporary = _write_temporary(path, data, mode, hook)
     try:
-        os.replace(temporary, path)
+        again(lambda: _rename(temporary, path))
     except BaseException:
         unlink_quietly(temporary)
         raise
@@ -104,16 +143,17 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644, hook: Hook = _no_ho
 def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _no_hook) -> bool:
     """Creates `path` with `data` unless the name is taken. Exactly one of many racing writers gets True.
 
-    A link whose reply was lost (NFS retransmission) reports EEXIST although it was ours: the link count of the
-    temporary file tells.
+    Raises:
+        OSError: the file system failed; as far as can be seen, nothing was created.
     """
     temporary = _write_temporary(path, data, mode, hook)
     try:
         try:
-            os.link(temporary, path)
+            won = again(lambda: _link(temporary, path))
+        except OSError:
+            if again(lambda: _link_count(temporary)) == 1:
+                raise
             won = True
-        except FileExistsError:
-            won = _link_count(temporary) == 2
         hook("linked")
     finally:
         unlink_quietly(temporary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
@@ -23,10 +24,9 @@ def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
 def read_baseline(folder: Path, key: str) -> Baseline | None:
     """The baseline of that key, None while there is none or it can't be read."""
     path = folder / f"{key}.json"
-    value = reading.read_json_or_none(path)
-    if value is None:
-        return None
     try:
-        return parse_record(Baseline, value, path)
-    except AutorlError:
+        if path.name not in reading.list_names(folder):
+            return None
+        return parse_record(Baseline, json.loads(reading.read_listed(path)), path)
+    except (AutorlError, OSError, ValueError):
         return None

@@ -6,6 +6,7 @@ sha256 of data), so that resharding a checkpoint doesn't change it and a single 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autorl_hpc.errors import Refused
+from autorl_hpc.files.faults import again
 from autorl_hpc.records.canonical import canonical_json
 
 MAX_HEADER_BYTES = 100_000_000
@@ -149,35 +151,39 @@ def hash_span(fd: int, begin: int, end: int) -> str:
 
 def weight_files(folder: Path) -> list[str]:
     """The safetensors files of a folder of ours (store or artifact), sorted."""
-    return sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    return sorted(name for name in again(lambda: os.listdir(folder)) if name.endswith(".safetensors"))
 
 
 def tensors_of(folder: Path) -> list[TensorSpec]:
     """All tensors of a folder of ours, from the headers."""
-    tensors: list[TensorSpec] = []
-    for name in weight_files(folder):
-        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            tensors.extend(read_header(fd, name))
-        finally:
-            os.close(fd)
-    return tensors
+    return [tensor for name in weight_files(folder) for tensor in again(functools.partial(_tensors_in, folder / name))]
+
+
+def _tensors_in(path: Path) -> list[TensorSpec]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_header(fd, path.name)
+    finally:
+        os.close(fd)
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
     """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once."""
-    parts = []
+    parts: list[tuple[str, str, tuple[int, ...], str]] = []
     tensors = tensors_of(folder)
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise Refused(
             "tensor_twice", "a tensor stands in two safetensors files", "keep one save, in one file or in shards"
         )
     for name in weight_files(folder):
-        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for tensor in tensors:
-                if tensor.file == name and tensor.name not in drop:
-                    parts.append((tensor.name, tensor.dtype, tensor.shape, hash_span(fd, tensor.begin, tensor.end)))
-        finally:
-            os.close(fd)
+        kept = [tensor for tensor in tensors if tensor.file == name and tensor.name not in drop]
+        parts.extend(again(functools.partial(_hashed, folder / name, kept)))
     return content_hash(parts)
+
+
+def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple[int, ...], str]]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return [(t.name, t.dtype, t.shape, hash_span(fd, t.begin, t.end)) for t in tensors]
+    finally:
+        os.close(fd)

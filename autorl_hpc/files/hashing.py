@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from autorl_hpc.files.faults import again
 from autorl_hpc.records.canonical import canonical_json
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -15,7 +16,11 @@ SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hex."""
+    """sha256 of a file, in hex; read anew should the file system fail on the way."""
+    return again(lambda: _file_sha256(path))
+
+
+def _file_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     buffer = bytearray(CHUNK_BYTES)
     view = memoryview(buffer)

@@ -20,6 +20,7 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.host import host_name, job_id
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.base import NewerVersion, Strict, damaged, parse_record
@@ -88,6 +89,7 @@ class Ledger:
         Raises:
             AutorlError: an entry is missing, altered or out of order; the entry is named. What was read before
                 it stays in `entries`.
+            OSError: the file system failed; look again.
         """
         listing = reading.list_names(self.run.ledger)
         # The entries that were read are not looked at again: a ledger of thousands is listed many times a second.
@@ -100,8 +102,10 @@ class Ledger:
         while (name := self._name(1)) in known:
             path = self.run.ledger / name
             try:
-                data = reading.read_bytes(path)
+                data = reading.read_listed(path)
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and is_cluster_error(error):
+                    raise  # look again later: nothing is said about the entry
                 raise damaged(f"ledger entry {name} can't be read: {error}", path) from error
             self._take(data, path)
         beyond = [name for name in new if name > self._name(0)]
@@ -133,7 +137,7 @@ class Ledger:
         """Commits one entry after all that stand, and returns it; None if `unless` says that it need not stand.
 
         Raises:
-            OSError: the file system failed; nothing was committed.
+            OSError: the file system failed; as far as can be seen, nothing was committed.
             AutorlError: the chain before it is damaged.
         """
         if not isinstance(body, BODIES[kind]):
@@ -150,10 +154,10 @@ class Ledger:
                 writer=this_writer(role),
                 body=body.model_dump(mode="json"),
             )
-            path = self.run.ledger / f"{entry.seq:06d}.json"
-            if atomic.publish_bytes(path, entry.canonical() + b"\n"):
-                self.read()
-                return self._entries[entry.seq - 1]
+            path, data = self.run.ledger / f"{entry.seq:06d}.json", entry.canonical() + b"\n"
+            if atomic.publish_bytes(path, data):
+                self._take(data, path)  # not read again: a failure now would say that nothing was committed
+                return self._entries[-1]
         raise RuntimeError(f"no number of the ledger {self.run.ledger} could be won")
 
     def seal_file(self) -> None:

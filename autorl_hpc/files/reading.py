@@ -18,6 +18,10 @@ RETRIES = 5
 """A stale handle or a remote I/O error clears at the next open; five looks in a second see it gone."""
 
 RETRY_PAUSE_S = 0.05
+UNSEEN_PATIENCE_S = 40.0
+"""An NFS client goes on for 30 s with a name that it once missed, if nothing makes it ask; a listing most often does."""
+
+UNSEEN_PAUSE_S = 0.1
 MAX_RECORD_BYTES = 32 * 1024 * 1024
 """No record of ours comes near this; a larger file under a record's name is damage, not data."""
 
@@ -66,6 +70,23 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
     return data
+
+
+def read_listed(path: Path) -> bytes:
+    """The whole file, whose name a listing has shown. As long as listings go on to show it, absent means not yet seen.
+
+    Raises:
+        FileNotFoundError: it is no longer listed, or has not come to be seen for longer than any client keeps a name missed.
+        ValueError, OSError: see `read_bytes`.
+    """
+    deadline = time.monotonic() + UNSEEN_PATIENCE_S
+    while True:
+        try:
+            return read_bytes(path)
+        except FileNotFoundError:
+            if path.name not in list_names(path.parent) or time.monotonic() > deadline:
+                raise
+        time.sleep(UNSEEN_PAUSE_S)
 
 
 def read_json(path: Path) -> Any:

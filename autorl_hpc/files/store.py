@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.hashing import file_sha256, walk_files
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.base import parse_record
@@ -53,27 +54,30 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
 
     Raises:
         AutorlError: the first file that is not.
+        OSError: the file system failed: nothing is said about the files.
     """
-    again = f"something changed it after staging; put the original back or run: {stage_command} --again"
+    stage_again = f"something changed it after staging; put the original back or run: {stage_command} --again"
     known = {file.path for file in manifest.files} | {MANIFEST_NAME}
     for extra in sorted(_all_names(folder) - known):
-        raise _changed(f"{extra} is no file of {manifest.name}", folder / extra, again)
+        raise _changed(f"{extra} is no file of {manifest.name}", folder / extra, stage_again)
     for file in manifest.files:
         path = folder / file.path
         try:
-            size = path.stat().st_size
-        except OSError:
-            raise _changed(f"{file.path} of {manifest.name} is missing", path, again) from None
+            size = again(path.stat).st_size
+        except OSError as error:
+            if is_cluster_error(error):
+                raise
+            raise _changed(f"{file.path} of {manifest.name} is missing", path, stage_again) from None
         if size != file.size_bytes:
             raise _changed(
-                f"{file.path} of {manifest.name} has {size} bytes, staged were {file.size_bytes}", path, again
+                f"{file.path} of {manifest.name} has {size} bytes, staged were {file.size_bytes}", path, stage_again
             )
         digest = file_sha256(path)
         if digest != file.sha256:
             raise _changed(
                 f"{file.path} of {manifest.name} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...",
                 path,
-                again,
+                stage_again,
             )
 
 

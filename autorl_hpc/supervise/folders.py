@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -10,7 +9,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from autorl_hpc.files.faults import again
+from autorl_hpc.files.faults import again, as_lost_answer
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,14 +73,14 @@ class Folder:
                     with open(source, "rb") as data:
                         shutil.copyfileobj(data, out, 4 * 1024 * 1024)
                 os.fchmod(out.fileno(), mode)
-            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            self._rename(temporary, name)
         except OSError as error:
             try:
                 os.unlink(temporary, dir_fd=self.fd)
             except OSError:
                 pass
-            if isinstance(error, FileExistsError):  # nobody else has this name: an answer was lost
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name) from error
+            if isinstance(error, FileExistsError):
+                raise as_lost_answer(error) from error
             raise
 
     def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
@@ -109,11 +108,11 @@ class Folder:
         again(lambda: self._rename(temporary, name))
 
     def _rename(self, temporary: str, name: str) -> None:
-        """Tells by what stands whether an error is only the lost answer to a rename that was made."""
+        """The listing tells whether an error is only the lost answer to a rename that was made."""
         try:
             os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:
-            if self.stands(temporary) or not self.stands(name):
+            if again(lambda: temporary in os.listdir(self.fd)):
                 raise
 
     def _mode(self, name: str) -> int:

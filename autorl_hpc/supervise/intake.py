@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files import artifacts, atomic
-from autorl_hpc.files.faults import is_cluster_error
+from autorl_hpc.files.faults import again, as_lost_answer, is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.view import RunView
@@ -234,15 +233,20 @@ class Intake:
     def _copy(self, linted: Linted) -> Copied:
         """The copy, installed. From here on the checkpoint's files are open: what fails is the file system."""
         try:
-            target = artifacts.new_folder(self.experiment.artifacts)
-            try:
-                copied = copy_checkpoint(linted, self.base, target)
-                _describe(target, copied)
-                artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
-            finally:
-                shutil.rmtree(target, ignore_errors=True)
+            return again(lambda: self._copy_once(linted))
         except OSError as error:
             raise TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
+
+    def _copy_once(self, linted: Linted) -> Copied:
+        target = artifacts.new_folder(self.experiment.artifacts)
+        try:
+            copied = copy_checkpoint(linted, self.base, target)
+            _describe(target, copied)
+            artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
+        except FileExistsError as error:
+            raise as_lost_answer(error) from error
+        finally:
+            artifacts.remove(target)
         return copied
 
     def _refusal(

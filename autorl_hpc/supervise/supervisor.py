@@ -5,6 +5,7 @@ Read `run_agent_job` top to bottom: it is the life of a run up to its sealing.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.events import append_event
+from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.records import read_experiment, read_run
@@ -133,9 +135,10 @@ class Supervisor:
             self.seals.queue_closing()
             raise Superseded
         task, agent = self._load_parts()
-        workspaces.lay(self.workspace_path, self.root, self.record, task, agent)
+        lay = functools.partial(workspaces.lay, self.workspace_path, self.root, self.record, task, agent)
+        self._patiently(lay, is_cluster_error)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
-        base = staged_base_model(self.root, self.record)
+        base = self._patiently(lambda: staged_base_model(self.root, self.record), is_cluster_error)
         workspace = workspaces.Workspace(self.workspace_path)
         answers = Answers(self.record, self.experiment.baselines, workspace)
         meta = {**workspaces.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
@@ -151,7 +154,7 @@ class Supervisor:
         env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt)
         bridge.start()
         clock.start()
-        start = self.workspace_path / ".agent" / agent.name / agent.file.start
+        start = self.workspace_path / ".agent" / agent.name / agent.script(again=self.seals.had_begun(clock.attempt))
         self.run.logs.mkdir(exist_ok=True)
         append_event(self.run.events, "agent_started", attempt=clock.attempt, elapsed_s=clock.elapsed_s)
         process = AgentProcess(
@@ -317,16 +320,16 @@ class Supervisor:
             log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
         return EXIT_RESUME
 
-    def _patiently(self, write: Callable[[], T]) -> T:
-        """Does `write` again while the file system fails, for as long as no signal asks to stop."""
+    def _patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
+        """Does `write` again while the file system fails, for as long as no signal asks to stop. No budget passes here."""
         deadline = time.monotonic() + END_PATIENCE_S
         while True:
             try:
                 return write()
             except OSError as error:
-                if self._signal is not None or time.monotonic() > deadline:
+                if self._signal is not None or time.monotonic() > deadline or not may_pass(error):
                     raise
-                log.warning("the run's end can't be written yet: %s", error)
+                log.warning("the file system fails; trying again: %s", error)
                 time.sleep(END_RETRY_S)
 
     def _signal_ended_it(self, exit_code: int | None) -> bool:

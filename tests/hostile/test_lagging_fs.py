@@ -1,0 +1,252 @@
+"""The file system of these tests is as bad as it says: without this, a pass of the loop over it would mean nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from nodes import Node, ahead
+
+pytestmark = pytest.mark.xdist_group("hostile")
+CACHE_S = 1.0
+"""Shorter than a cluster's, for the tests' time."""
+
+SLACK_S = 0.5
+IN_CREATE = 0x100
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    """What the server has."""
+    folder = tmp_path / "backing"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def a(new_node: Callable[..., Node], backing: Path) -> Node:
+    return new_node("a", backing, cache_s=CACHE_S)
+
+
+@pytest.fixture
+def b(new_node: Callable[..., Node], backing: Path) -> Node:
+    return new_node("b", backing, cache_s=CACHE_S)
+
+
+def seconds_until(condition: Callable[[], bool]) -> float:
+    """How long it takes until `condition` holds."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < 5 * CACHE_S
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def test_a_name_once_missed_stays_missed_though_the_listing_shows_it(a: Node, b: Node) -> None:
+    assert not (b.mount / "new").exists()
+    (a.mount / "new").write_text("here")
+    assert os.listdir(b.mount) == ["new"]
+    with pytest.raises(FileNotFoundError):
+        (b.mount / "new").read_text()
+    assert CACHE_S - SLACK_S < seconds_until((b.mount / "new").exists) < CACHE_S + SLACK_S
+    assert (b.mount / "new").read_text() == "here"
+    (a.mount / "never looked for").write_text("seen at once")
+    assert (b.mount / "never looked for").exists()
+
+
+def test_a_removed_name_and_an_old_size_are_believed(a: Node, b: Node) -> None:
+    (a.mount / "file").write_text("1")
+    assert (b.mount / "file").stat().st_size == 1
+    (a.mount / "file").write_text("12345")
+    assert (b.mount / "file").stat().st_size == 1
+    assert (b.mount / "file").read_text() == "1", "read no further than the size that is believed"
+    assert seconds_until(lambda: (b.mount / "file").stat().st_size == 5) < CACHE_S + SLACK_S
+    (a.mount / "file").unlink()
+    assert os.listdir(b.mount) == []
+    assert (b.mount / "file").exists()
+    assert seconds_until(lambda: not (b.mount / "file").exists()) < CACHE_S + SLACK_S
+
+
+def test_inotify_is_silent_across_mounts(a: Node, b: Node) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_NONBLOCK)
+    assert fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(b.mount), IN_CREATE) >= 0
+    try:
+        (a.mount / "from-a").touch()
+        assert select.select([fd], [], [], 0.5)[0] == []
+        (b.mount / "from-b").touch()
+        assert select.select([fd], [], [], 0.5)[0] == [fd]
+        assert b"from-b" in os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def test_every_caller_gets_the_lock(a: Node, b: Node) -> None:
+    (a.mount / "lock").touch()
+    take = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, 6); fcntl.lockf(f, 6)"
+    with ExitStack() as stack:
+        for node in (a, a, b):
+            file = stack.enter_context(open(node.mount / "lock", "r+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        subprocess.run([sys.executable, "-S", "-c", take, str(a.mount / "lock")], check=True)
+
+
+@pytest.mark.parametrize("how", ["O_EXCL", "link", "mkdir"])
+def test_one_name_has_one_winner(a: Node, b: Node, how: str) -> None:
+    names = [f"n{number}" for number in range(100)]
+    wins: dict[str, list[str]] = {name: [] for name in names}
+    start = threading.Barrier(2)
+
+    def race(node: Node) -> None:
+        (node.mount / f"mine-{node.name}").touch()
+        start.wait()
+        for name in names:
+            target = node.mount / name
+            try:
+                if how == "O_EXCL":
+                    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                elif how == "link":
+                    os.link(node.mount / f"mine-{node.name}", target)
+                else:
+                    target.mkdir()
+            except FileExistsError:
+                continue
+            wins[name].append(node.name)
+
+    racers = [threading.Thread(target=race, args=(node,)) for node in (a, b)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert all(len(winners) == 1 for winners in wins.values()), wins
+
+
+def test_what_another_node_replaced_is_stale_and_what_this_one_removed_is_hidden(a: Node, b: Node) -> None:
+    (a.mount / "file").write_text("old")
+    with open(b.mount / "file", "rb", buffering=0) as file:
+        (a.mount / "fresh").write_text("new")
+        os.replace(a.mount / "fresh", a.mount / "file")
+        with pytest.raises(OSError) as stale:
+            file.read()
+        assert stale.value.errno == errno.ESTALE
+    assert (b.mount / "file").read_text() == "new"
+    with open(a.mount / "file", "rb", buffering=0) as file:
+        (a.mount / "file").unlink()
+        assert file.read() == b"new"
+        assert [name[:12] for name in os.listdir(b.mount)] == [".fuse_hidden"]
+    seconds_until(lambda: os.listdir(b.mount) == [])
+
+
+def test_faults_are_counted_and_can_be_switched(a: Node, b: Node) -> None:
+    folder = a.mount / "ledger"
+    folder.mkdir()
+
+    def write(name: str) -> int:
+        try:
+            with open(folder / name, "w") as file:
+                file.write("x")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    a.faulty({"errno": "ENOSPC", "ops": ["create"], "match": "^/ledger/", "every": 3})
+    assert [write(f"a{number}") for number in range(6)] == [0, 0, errno.ENOSPC] * 2
+    assert len(os.listdir(folder)) == 4
+    a.faulty({"errno": "EIO", "ops": ["fsync"], "match": "/b1$"})
+    assert [write("b0"), write("b1"), write("b2")] == [0, errno.EIO, 0]
+    a.faulty({"errno": "EIO", "ops": ["link", "rename"], "every": 2, "after": True})
+    os.link(folder / "b0", folder / "c0")
+    with pytest.raises(OSError, match="Input/output"):
+        os.link(folder / "b0", folder / "c1")
+    assert "c1" in os.listdir(folder), "it was done, and only its answer lost"
+    a.faulty()
+    assert write("d") == 0
+    assert a.injected() == [
+        "ENOSPC create /ledger/a2",
+        "ENOSPC create /ledger/a5",
+        "EIO fsync /ledger/b1",
+        "EIO link /ledger/c1",
+    ]
+    assert b.injected() == []
+
+
+def test_stale_handles(a: Node) -> None:
+    (a.mount / "file").write_text("text")
+    a.faulty({"errno": "ESTALE", "ops": ["open"], "every": 2})
+    assert [(a.mount / "file").read_text() for _ in range(4)] == ["text"] * 4, "Linux itself opens once more"
+    a.faulty({"errno": "ESTALE", "ops": ["open"], "every": 3, "burst": 2})
+    assert (a.mount / "file").read_text() == "text"
+    time.sleep(CACHE_S + 0.1)  # attributes that are still believed are not asked for
+    for op in ("getattr", "open", "read", "readdir"):
+        a.faulty({"errno": "ESTALE", "ops": [op]})
+        with pytest.raises(OSError) as stale:
+            (a.mount / "file").stat()
+            (a.mount / "file").read_text()
+            os.listdir(a.mount)
+        assert stale.value.errno == errno.ESTALE, op
+
+
+def test_a_servers_clock_ahead(new_node: Callable[..., Node], backing: Path) -> None:
+    node = new_node("c", backing, skew_s=90)
+    (node.mount / "file").touch()
+    info = (node.mount / "file").stat()
+    for shown in (info.st_mtime, info.st_ctime, info.st_atime):
+        assert 85 < shown - time.time() < 95
+    os.utime(node.mount / "file", (1000, 2000))
+    assert (node.mount / "file").stat().st_mtime == 2000
+    (node.mount / "file").touch()
+    assert 85 < (node.mount / "file").stat().st_mtime - time.time() < 95
+
+
+def test_a_process_of_a_node_sees_its_mount_alone(a: Node, b: Node, backing: Path) -> None:
+    code = "import os; print(os.getpid() < 10, os.getcwd(), sorted(os.listdir()), os.path.ismount(os.getcwd()))"
+    (backing / "file").touch()
+    for node in (a, b):
+        done = subprocess.run(
+            node.command(backing, sys.executable, "-S", "-c", code), capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"True {backing} ['file'] True\n"
+    assert subprocess.run(a.command(backing, "sh", "-c", "exit 7"), check=False).returncode == 7
+    with open("/proc/mounts", encoding="utf-8") as mounts:
+        assert not any(line.split()[1] == str(backing) for line in mounts), "it stays in the node"
+
+
+def test_a_wall_clock_ahead_and_a_monotonic_one_that_is_not() -> None:
+    code = (
+        "import datetime, threading, time; start = time.monotonic(); threading.Event().wait(0.2); time.sleep(0.1);"
+        "print(time.time(), time.time_ns() / 1e9, datetime.datetime.now(datetime.timezone.utc).timestamp(),"
+        "time.monotonic(), time.monotonic() - start)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **ahead(90)}, capture_output=True, text=True, check=True
+    )
+    *walls, monotonic, waited = map(float, done.stdout.split())
+    assert all(85 < wall - time.time() < 95 for wall in walls)
+    assert abs(monotonic - time.monotonic()) < 5 and 0.3 < waited < 1.5
+
+
+def test_a_mount_that_is_not_possible_says_so(possible: None, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("lagging_fs.py")
+    (tmp_path / "in").mkdir()
+    for backing, mountpoint, says in (
+        (tmp_path / "none", tmp_path, "is no folder"),
+        (tmp_path / "in", tmp_path, "serve itself"),
+    ):
+        done = subprocess.run(
+            [sys.executable, script, backing, mountpoint], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2 and says in done.stderr

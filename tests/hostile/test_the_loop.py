@@ -1,0 +1,129 @@
+"""The whole loop on two nodes with a hostile file system: launch, supervisors, agents, graders, report; nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from helpers import SUBMITS_ONE
+from world import SITS, THREE, Jobs, World, answers_kept, assert_all_once
+
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.states import EntryKind
+
+pytestmark = pytest.mark.xdist_group("hostile")
+
+SUITE = "^/(runs|store|vault)/|^/scratch/.*/(submissions|results|models|data)"
+"""What the suite itself reads and writes; the agents' own output is their trouble."""
+
+LOOP: dict[str, Any] = {
+    "matrix": {"task": "mini"},
+    "grader": {"stale_after_s": 6},
+}
+LOOKS = ["open", "read", "getattr", "readdir"]
+STALE = [
+    {"errno": "ESTALE", "ops": LOOKS, "match": "^/runs/|/(submissions|results)", "every": 11, "burst": 2},
+    {"errno": "ESTALE", "ops": LOOKS, "match": "^/(store|vault)/|^/scratch/.*/(models|data)", "every": 59, "burst": 2},
+]
+FULL = [{"errno": "ENOSPC", "ops": ["create", "write", "mkdir", "link", "fsync"], "match": "^/runs/"}]
+FULL_S = 3.0
+BROKEN = [
+    {"errno": "EIO", "ops": ["fsync", "fsyncdir", "rename", "link"], "match": SUITE, "every": 7},
+    {"errno": "EIO", "ops": ["rename", "link"], "match": SUITE, "every": 11, "after": True},
+]
+
+
+def begin(world: World, *, more_graders: int = 0, budget: str = "6s") -> tuple[Jobs, list[str]]:
+    """Three runs, two on node A and one on B; a grader on A, and one on B with its clock ahead."""
+    for name, script in (("three", THREE), ("twin", THREE), ("sits", SITS)):
+        world.agent(name, script)
+    run_ids = world.prepare(["three", "sits", "twin"], **LOOP, budget={"wall_clock": budget})
+    jobs = Jobs(world)
+    jobs.grader("a")
+    jobs.grader("b", ahead_s=90)
+    for _ in range(more_graders):
+        jobs.grader("b")
+    for number, run_id in enumerate(run_ids):
+        jobs.agent("ab"[number % 2], run_id)
+    return jobs, run_ids
+
+
+def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = None) -> None:
+    """To the end, and nothing lost or twice. Faults may cost an attempt."""
+    jobs.to_the_end(run_ids)
+    world.faulty()
+    assert_all_once(world, run_ids, attempts=attempts)
+    assert all(answers_kept(world, run_id) for run_id in run_ids)
+
+
+def test_plain_lag(world: World) -> None:
+    jobs, run_ids = begin(world, more_graders=1)
+    end(world, jobs, run_ids, attempts=1)
+    assert min(len(answers_kept(world, run_id)) for run_id in run_ids) >= 3
+    measured = world.logs_of("grader").count("measuring the base model")
+    assert measured == 2, "a name that was missed before another node measured it is no reason to measure again"
+    assert world.injected() == {}
+
+
+def test_stale_handles_now_and_then(world: World) -> None:
+    jobs, run_ids = begin(world, budget="9s")
+    world.faulty(*STALE)
+    end(world, jobs, run_ids)
+    assert min(world.injected()[f"ESTALE {op}"] for op in LOOKS) > 20
+
+
+def test_a_full_disk_for_some_seconds(world: World) -> None:
+    jobs, run_ids = begin(world, budget="9s")
+    jobs.until(lambda: bool(world.view(run_ids[1]).accepted()), 60)
+    world.faulty(*FULL)
+    ends_at = time.monotonic() + FULL_S
+    jobs.until(lambda: time.monotonic() > ends_at, 60)
+    world.faulty()
+    end(world, jobs, run_ids)
+    assert sum(world.injected().values()) > 20
+
+
+def test_writes_that_fail_now_and_then_some_of_them_done(world: World) -> None:
+    jobs, run_ids = begin(world)
+    world.faulty(*BROKEN)
+    end(world, jobs, run_ids)
+    assert min(world.injected()[f"EIO {op}"] for op in ("fsync", "fsyncdir", "rename", "link")) > 5
+
+
+def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) -> None:
+    world.agent("one", SUBMITS_ONE)
+    (run_id,) = world.prepare(["one"], matrix={"task": "arithmetic"}, grader={"stale_after_s": 4})
+    jobs = Jobs(world)
+    jobs.agent("a", run_id)
+    jobs.until(lambda: world.view(run_id).sealed is not None, 60)
+    first = world.start_on("a", "job", "grader", str(world.experiment.path))
+    claim = f"f-{run_id}--000001.g0001"
+    jobs.until(lambda: claim in os.listdir(world.experiment.claims), 60)
+    first.kill()
+    first.wait()
+    assert world.view(run_id).scores == {}, "it was too fast for this test"
+    jobs.grader("b", ahead_s=90)
+    jobs.to_the_end([run_id])
+    assert_all_once(world, [run_id])
+    assert world.view(run_id).scores[1].generation == 2
+
+
+def test_an_older_supervisor_on_another_node_steps_back(world: World) -> None:
+    world.agent("sits", SITS)
+    (run_id,) = world.prepare(["sits"], **LOOP, budget={"wall_clock": "6s"})
+    jobs = Jobs(world)
+    jobs.grader("b")
+    older = jobs.agent("a", run_id)
+    jobs.until(lambda: len(world.view(run_id).accepted()) >= 2, 60)
+    jobs.agent("b", run_id)
+    jobs.until(lambda: older["process"].poll() == 0, 60)
+    assert world.view(run_id).sealed is None, "it went without a word"
+    jobs.to_the_end([run_id])
+    assert_all_once(world, [run_id], attempts=2)
+    entries = Ledger(world.run_dir(run_id)).read()
+    attempts = [linked.body.attempt for linked in entries if hasattr(linked.body, "attempt")]
+    assert attempts == sorted(attempts), "the older one wrote nothing after the newer one had begun"
+    assert attempts.count(2) > 1
+    assert [linked.entry.writer.host for linked in entries if linked.kind is EntryKind.SEALED] == ["node-b"]
