@@ -11,8 +11,8 @@ import pytest
 pytest.register_assert_rewrite("world")
 
 from helpers import Cluster  # noqa: E402
+from hostile_world import World  # noqa: E402
 from nodes import Node, what_is_missing  # noqa: E402
-from world import World  # noqa: E402
 
 
 @pytest.fixture(scope="session")

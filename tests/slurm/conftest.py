@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import World
+from slurm_world import World
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
 NOT_HERE = 77

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import SUBMITS_ONE
-from world import SLEEPS, World
+from slurm_world import SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox

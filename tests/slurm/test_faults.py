@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import SUBMITS_ONE
-from world import BEATS, World, kill
+from slurm_world import BEATS, World, kill
 
 from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise.processes import descendants

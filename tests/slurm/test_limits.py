@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from world import BEATS, World
+from slurm_world import BEATS, World
 
 from autorl_hpc.states import EndedBy
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import SUBMITS_ONE
-from world import SITS, THREE, Jobs, World, answers_kept, assert_all_once
+from hostile_world import SITS, THREE, Jobs, World, answers_kept, assert_all_once
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.states import EntryKind
