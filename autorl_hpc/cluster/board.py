@@ -66,14 +66,18 @@ class Board:
     tasks: list[Task] = field(default_factory=list)
 
     @classmethod
-    def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob]) -> Board:
-        """Brings what was submitted and what the scheduler says together, by name, never by number alone."""
+    def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> Board:
+        """Brings what was submitted and what the scheduler says together, by name, never by number alone.
+
+        Args:
+            asked_back: also what a failed launch is taking back, for those who clear away.
+        """
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)
         board = cls()
         for submitted in jobs.submitted:
-            if submitted.taken_back:
+            if submitted.taken_back or (submitted.asked_back and not asked_back):
                 continue
             mine = [job for job in by_name.get(submitted.name, []) if _is_of(job, submitted)]
             if not submitted.runs:

@@ -89,7 +89,7 @@ def everything(config: dict[str, str], profile: ClusterProfile | None) -> list[F
     except commands.SchedulerError as error:
         return [unknown("partitions", error.what)]
     preempts = config.get("PreemptType", "preempt/none") not in ("preempt/none", "(null)", "")
-    return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile)]
+    return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile, known)]
 
 
 def wanted(profile: ClusterProfile | None, known: dict[str, Partition]) -> list[str]:
@@ -169,25 +169,40 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile | None) -> Fi
     return ok(name, value)
 
 
-def dry(profile: ClusterProfile | None) -> list[Finding]:
+def dry(profile: ClusterProfile | None, known: dict[str, Partition] | None = None) -> list[Finding]:
     """`sbatch --test-only`: the scheduler judges the job, and nothing is submitted."""
+    known = known or {}
+
+    def up(partition: str | None) -> bool:
+        names = [name for name in (partition or "").split(",") if name in known] or [
+            p.name for p in known.values() if p.default
+        ]
+        return not names or any(known[name].usable for name in names)
+
     if profile is None:
-        return [_dry("a job of 1 CPU", Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES))]
+        request = Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES)
+        return [_dry("a job of 1 CPU", request, nodes_up=up(habit("partition")))]
     found = []
     for name, kind in _kinds(profile).items():
         minutes = max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES
-        found.append(_dry(f"{name} job", Request(profile, kind, minutes)))
+        partition = kind.partition or profile.partition or habit("partition")
+        found.append(_dry(f"{name} job", Request(profile, kind, minutes), nodes_up=up(partition)))
     return found
 
 
-def _dry(name: str, request: Request) -> Finding:
+def _dry(name: str, request: Request, *, nodes_up: bool) -> Finding:
     asked = request.describe()
     try:
         _, said = sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
     except commands.SchedulerError as error:
         if "no answer within" in error.what:
             return unknown(name, error.what)
-        return problem(name, f"refused: {error.what} ({asked})", "launch would be refused too", error.next_step or "")
+        told = f"--test-only says no: {error.what} ({asked})"
+        if not nodes_up:  # it is asked about the nodes as they are; sbatch itself takes the job and lets it wait
+            return warning(
+                name, told, "no node of its partition is up: jobs would wait", "wait, or choose another partition"
+            )
+        return problem(name, told, "launch would be refused too", error.next_step or "")
     return ok(name, f"would be taken{_start(said)} ({asked})")
 
 

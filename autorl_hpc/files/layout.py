@@ -35,8 +35,24 @@ class Root:
     def runs(self) -> Path:
         return self.path / "runs"
 
+    @property
+    def judge_cache(self) -> Path:
+        """Judges' answers, of all experiments. In the vault: who may write them decides scores."""
+        return self.vault / ".judge-cache"
+
     def model(self, name: str) -> Path:
         return self.store / "models" / name
+
+    @property
+    def environments(self) -> Path:
+        return self.store / "envs"
+
+    def environment(self, name: str, content_hash: str) -> Path:
+        """A venv can't be moved, and agents may run in it: other content has a folder of its own."""
+        return self.environments / f"{name}-{content_hash[:12]}"
+
+    def environment_pointer(self, name: str) -> Path:
+        return self.environments / f"{name}.json"
 
     def task_store(self, task: str) -> Path:
         return self.store / "tasks" / task

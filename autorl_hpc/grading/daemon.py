@@ -118,7 +118,7 @@ class Grader:
         self.heart = Heart(experiment, beat, min(MAX_BEAT_S, spec.stale_after_s / BEATS_PER_STALENESS))
         self.claims = self._own_claims()
         self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
-        self.bench = Bench(self.root, spec)
+        self.bench = Bench(self.root, spec, lambda: self.record.spec.judge)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
         keep_all = self.record.spec.retention.artifacts == "all"
@@ -214,11 +214,11 @@ class Grader:
             generation = self.claims.take(name, current)
             if generation is None:
                 continue
-            self._work(name, generation)
-            return True
+            return self._work(name, generation)
         return False
 
-    def _work(self, name: str, generation: int) -> None:
+    def _work(self, name: str, generation: int) -> bool:
+        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader."""
         self._held = (name, generation)
         self.heart.set(state="scoring", working_on=name)
         done = False
@@ -242,6 +242,7 @@ class Grader:
             working_on=None,
             engine_hash=None if self.bench.identity is None else self.bench.identity.digest(),
         )
+        return done
 
     def _trouble(self, name: str, problem: str) -> None:
         self._failures[name] = self._failures.get(name, 0) + 1

@@ -5,22 +5,23 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
+from autorl_hpc.grading.episodes import Playground
+from autorl_hpc.grading.judging import Judging
 from autorl_hpc.records.exchange import Engine as EngineIdentity
-from autorl_hpc.records.experiment import GraderSpec
+from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.ledger import Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer, Engine
-from autorl_hpc.scoring.outcome import Context, Fact, Outcome
+from autorl_hpc.scoring.outcome import Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.heldout import Item, load_items, load_shots
@@ -52,13 +53,15 @@ class Scored:
 class Bench:
     """Keeps the engine and the held-out items warm between evaluations."""
 
-    def __init__(self, root: Root, spec: GraderSpec) -> None:
+    def __init__(self, root: Root, spec: GraderSpec, judge: Callable[[], JudgeSpec | None] = lambda: None) -> None:
         self.root = root
         self.spec = spec
         self._engine: Engine | None = None
         self._engine_for: tuple[str, str] | None = None
         self._items: dict[tuple[str, str, str], list[Item]] = {}
         self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
+        self._playground = Playground(root)
+        self._judging = Judging(root, judge)
 
     def engine(self, base_model: str, recipe: Recipe) -> Engine:
         """The warm engine of a base model and dtype; another one is closed first."""
@@ -115,19 +118,31 @@ class Bench:
         """
         recipe = science.recipe
         items = self.items(science, split)[:limit]
-        rater = scorer(recipe.scorer, recipe.scorer_version)
+        rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         engine = self.engine(science.base_model, recipe)
-        prompts = self._tokens(science, split, engine)[:limit]
+        prompts = [] if recipe.max_steps else self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
         started = time.monotonic()
-        answers = _samples(engine, prompts, recipe, science.seed, order)
+        context, asked_before = self._judging.context(science), self._judging.usage(recipe)
+        engine_hash = engine.identity.digest()
+        unjudged = (content_hash, split, recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
+        if kept := self._judging.kept(unjudged):
+            answers = kept
+        elif recipe.max_steps:
+            answers = self._playground.play(science, items, engine, order)
+        else:
+            answers = _samples(engine, prompts, recipe, science.seed, order)
         generated = time.monotonic()
-        context = Context(options=recipe.options, workers=os.cpu_count() or 1, seed=science.seed)
-        rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], context)
+        try:
+            rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], context)
+        except JudgeFailed as error:
+            raise self._judging.failed(unjudged, answers, error) from error
         outcomes = tuple(
             _outcome(item, drawn, outcome) for item, drawn, outcome in zip(items, answers, rated, strict=True)
         )
         metrics = rater.metrics(items, rated)
+        if context.judge is not None:
+            metrics = {**metrics, **self._judging.usage(recipe).since(asked_before)}
         total = sum(o.outcome for o in outcomes)
         whole = all(o.outcome in (0.0, 1.0) for o in outcomes)
         mean = 100.0 * total / len(outcomes)
@@ -141,7 +156,7 @@ class Bench:
             correct=int(total) if whole and "mean_outcome" not in metrics else None,
             metrics=metrics,
             recipe_hash=recipe.hash(),
-            engine_hash=engine.identity.digest(),
+            engine_hash=engine_hash,
             truncated=sum(answer.truncated for drawn in answers for answer in drawn),
             timings=Timings(
                 load_s=loaded.load_s,

@@ -22,7 +22,8 @@ from autorl_hpc.cluster.commands import SchedulerError
 from autorl_hpc.cluster.endings import LOG_TAIL_BYTES, Ending, explain
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
-from autorl_hpc.files.claims import Claims
+from autorl_hpc.files.claims import Claims, HeartbeatWatch
+from autorl_hpc.files.host import host_name
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment
@@ -35,6 +36,10 @@ log = logging.getLogger("autorl_hpc.watcher")
 ENTRY = "watcher"
 LOOKS_BEFORE_SEALING = 2
 LOST_LOOKS = 2
+FINISH_LOOKS = 6
+FINISH_PAUSE_S = 3.0
+"""Of the last job: enough looks for exit codes too."""
+
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0
 """A job that sbatch has just taken may not be in squeue's answer yet."""
@@ -251,3 +256,22 @@ class Watcher(threading.Thread):
         except OSError as error:
             self._written = None
             log.warning("%s not written: %s", "seen.json", error)
+
+
+def seal_what_is_lost(experiment: ExperimentDir, pause_s: float = FINISH_PAUSE_S) -> None:
+    """Once, by the last job of an experiment: seals the runs that have no job left, should no grader have lived to do it."""
+    record = read_experiment(experiment)
+    if record.cluster is None:
+        return
+    me = f"finish-{host_name()}-{os.getpid()}"
+    claims = Claims(experiment.claims, me, host_name(), HeartbeatWatch(experiment.graders, record.grader.stale_after_s))
+    watcher = Watcher(experiment, claims, pause_s)
+    try:
+        for look_number in range(FINISH_LOOKS):
+            if look_number:
+                time.sleep(pause_s)
+            watcher.step()
+    except (AutorlError, OSError) as error:
+        log.warning("what is lost can't be sealed: %s", error)
+    finally:
+        claims.drop_own()

@@ -19,6 +19,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.launch.cancel_slurm import SlurmJobsOf
 from autorl_hpc.launch.environment import job_environment
 from autorl_hpc.launch.local import stop_all
+from autorl_hpc.launch.lock import only_one
 from autorl_hpc.launch.payload import supervisors
 from autorl_hpc.records.run import ExperimentRecord
 
@@ -57,7 +58,8 @@ def cancel_runs(
     if record.cluster is None:
         open_runs, left = _cancel_here(experiment, record, wanted, say, everything=not runs)
     else:
-        open_runs, left = _cancel_on_cluster(experiment, record, wanted, say, everything=not runs)
+        with only_one(experiment, say):  # a launch that is still submitting would go on behind our back
+            open_runs, left = _cancel_on_cluster(experiment, record, wanted, say, everything=not runs)
     closed = set(reading.list_names(experiment.finished))
     text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"
     if open_runs:
@@ -88,7 +90,7 @@ def _cancel_on_cluster(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
     """On Slurm: what waits never starts, what runs seals itself, what doesn't is cancelled and sealed here."""
-    jobs = SlurmJobsOf(experiment)
+    jobs = SlurmJobsOf(experiment, step=record.grader.placement == "step")
     running = jobs.cancel_waiting(wanted)
     _seal_here(experiment, record, [run for run in wanted if run not in running])
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])

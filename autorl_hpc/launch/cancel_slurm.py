@@ -20,8 +20,9 @@ END_WAIT_S = 90.0
 class SlurmJobsOf:
     """The jobs of one experiment, for cancelling."""
 
-    def __init__(self, experiment: ExperimentDir) -> None:
+    def __init__(self, experiment: ExperimentDir, *, step: bool) -> None:
         self.experiment = experiment
+        self.step = step
 
     def board(self) -> Board:
         """As the scheduler shows them now.
@@ -30,7 +31,7 @@ class SlurmJobsOf:
             SchedulerError: it doesn't answer.
         """
         jobs = read_submitted(self.experiment)
-        return Board() if jobs is None else Board.of(jobs, look.jobs(names_of(jobs)))
+        return Board() if jobs is None else Board.of(jobs, look.jobs(names_of(jobs)), asked_back=True)
 
     def cancel_waiting(self, runs: Iterable[str]) -> set[str]:
         """Cancels the tasks of these runs that have no place yet; the runs of which a task has one."""
@@ -56,10 +57,10 @@ class SlurmJobsOf:
         return left
 
     def graders_run(self) -> bool:
-        """Whether a grader has a place and may still close runs."""
+        """Whether a grader has a place and may still close runs; in `placement: step` they are in the agents' jobs."""
+        role = "agents" if self.step else "grader-"
         return any(
-            task.state is JobState.RUNNING and task.submitted.role.startswith("grader-")
-            for task in self.board().alive()
+            task.state is JobState.RUNNING and task.submitted.role.startswith(role) for task in self.board().alive()
         )
 
     def _cancel_and_wait(self, alive: Callable[[], list[Task]]) -> list[str]:

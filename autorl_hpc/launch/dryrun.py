@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.layout import Root
+from autorl_hpc.launch import reach
 from autorl_hpc.launch.launcher import Plan, would_be
 from autorl_hpc.scoring.stats import smallest_visible_gain
 
@@ -42,6 +43,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "disk_peak_bytes_estimate": disk,
+        "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {
                 split: _rounded(smallest_visible_gain(pin.n))
@@ -109,5 +111,6 @@ def as_text(facts: dict[str, Any]) -> str:
             for split, gain in splits.items()
         )
         lines.append(f"smallest gain that one run on {task} can show (80 % power): {shown}")
+    lines += facts["graders_need"]
     lines.append("nothing was started")
     return "\n".join(lines)

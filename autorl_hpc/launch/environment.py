@@ -16,6 +16,10 @@ SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PR
 """Variables that no job of this version needs: what a job has in its environment, another process of the same user can read."""
 
 
+OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMPDIR")
+"""What Slurm sets for a job besides SLURM_*."""
+
+
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
     """This environment with the frozen code in it, and without secrets and what a surrounding job left."""
     env = without_scheduler(os.environ)
@@ -26,6 +30,9 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
         env.pop(name, None)
     for name in [name for name in env if SECRET_NAME.search(name)]:
         del env[name]
+    if "SLURM_JOB_ID" in os.environ:  # of the surrounding job alone
+        for name in OF_A_JOB:
+            env.pop(name, None)
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
     env["AUTORL_ROOT"] = record.root

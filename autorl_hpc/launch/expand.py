@@ -8,22 +8,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autorl_hpc.agents import Agent, load_agent
+from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.files.yaml import read_yaml
+from autorl_hpc.launch.environments import check_needs, run_environment
+from autorl_hpc.launch.judge import with_judge
+from autorl_hpc.launch.reach import check_search
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.run import Science
+from autorl_hpc.records.run import RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task, load_task
-from autorl_hpc.tasks.staged import verify_staged_task
+from autorl_hpc.tasks.own_files import with_scorer_hash
+from autorl_hpc.tasks.staged import recipe_files, verify_staged_task, with_pins
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
 MAX_RUN_ID_CHARS = 200
@@ -39,6 +45,7 @@ class Cell:
     science: Science
     task_hash: str
     agent_hash: str
+    environment: RunEnvironment | None = None
 
     @property
     def run_id(self) -> str:
@@ -86,18 +93,27 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
     tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
     agents = {name: _located(load_agent, name, agent_places, where, "matrix.agent") for name in spec.matrix.agent}
+    environment = run_environment(root, spec.environment, where)
     for agent in agents.values():
-        _check_needs(agent)
+        check_needs(agent, root, environment)
+    for task in tasks.values():
+        _in_field(partial(check_task, task), "matrix.task")
+        _check_task_needs(task)
     for name in spec.recipe:
         if name not in tasks:
             raise AutorlError(
                 f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name"
             )
     combinations = _combinations(spec, where)
-    recipes = {name: _recipe(task, spec, where) for name, task in tasks.items()}
+    tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
+    recipes = {
+        name: with_scorer_hash(with_judge(_recipe(task, spec, where), name, spec, where), task.folder)
+        for name, task in tasks.items()
+    }
     pins = {name: _task_pins(root, task) for name, task in tasks.items()}
     for name, recipe in recipes.items():
-        _check_shots(root, tasks[name], recipe)
+        _check_recipe_files(root, tasks[name], recipe)
+        check_search(recipe, name, where)
     models = {name: _model_hash(root, name) for name in spec.matrix.base_model}
     hashes = {name: task.hash() for name, task in tasks.items()} | {
         f"agent:{name}": agent.hash() for name, agent in agents.items()
@@ -111,8 +127,9 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             recipe=recipes[values["task"]],
             splits=pins[values["task"]],
             base_model_content_hash=models[values["base_model"]],
+            environment_hash=environment.content_hash if environment else None,
         )
-        cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"])
+        cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:
             raise AutorlError(
                 f"field `matrix`: the run id {cell.run_id} has {len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} "
@@ -195,14 +212,15 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def _check_needs(agent: Agent) -> None:
-    missing = [module for module in agent.file.needs if importlib.util.find_spec(module) is None]
+def _check_task_needs(task: Task) -> None:
+    missing = [module for module in task.file.needs if importlib.util.find_spec(module) is None]
     if missing:
+        package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
         raise AutorlError(
-            f"agent {agent.name} needs the Python package {missing[0]}, which is not installed here",
-            where=agent.folder / "agent.yaml",
+            f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here",
+            where=task.folder / "task.yaml",
             fault=Fault.CLUSTER,
-            next_step="pip install 'autorl-hpc[train]'",
+            next_step=f"pip install {package}",
             exit_code=Exit.ENVIRONMENT,
         )
 
@@ -223,23 +241,22 @@ def _model_hash(root: Root, name: str) -> str:
     return manifest.content_hash
 
 
-def _check_shots(root: Root, task: Task, recipe: Recipe) -> None:
-    """The recipe's worked examples are staged, and are those that it pins."""
-    if recipe.shots_file is None:
-        return
-    path = root.task_vault(task.name) / recipe.shots_file
+def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
+    """What the recipe needs beside the items is staged, and is what it pins: worked examples, the prompt of a judge."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
-    if not path.is_file():
-        raise AutorlError(
-            f"field `recipe.{task.name}`: recipe {recipe.name} needs {recipe.shots_file}, which was not staged",
-            where=path,
-            next_step=again,
-        )
-    if file_sha256(path) != recipe.shots_sha256:
-        raise AutorlError(
-            f"field `recipe.{task.name}`: {recipe.shots_file} is not the file that recipe {recipe.name} pins",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=again,
-            exit_code=Exit.FAILED,
-        )
+    for name, digest in recipe_files(recipe).items():
+        path = root.task_vault(task.name) / name
+        if not path.is_file():
+            raise AutorlError(
+                f"field `recipe.{task.name}`: recipe {recipe.name} needs {name}, which was not staged",
+                where=path,
+                next_step=again,
+            )
+        if file_sha256(path) != digest:
+            raise AutorlError(
+                f"field `recipe.{task.name}`: {name} is not the file that recipe {recipe.name} pins",
+                where=path,
+                fault=Fault.CLUSTER,
+                next_step=again,
+                exit_code=Exit.FAILED,
+            )

@@ -12,6 +12,7 @@ from autorl_hpc.files.frozen import Parts, code_hash
 from autorl_hpc.files.hashing import walk_files
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.share import PACKAGE, share
+from autorl_hpc.tasks.smith import code_files
 
 SHARED_PARTS = ("tasks", "templates")
 NOT_FROZEN = ("_share/", "models/")
@@ -33,7 +34,7 @@ def parts(own: Mapping[str, Path]) -> Parts:
         )
         for name, folder in found.items()
     }
-    return {**frozen, **{place: (folder, walk_files(folder)) for place, folder in own.items()}}
+    return {**frozen, **{place: (folder, code_files(folder)) for place, folder in own.items()}}
 
 
 def freeze(experiment: ExperimentDir, frozen: Parts) -> str:

@@ -84,7 +84,15 @@ class Planner:
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
-        chain = grader_links(self.spec, len(needs.runs), links, self._limit_s(self.grader), self.grader.time)
+        chain = grader_links(
+            self.spec,
+            len(needs.runs),
+            links,
+            self._limit_s(self.grader),
+            self.grader.time,
+            signal_s=self.profile.signal_before_end_s,
+            where=self.profile.name,
+        )
         graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
         first = [self._grader(i, 1, chain, "singleton") for i in graders]
         starters = [*(() if self.step else needs.present), *(f"{{{job.key}}}" for job in first)]

@@ -109,7 +109,14 @@ def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
 
 
 def grader_links(
-    spec: ExperimentSpec, runs: int, agent: Links, limit_s: float | None, asked_s: float | None = None
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None = None,
+    *,
+    signal_s: float = 0.0,
+    where: str = "",
 ) -> Links:
     """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last.
 
@@ -121,6 +128,15 @@ def grader_links(
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
     if limit_s is not None:
         minutes = min(minutes, _floor_minutes(limit_s))
+    least_s = signal_s + EARLY_S + LEAST_USE_S
+    if minutes * 60 < least_s:
+        raise AutorlError(
+            f"field `grader.time`: a grader's job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="give graders more time, or shorten `signal_before_end` in the cluster's profile",
+            exit_code=Exit.USAGE,
+        )
     needed = math.ceil(long_s / (minutes * 60)) + 1
     return Links(min(MAX_LINKS, max(spec.grader.chain, needed)), minutes)
 

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from autorl_hpc.cluster import commands, look
 from autorl_hpc.cluster import site as sites
 from autorl_hpc.cluster.board import Board, names_of, read_submitted, write_submitted
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
-from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
-from autorl_hpc.files.host import host_name
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.view import RunView
 from autorl_hpc.launch.environment import job_environment
 from autorl_hpc.launch.jobs import JobPlan, Needs, Planner
+from autorl_hpc.launch.lock import only_one
 from autorl_hpc.launch.scripts import Scripts
+from autorl_hpc.launch.taking_back import finish_taking_back, recovered, take_back
 from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
-from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import Fault, JobState
 
 SUBMIT_LIMIT_S = 900.0
-LOCK = "launching"
-LOCK_STALE_S = 60.0
-"""A launch makes a sign of life with each sbatch; one that made none for a minute is dead."""
-
 NO_UID = "0" * 12
 """In the scripts that a dry run prints: the experiment has no jobs yet."""
 
@@ -66,39 +58,49 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     return [Script(job.submitted.role, job.submitted.name, scripts.text(job, numbers)) for job in planned]
 
 
-def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitted]:
+def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
     """Submits what is missing and returns every job of this launch.
 
     sbatch is called by a process whose environment holds nothing of a job that surrounds this one.
 
     Raises:
         AutorlError: the scheduler refused, in its words; what this launch had submitted was taken back.
+        KeyboardInterrupt: so too.
     """
+    _refuse_patterns(experiment)
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
-    try:
-        done = subprocess.run(
+    with only_one(experiment, say):
+        process = subprocess.Popen(
             command,
             env=job_environment(experiment, record),
             cwd=experiment.path,  # becomes the working folder of the jobs too
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=SUBMIT_LIMIT_S,
-            check=False,
+            start_new_session=True,  # a ctrl-C comes to this process alone, which passes it on once
         )
-    except subprocess.TimeoutExpired:
-        raise AutorlError(
-            f"the jobs could not be submitted within {SUBMIT_LIMIT_S:.0f} s",
-            where=experiment.jobs,
-            fault=Fault.CLUSTER,
-            next_step="see squeue for what stands; launching again submits what is missing",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        try:
+            output, errors = process.communicate(timeout=SUBMIT_LIMIT_S)
+        except KeyboardInterrupt:
+            say("interrupted: taking back what was submitted")
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise _not_submitted(f"not done within {SUBMIT_LIMIT_S:.0f} s", experiment) from None
+        finally:
+            for left in experiment.jobs.glob(".submission_file_*.sh"):
+                left.unlink(missing_ok=True)
     try:
-        told = json.loads(done.stdout)
+        told = json.loads(output)
     except ValueError:
-        told = {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    if done.returncode or "error" in told:
+        if process.returncode < 0:
+            raise _not_submitted("the submitting process was killed", experiment) from None
+        raise _not_submitted((errors.strip().splitlines() or ["no message"])[-1], experiment) from None
+    if process.returncode or "error" in told:
         raise AutorlError(
             str(told.get("error", "the jobs could not be submitted")),
             where=told.get("where") or experiment.jobs,
@@ -109,6 +111,16 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitte
     return [Submitted.model_validate(row) for row in told["submitted"]]
 
 
+def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
+    return AutorlError(
+        f"the jobs could not all be submitted: {why}",
+        where=experiment.path,
+        fault=Fault.CLUSTER,
+        next_step="launch again: every job was noted before it was submitted, so it submits what is missing",
+        exit_code=Exit.ENVIRONMENT,
+    )
+
+
 def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitted]:
     """Runs in the submitting process: looks at what stands, and submits the rest.
 
@@ -116,16 +128,16 @@ def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Sub
         AutorlError: see `submit`.
     """
     assert record.cluster is not None
-    _refuse_patterns(experiment)
-    with _only_one(experiment) as beat:
-        jobs = read_submitted(experiment) or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
-        jobs = jobs.model_copy(update={"cluster": record.cluster.name})
-        needs = _missing(experiment, record, jobs)
-        site = sites.ask(record.cluster)
-        first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
-        planned = Planner(record, record.cluster, site, jobs.uid, first).plan(needs)
-        scripts = Scripts(experiment, record, record.cluster, jobs.uid)
-        return _submit_all(experiment, jobs, planned, scripts, beat)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as a ctrl-C: what was submitted is taken back
+    jobs = read_submitted(experiment) or recovered(experiment, record.cluster.name)
+    jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
+    jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
+    needs = _missing(experiment, record, jobs)
+    site = sites.ask(record.cluster)
+    first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
+    planned = Planner(record, record.cluster, site, jobs.uid, first).plan(needs)
+    return _submit_all(experiment, jobs, planned, Scripts(experiment, record, record.cluster, jobs.uid))
 
 
 def _refuse_patterns(experiment: ExperimentDir) -> None:
@@ -166,41 +178,42 @@ def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJob
 
 
 def _submit_all(
-    experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts, beat: Iterator[None]
+    experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts
 ) -> list[Submitted]:
     """Each call is noted before it is made: a launch that is killed leaves no job that nobody knows."""
     numbers: dict[str, str] = {}
     done: list[Submitted] = []
     for job in planned:
-        next(beat)
         noted = job.submitted.model_copy(update={"submitted_at": now_text()})
-        write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done, noted)}))
         try:
+            write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done, noted)}))
             numbers[job.key] = scripts.submit(job, numbers)
-        except Exception as error:
-            _take_back(experiment, jobs, [*done, noted])
-            raise _refused(job, error, experiment, taken_back=len(done)) from None
+        except BaseException as error:
+            back = take_back(experiment, jobs, [*done, noted])
+            if not isinstance(error, Exception):  # ctrl-C, TERM
+                raise
+            raise _refused(job, error, experiment, len(done), back) from None
         done.append(noted.model_copy(update={"job_id": numbers[job.key]}))
-    write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done)}))
+    if done:
+        write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done)}))
     return done
 
 
-def _take_back(experiment: ExperimentDir, jobs: SlurmJobs, done: list[Submitted]) -> None:
-    """Cancels what this launch has submitted. Should that fail too, the jobs stay noted, and the next launch finds them."""
-    ids = [submitted.job_id for submitted in done if submitted.job_id is not None]
-    try:
-        look.cancel(ids)
-    except commands.SchedulerError:
-        return
-    taken = [submitted.model_copy(update={"taken_back": True}) for submitted in done]
-    write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *taken)}))
+def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: int, back: bool) -> AutorlError:
+    """The refusal in the scheduler's words, and what became of the jobs before it.
 
-
-def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, taken_back: int) -> AutorlError:
+    Args:
+        back: whether the scheduler has confirmed that none of them is left.
+    """
     words = str(error).strip() or type(error).__name__
     known = commands.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))
     role = f"{job.submitted.role} (link {job.submitted.link})" if job.submitted.link > 1 else job.submitted.role
-    after = f"; the {taken_back} jobs submitted before it were taken back" if taken_back else ""
+    after = f"; the {before} jobs submitted before it were taken back" if before else ""
+    if not back:
+        after = (
+            f"; it may be in the queue all the same, and {before} jobs submitted before it may be: the scheduler could not be "
+            "asked. The next launch, or `autorl-hpc cancel`, takes them back first"
+        )
     return AutorlError(
         f"the job `{role}` was refused{after}. {known.what}",
         where=experiment.jobs,
@@ -208,38 +221,3 @@ def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, taken_ba
         next_step=f"{known.next_step}; then launch again",
         exit_code=Exit.ENVIRONMENT,
     )
-
-
-@contextmanager
-def _only_one(experiment: ExperimentDir) -> Iterator[Iterator[None]]:
-    """One launch at a time, on whatever login nodes: two would see no job and submit all twice. Yields a sign of life."""
-    me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
-    folder = experiment.jobs
-    claims = Claims(folder, me, host_name(), HeartbeatWatch(folder, LOCK_STALE_S))
-    beat = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=0, state="starting")
-
-    def signs_of_life() -> Iterator[None]:
-        nonlocal beat
-        while True:
-            beat = beat.model_copy(update={"counter": beat.counter + 1})
-            write_heartbeat(folder, beat)
-            yield
-
-    signs = signs_of_life()
-    next(signs)
-    try:
-        deadline = time.monotonic() + 2 * LOCK_STALE_S
-        while claims.take(LOCK, claims.current()) is None:
-            if time.monotonic() > deadline:
-                raise AutorlError(
-                    "another launch of this experiment is still submitting its jobs",
-                    where=experiment.path,
-                    next_step="wait for it, then launch again",
-                    exit_code=Exit.ENVIRONMENT,
-                )
-            next(signs)
-            time.sleep(0.5)
-        yield signs
-    finally:
-        claims.drop_own()
-        Path(folder / f"{me}.json").unlink(missing_ok=True)

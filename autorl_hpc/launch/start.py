@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from autorl_hpc.cluster import look
 from autorl_hpc.cluster.board import Board, names_of, read_submitted
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
 from autorl_hpc.files.jobs import alive_jobs
-from autorl_hpc.launch import local, slurm
+from autorl_hpc.launch import local, reach, slurm
 from autorl_hpc.launch.launcher import Plan
 from autorl_hpc.records.run import ExperimentRecord
 
 
-def start(planned: Plan, record: ExperimentRecord) -> dict[str, Any]:
+def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -> dict[str, Any]:
     """Submits what is missing; the facts of this launch.
 
     Raises:
@@ -25,11 +28,15 @@ def start(planned: Plan, record: ExperimentRecord) -> dict[str, Any]:
         jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record)]
         said = f"{len(jobs)} jobs running"
     else:
-        done = slurm.submit(planned.experiment, record)
+        done = slurm.submit(planned.experiment, record, say)
         jobs = [f"{job.role}:{job.job_id}" for job in done]
         count = Counter("graders" if job.role.startswith("grader-") else job.role for job in done)
         said = ", ".join(f"{number} x {role}" for role, number in count.items())
-        said = f"submitted to {record.cluster.name}: {said}" if said else "its jobs are all in the queue already"
+        finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
+        nothing = (
+            "all of them are finished: nothing is submitted" if finished else "its jobs are all in the queue already"
+        )
+        said = f"submitted to {record.cluster.name}: {said}" if said else nothing
     return {
         "experiment": str(planned.experiment.path),
         "cluster": record.cluster.name if record.cluster else "local",
@@ -38,6 +45,7 @@ def start(planned: Plan, record: ExperimentRecord) -> dict[str, Any]:
         "finished": len(planned.finished),
         "jobs": jobs,
         "said": said,
+        "graders_need": reach.lines(planned.spec, planned.cells),
     }
 
 
@@ -51,7 +59,7 @@ def _refuse_two_places(planned: Plan) -> None:
         jobs = read_submitted(experiment)
         there = None
         if jobs is not None and jobs.submitted and jobs.cluster != here:
-            board = Board.of(jobs, look.jobs(names_of(jobs)))
+            board = Board.of(jobs, look.jobs(names_of(jobs)), asked_back=True)
             there = jobs.cluster if board.alive() else None
     if there is not None:
         raise AutorlError(
@@ -64,8 +72,9 @@ def _refuse_two_places(planned: Plan) -> None:
 def as_text(facts: dict[str, Any]) -> str:
     """The same for people."""
     head = f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before)"
+    needs = "".join(f"{line}\n" for line in facts["graders_need"])
     return (
-        f"{head}, {facts['said']}\n"
-        f"watch them:  autorl-hpc status {facts['experiment']} --watch\n"
-        f"then:        autorl-hpc report {facts['experiment']}"
+        f"{head}, {facts['said']}\n{needs}"
+        f"watch them:  autorl-hpc status {shlex.quote(facts['experiment'])} --watch\n"
+        f"then:        autorl-hpc report {shlex.quote(facts['experiment'])}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -90,9 +90,11 @@ def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """The nearest known field, or all of them."""
     fields: dict[str, Any] = dict(model.model_fields)
     for part in location[:-1]:
-        inner = getattr(fields.get(str(part)), "annotation", None)
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        given = getattr(fields.get(str(part)), "annotation", None)
+        tables = [each for each in (given, *get_args(given)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        if not tables:
             return ""
+        inner = tables[0]
         fields = dict(inner.model_fields)
     near = difflib.get_close_matches(str(location[-1]), fields, n=1)
     if near:

@@ -155,7 +155,10 @@ class Submitted(Strict):
     number: int = Field(ge=1, description="Counts the sbatch calls of an experiment: tells links of one name apart.")
     job_id: str | None = Field(None, description="What sbatch answered; null: it was not called, or never answered.")
     submitted_at: str = ""
-    taken_back: bool = False
+    asked_back: bool = Field(
+        False, description="A launch that failed is taking it back: nothing is read out of how it ends."
+    )
+    taken_back: bool = Field(False, description="It was taken back, and is gone.")
 
 
 class SlurmJobs(Record):

@@ -131,14 +131,52 @@ class StoreFile(Strict):
     size_bytes: int = Field(ge=0)
 
 
+class EnvironmentFacts(Strict):
+    """What agents train in: a venv made of wheels, or a container image."""
+
+    kind: Literal["venv", "image"]
+    python: str | None = Field(
+        None, description="For venvs: the tag of its Python and platform, `cpython-311-linux-x86_64`."
+    )
+    python_version: str | None = None
+
+
 class StoreManifest(Record):
-    """MANIFEST.json of a staged model or task."""
+    """MANIFEST.json of a staged model, task or environment."""
 
     name: str
-    kind: Literal["model", "task", "vault"]
+    kind: Literal["model", "task", "vault", "environment"]
     source: str
     revision: str | None = None
     licence: str | None = None
-    content_hash: Sha256 | None = Field(None, description="For models: the hash over names, dtypes, shapes and data.")
+    content_hash: Sha256 | None = Field(
+        None,
+        description="For models: the hash over names, dtypes, shapes and data. For environments: over the hashes of the wheels "
+        "and the Python tag, or the image's own.",
+    )
     derived: str | None = Field(None, description="How the files were made, if they aren't the source's own.")
+    environment: EnvironmentFacts | None = None
+    files: tuple[StoreFile, ...]
+
+
+class EnvironmentPointer(Record):
+    """store/envs/<name>.json: which of the environments of this name is the present one."""
+
+    name: Name
+    content_hash: Sha256
+
+
+class BundlePart(Strict):
+    """A staged thing in a bundle."""
+
+    name: str
+    kind: Literal["model", "task", "environment"]
+    content_hash: Sha256 | None = None
+    environment: EnvironmentFacts | None = None
+
+
+class BundleManifest(Record):
+    """BUNDLE.json, the first file of a bundle: what it holds, with the size and hash of every file."""
+
+    parts: tuple[BundlePart, ...] = Field(min_length=1)
     files: tuple[StoreFile, ...]

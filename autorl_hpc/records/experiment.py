@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
     BaseModel,
     BeforeValidator,
     Field,
+    JsonValue,
     StringConstraints,
     field_validator,
     model_validator,
@@ -137,6 +139,71 @@ class GraderSpec(Table):
     )
 
 
+class JudgeSpec(Table):
+    """The judge model of tasks that ask one: an OpenAI-compatible endpoint, be it across the internet or a local vLLM."""
+
+    BUILTIN: ClassVar[str] = "builtin:length-and-words"
+    FIXED: ClassVar[frozenset[str]] = frozenset(("model", "messages", "stream", "n", "logprobs", "top_logprobs"))
+
+    url: Annotated[str, StringConstraints(max_length=500)] = Field(
+        description="Up to and without `/chat/completions`, such as `http://node7:8000/v1`; `builtin:length-and-words` is a toy."
+    )
+    model: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
+        None, description="As the endpoint calls it; part of the recipe hash."
+    )
+    answers_as: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
+        None, description="The model that answers name, where a gateway calls it otherwise than it is asked for."
+    )
+    key_file: Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)] | None = Field(
+        None, description="A file with the key alone, readable by its owner alone; none: no key is sent."
+    )
+    concurrency: int = Field(8, ge=1, le=256, description="Requests under way at once, of one grader.")
+    retries: int = Field(6, ge=0, le=20, description="Of one request, beside the first try.")
+    timeout_s: Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=3600)] = 120.0
+    max_requests: int | None = Field(
+        None, ge=1, description="Of one grader; then it judges no more. Tries count, cached answers don't."
+    )
+    price_in: float | None = Field(None, ge=0, description="For a million prompt tokens, in any currency.")
+    price_out: float | None = Field(None, ge=0, description="For a million tokens of the judge's answers.")
+    parameters: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Further fields of a request, or others in the place of `temperature: 0` and `max_tokens`; null takes one "
+        "out. Part of the recipe hash.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value == cls.BUILTIN:
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
+            raise ValueError(f"an http or https address, or `{cls.BUILTIN}`")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("no user and password in an address: use `key_file`")
+        _ = parts.port  # a ValueError of its own where it is none
+        return value.rstrip("/")
+
+    @field_validator("parameters")
+    @classmethod
+    def _leaves_the_rest(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(cls.FIXED & set(value))
+        if taken:
+            raise ValueError(f"`{taken[0]}` is set by the recipe and the other fields")
+        return value
+
+    @model_validator(mode="after")
+    def _has_model(self) -> JudgeSpec:
+        if self.model is None and self.url != self.BUILTIN:
+            raise ValueError("`model` is missing: the endpoint's name for the judge")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What recipes call it: the model, or the built-in judge's address."""
+        return self.BUILTIN if self.url == self.BUILTIN else str(self.model)
+
+
 class Retention(Table):
     """Which accepted checkpoints stay on disk when a run is closed."""
 
@@ -156,6 +223,10 @@ class ExperimentSpec(Record):
         default_factory=dict, description="Task name to recipe name; the default is the task's first."
     )
     grader: GraderSpec = GraderSpec()
+    judge: JudgeSpec | None = Field(None, description="For tasks whose recipe asks a judge model.")
+    environment: Name | None = Field(
+        None, description="A staged environment that agents train in; none: the one that the suite runs in."
+    )
     parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
     resources: AllResources = AllResources()
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
 from autorl_hpc.records.names import ModelName, Name, Sha256
@@ -28,11 +29,29 @@ class Science(Strict):
     recipe: Recipe
     splits: dict[str, SplitPin]
     base_model_content_hash: Sha256
+    environment_hash: Sha256 | None = Field(
+        None, description="Of the environment that the agent trains in; null: the suite's own."
+    )
+
+    def canonical(self) -> bytes:
+        """See `Strict`; a run without an environment of its own has the identity that it had before there were any."""
+        value = self.model_dump(mode="json")
+        if self.environment_hash is None:
+            del value["environment_hash"]
+        return canonical_json(value)
 
     def run_id(self) -> str:
         """`<task>-<agent>-<model>-<mode>-s<seed>-<8 hex>`: readable and unique."""
         model = self.base_model.rsplit("/", 1)[-1]
         return f"{self.task}-{self.agent}-{model}-{self.mode}-s{self.seed}-{self.digest()[:8]}"
+
+
+class RunEnvironment(Strict):
+    """The staged environment that a run's agent trains in."""
+
+    name: Name
+    kind: Literal["venv", "image"]
+    content_hash: Sha256
 
 
 class RunRecord(Record):
@@ -45,6 +64,7 @@ class RunRecord(Record):
     recipe_hash: Sha256
     task_hash: Sha256
     agent_hash: Sha256
+    environment: RunEnvironment | None = None
     code_hash: Sha256
     created_at: str
     sandbox: str = "none"

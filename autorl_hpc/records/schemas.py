@@ -6,7 +6,17 @@ from typing import Any
 
 from autorl_hpc.records.base import SCHEMA_VERSION, Strict
 from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
-from autorl_hpc.records.exchange import Baseline, Claim, Clock, Heartbeat, Manifest, QueueEntry, StoreManifest
+from autorl_hpc.records.exchange import (
+    Baseline,
+    BundleManifest,
+    Claim,
+    Clock,
+    EnvironmentPointer,
+    Heartbeat,
+    Manifest,
+    QueueEntry,
+    StoreManifest,
+)
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import BODIES, Entry
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
@@ -29,6 +39,8 @@ FILES: tuple[type[Strict], ...] = (
     Clock,
     Baseline,
     StoreManifest,
+    EnvironmentPointer,
+    BundleManifest,
     TaskFile,
 )
 """Every record that is a file of its own, and the body of each kind of ledger entry."""

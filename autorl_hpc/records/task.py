@@ -36,9 +36,9 @@ class Recipe(Strict):
     samples: int = Field(1, ge=1, le=100, description="Answers drawn for each item; above 1 the scorer sees them all.")
     max_steps: int | None = Field(None, ge=1, le=1000, description="Of an episode, in tasks with an environment.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    scorer: Name = Field(description="One of the package, or `task`: the task folder's own evaluate.py or environment.")
+    scorer: Name = Field(description="One of the package, or `task`: the task folder's own evaluate.py.")
     scorer_version: str
-    judge: Literal["none", "discrete", "logprob"] = Field(
+    judge: Literal["none", "discrete", "logprob", "json"] = Field(
         "none", description="Whether a judge model is asked, and how its word is read."
     )
     options: dict[Name, str | int | float | bool] = Field(
@@ -79,6 +79,10 @@ class TaskFile(Record):
     sources: tuple[SourceFile, ...] = ()
     train_files: dict[str, Sha256]
     splits: dict[Literal["feedback", "report"], SplitPin]
+    vault_files: dict[str, Sha256] = Field(
+        default_factory=dict,
+        description="What graders need beside the items, such as the whole catalogue of a shop; lies in the vault.",
+    )
     environment: str | None = Field(
         None,
         pattern=r"^[a-z][a-z0-9_]*\.py:[A-Za-z][A-Za-z0-9_]*$",

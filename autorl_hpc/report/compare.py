@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from autorl_hpc.report import length_controlled
+from autorl_hpc.report.graded import GradedResult, paired_graded
 from autorl_hpc.report.items import Items, same_items
 from autorl_hpc.report.summary import Gain, Gap
 from autorl_hpc.scoring import stats
@@ -27,7 +30,13 @@ class Pair:
 
 
 def gain(pair: Pair) -> Gain:
-    """New against base: mid-p and Tango's interval for right or wrong, sign flips and BCa bootstrap for graded outcomes."""
+    """New against base: mid-p and Tango's interval for right or wrong, sign flips and BCa bootstrap for graded outcomes.
+
+    Length-controlled win rates are refitted; see length_controlled.py.
+    """
+    if length_controlled.is_fitted(pair.base, pair.new):
+        judged = length_controlled.paired(*length_controlled.judged(pair.base, pair.new))
+        return _graded_gain(judged, len(pair.base.ids), "length_controlled_items")
     base, new = pair.base.outcomes, pair.new.outcomes
     if pair.base.binary and pair.new.binary:
         found = stats.paired(base, new)
@@ -41,16 +50,17 @@ def gain(pair: Pair) -> Gain:
             n=found.n,
             how="paired_items",
         )
-    from autorl_hpc.report.graded import paired_graded
+    return _graded_gain(paired_graded(base, new), len(base), "graded_items")
 
-    graded = paired_graded(base, new)
+
+def _graded_gain(found: GradedResult, n: int, how: Literal["graded_items", "length_controlled_items"]) -> Gain:
     return Gain(
-        difference=POINTS * graded.difference,
-        low=POINTS * graded.low,
-        high=POINTS * graded.high,
-        p_value=graded.p_value,
-        n=len(base),
-        how="graded_items",
+        difference=POINTS * found.difference,
+        low=POINTS * found.low,
+        high=POINTS * found.high,
+        p_value=found.p_value,
+        n=n,
+        how=how,
     )
 
 
@@ -58,5 +68,10 @@ def optimism(feedback: Pair, report: Pair) -> Gap | None:
     """By how much the gain on the feedback split exceeds that on the report split; None for fewer than two items."""
     if min(len(feedback.base.ids), len(report.base.ids)) < 2:
         return None
+    if length_controlled.is_fitted(feedback.base, feedback.new, report.base, report.new):
+        gap, error = length_controlled.optimism_gap(
+            length_controlled.judged(feedback.base, feedback.new), length_controlled.judged(report.base, report.new)
+        )
+        return Gap(gap=POINTS * gap, standard_error=POINTS * error)
     found = stats.optimism_gap(feedback.base.outcomes, feedback.new.outcomes, report.base.outcomes, report.new.outcomes)
     return Gap(gap=POINTS * found.gap, standard_error=POINTS * found.standard_error)

@@ -18,6 +18,7 @@ from autorl_hpc.report.bases import Bases
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.compare import Pair, gain, optimism
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
+from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
 from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Gap, RunSummary
@@ -50,6 +51,7 @@ class Findings:
     excluded: Excluded | None = None
     troubles: list[str] = field(default_factory=list)
     commonest_output_share: float | None = None
+    secondary: str | None = None
 
 
 def digest(run: RunDir, library: Library, chain: Chain | None = None) -> RunSummary:
@@ -142,7 +144,9 @@ class _Digest:
             network=clean(self.record.network) or "",
             sandbox=clean(self.record.sandbox) or "",
         )
-        return summary.model_copy(update={"notes": notes_of(summary, found.troubles, found.commonest_output_share)})
+        return summary.model_copy(
+            update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
+        )
 
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """The base model's score, unless it was altered since the run was closed."""
@@ -215,7 +219,9 @@ class _Digest:
             )
             return
         try:
-            found.gap = optimism(self._pair(chosen, score.submission_id, score.evaluation, feedback_base), report_pair)
+            feedback_pair = self._pair(chosen, score.submission_id, score.evaluation, feedback_base)
+            found.gap = optimism(feedback_pair, report_pair)
+            found.secondary = on_all_items(feedback_pair.new, report_pair.new)
         except Unusable as error:
             found.troubles.append(f"no optimism gap: {error}")
 

@@ -7,8 +7,10 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc.files import reading
 from autorl_hpc.records.ledger import Evaluation
@@ -23,11 +25,18 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Items:
-    """Outcomes of one model on one split, in the split's order."""
+    """Outcomes of one model on one split, in the split's order.
+
+    Attributes:
+        facts: of each item, what its scorer noted for the statistics; empty where it noted nothing.
+        lc_c: for length-controlled win rates, the penalty that the score was fitted with.
+    """
 
     ids: tuple[str, ...]
     outcomes: tuple[float, ...]
     commonest_output_share: float
+    facts: tuple[Mapping[str, Any], ...] = ()
+    lc_c: float | None = None
 
     @property
     def binary(self) -> bool:
@@ -63,7 +72,7 @@ class ItemsReader:
         recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
         if evaluation.score is None or recorded is None or abs(score - recorded) > SCORE_TOLERANCE:
             raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
-        return items
+        return replace(items, lc_c=evaluation.metrics.get("lc_c"))
 
 
 def same_items(base: Items, new: Items) -> None:
@@ -91,4 +100,5 @@ def _parse(path: Path, wanted: str) -> Items:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
-    return Items(ids, outcomes, max(outputs.values()) / len(rows))
+    facts = tuple(row.get("facts") or {} for row in rows)
+    return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else ())

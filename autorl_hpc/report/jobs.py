@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.cluster import commands, look
 from autorl_hpc.cluster.board import Board, Task, names_of, read_seen, read_submitted
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.files.host import host_name
+from autorl_hpc.files.jobs import alive_jobs, process_start
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.records.cluster import SeenJob
 from autorl_hpc.states import JobState
@@ -31,12 +33,25 @@ class JobsNow:
         text: the same for people.
         trouble: why it is not known, or what somebody should look at.
         by_run: job number and state of each run's task, where it has one.
+        step: graders are in the agents' jobs.
+        grader_ids: numbers of the graders' living jobs; None: this machine.
     """
 
     roles: list[str] = field(default_factory=list)
     text: str = "none running"
     trouble: str | None = None
     by_run: dict[str, str] = field(default_factory=dict)
+    step: bool = False
+    grader_ids: frozenset[str] | None = None
+
+    def may_live(self, heartbeat: Mapping[str, object]) -> bool:
+        """Whether the grader of a heartbeat may be alive: one that was killed leaves it as it was."""
+        if self.grader_ids is not None and not self.step:
+            return heartbeat.get("job_id") in self.grader_ids
+        if self.grader_ids is not None:  # a task's own number is not the array's: alive as long as some job is
+            return bool(self.roles)
+        pid = heartbeat.get("pid")
+        return heartbeat.get("host") != host_name() or (isinstance(pid, int) and process_start(pid) is not None)
 
 
 class Jobs:
@@ -58,7 +73,9 @@ class Jobs:
         alive = Board.of(submitted, seen).alive()
         roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
         by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
-        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run)
+        ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
+        step = not any(job.role.startswith("grader-") for job in submitted.submitted)
+        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
 
     def _ask(self, experiment: ExperimentDir, names: list[str]) -> tuple[list[SeenJob], str | None]:
         now = time.monotonic()

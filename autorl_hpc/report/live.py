@@ -133,7 +133,8 @@ class Watch:
         )
         ending = view.closed or view.sealed
         if ending is not None:
-            row.update(fault=ending.fault and str(ending.fault), reason=ending.reason)
+            reason = ending.reason or (view.sealed.reason if view.sealed else None)
+            row.update(fault=ending.fault and str(ending.fault), reason=reason)
         elif view.ended and view.state is RunState.INTERRUPTED:
             row.update(reason=view.ended[-1].reason)
         return row
@@ -151,7 +152,8 @@ class Watch:
             "experiment": str(experiment.path),
             "damage": damage,
             "runs": [{**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)} for run_id in run_ids],
-            "graders": [g for g in graders if g.get("state") != "ended"],
+            "graders": [g for g in graders if g.get("state") != "ended" and jobs.may_live(g)],
+            "graders_in_agents_jobs": jobs.step,
             "queue": queues.waiting(experiment.queue),
             "jobs": jobs.roles,
             "jobs_text": jobs.text,
@@ -184,6 +186,7 @@ class Block:
         runs, jobs = self.facts["runs"], self.facts["jobs"]
         lacks_grader = bool(
             jobs
+            and not self.facts.get("graders_in_agents_jobs")
             and not any(role.startswith("grader-") for role in jobs)
             and (self.facts["queue"] or any(row["state"] != "finished" for row in runs))
         )

@@ -20,8 +20,10 @@ GROUP_NOTES = (NOT_RANKED, PAPER)
 """How the notes begin that hold for all runs under the same conditions."""
 
 
-def notes_of(run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None) -> tuple[str, ...]:
-    """The notes of a run, the gravest first."""
+def notes_of(
+    run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None, secondary: str | None = None
+) -> tuple[str, ...]:
+    """The notes of a run, the gravest first; `secondary` is a figure that stands beside the score."""
     notes: list[str] = []
     if run.damage:
         notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
@@ -34,7 +36,7 @@ def notes_of(run: RunSummary, troubles: Sequence[str], commonest_output_share: f
         )
     notes += _about_selected(run, commonest_output_share)
     notes += _about_end(run)
-    return tuple(notes)
+    return tuple(notes) if secondary is None else (*notes, secondary)
 
 
 def _about_selected(run: RunSummary, commonest_output_share: float | None) -> list[str]:

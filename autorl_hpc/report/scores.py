@@ -8,6 +8,7 @@ from functools import cache
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Evaluation, Submission
+from autorl_hpc.report import length_controlled
 from autorl_hpc.report.items import Items
 from autorl_hpc.report.summary import BaselineSummary, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
@@ -19,7 +20,8 @@ Z95 = 1.959963984540054
 
 
 def interval(evaluation: Evaluation, items: Items | None = None) -> tuple[float | None, float | None]:
-    """The 95 % interval of a score in points: Wilson's for right or wrong outcomes, a t interval over graded items."""
+    """The 95 % interval of a score in points: Wilson's for right or wrong outcomes, a t interval over graded items, a normal one
+    for length-controlled win rates."""
     if evaluation.score is None or evaluation.n == 0:
         return None, None
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
@@ -27,6 +29,8 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> tuple[float 
         return POINTS * low, POINTS * high
     if items is None or len(items.outcomes) < 3:
         return None, None
+    if length_controlled.is_fitted(items):
+        return length_controlled.interval_points(items, evaluation.score)
     found = stats.mean_t_interval(items.outcomes)
     if found.low is None or found.high is None:
         return None, None

@@ -50,9 +50,9 @@ class Gain(Strict):
     won: int | None = Field(None, description="Items that only the selected model solved.")
     lost: int | None = Field(None, description="Items that only the base model solved.")
     n: int | None = None
-    how: Literal["paired_items", "graded_items", "base_kept", "scores_only"] = Field(
+    how: Literal["paired_items", "graded_items", "length_controlled_items", "base_kept", "scores_only"] = Field(
         description="paired_items: McNemar's mid-p test and Tango's interval. graded_items: sign-flip test and BCa "
-        "bootstrap. base_kept: 0 by rule. scores_only: the items can't be used, so there is no interval."
+        "bootstrap. length_controlled_items: refits at a fixed penalty, permutation test and BCa bootstrap. base_kept: 0 by rule. scores_only: the items can't be used, so there is no interval."
     )
 
 

@@ -211,12 +211,13 @@ def _check_items(path: Path, name: str, evaluation: Evaluation, verdict: Verdict
         verdict.problems.append(f"{name} was altered: its hash is not the one in the record of its score")
         return
     outcomes = [float(json.loads(line)["outcome"]) for line in gzip.decompress(data).splitlines()]
+    recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
     if (
         len(outcomes) != evaluation.n
-        or evaluation.score is None
-        or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), evaluation.score, abs_tol=1e-6)
+        or recorded is None
+        or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), recorded, abs_tol=1e-6)
     ):
-        verdict.problems.append(f"{name} doesn't give the recorded score {evaluation.score}")
+        verdict.problems.append(f"{name} doesn't give the recorded score {recorded}")
 
 
 def _check_baseline(

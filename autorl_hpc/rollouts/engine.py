@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from autorl_hpc.records.exchange import Engine as EngineIdentity
-from autorl_hpc.records.task import Sampling
+if TYPE_CHECKING:  # agents get this room without the records
+    from autorl_hpc.records.exchange import Engine as EngineIdentity
+    from autorl_hpc.records.task import Sampling
 
 
 class Answer(NamedTuple):

@@ -1,7 +1,9 @@
 """The environment Protocol of interactive tasks. Nothing in this room knows of held-out data: goals are handed in.
 
 A task's class stands in its folder (`environment: environment.py:Environment` in task.yaml) and is used by graders and, for
-training, by agents. It must not import anything of the suite but `autorl_hpc.rollouts`.
+training, by agents. It must not import anything of the suite but `autorl_hpc.rollouts`. Both classes are made with those of
+these keyword arguments that they name: `data` (Path: the task's training data, or its vault for graders), `held_out` (bool:
+which of the two), `options` (dict: the recipe's).
 """
 
 from __future__ import annotations

@@ -57,10 +57,12 @@ class Verdict:
     Attributes:
         text: what it said.
         logprobs: of the first token, the log probabilities of the likeliest tokens by their text, where asked for.
+        refused: why it would not answer this conversation (too long, filtered); then there is no text.
     """
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
+    refused: str = ""
 
 
 class JudgeFailed(Exception):
@@ -76,12 +78,16 @@ class Context:
         workers: processes or threads that it may use at once.
         seed: of the run.
         judge: where the recipe asks for one.
+        judge_mode: the recipe's field `judge`.
+        judge_prompt: text of the file that the recipe's option `judge_prompt` names.
     """
 
     options: Mapping[str, Fact] = field(default_factory=dict)
     workers: int = 2
     seed: int = 0
     judge: Judge | None = None
+    judge_mode: str = "none"
+    judge_prompt: str = ""
 
 
 class Scorer(Protocol):

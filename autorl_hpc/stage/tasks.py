@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import stat
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,20 +18,33 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SourceFile
+from autorl_hpc.stage.progress import Say
+from autorl_hpc.stage.smith import prepare_smith
+from autorl_hpc.stage.task_sources import fetch_sources, remove_sources, wanted_sources
+from autorl_hpc.stage.work import remove_folder
+from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.staged import ITEMS_NAME, StagedTask, train_names, vault_names, verify_staged_task
-
-Say = Callable[[str], None]
+from autorl_hpc.tasks.staged import StagedTask, recipe_files, train_names, vault_names, vault_pins, verify_staged_task
 
 
 def stage_task(
-    root: Root, task: Task, source: Path | None, *, again: bool = False, say: Say = lambda _: None
+    root: Root,
+    task: Task,
+    source: Path | None,
+    *,
+    again: bool = False,
+    keep_sources: bool = False,
+    say: Say = lambda _: None,
 ) -> StagedTask:
-    """Stages `task` from the files in `source`, or from nothing where the task makes its own data.
+    """Stages `task` from the files in `source`; without one they are downloaded, where the task needs any.
+
+    Args:
+        keep_sources: leave what was downloaded in `vault/.sources/`.
 
     Raises:
         AutorlError: a source file is missing or is not the pinned one; a made file differs from the task's pin.
     """
+    check_task(task)
     if (
         not again
         and (root.task_store(task.name) / MANIFEST_NAME).exists()
@@ -41,6 +52,9 @@ def stage_task(
     ):
         say(f"{task.name}: staged already; verifying")
         return verify_staged_task(root, task)
+    downloads = source is None and bool(task.file.sources)
+    if downloads:
+        source = _download(root, task, say)
     _check_sources(task, source, say)
     # In the vault: the held-out items lie in it, and a staging that is killed leaves it behind.
     work = root.vault / f".tmp-{task.name}-{os.getpid()}"
@@ -50,7 +64,10 @@ def stage_task(
         os.chmod(root.vault, 0o700)
         work.mkdir(mode=0o700)
         say(f"{task.name}: preparing")
-        _prepare(task, source, work)
+        if task.smith is None:
+            _prepare(task, source, work)
+        else:
+            task = prepare_smith(task, source, work, say)
         _check_pins(task, work)
         store = StoreManifest(
             name=task.name,
@@ -72,6 +89,8 @@ def stage_task(
         raise from_os_error(error, f"staging {task.name}", lasting(error, work, root)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    if downloads and not keep_sources:
+        remove_sources(root, task.name)
     say(
         f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}"
     )
@@ -85,17 +104,30 @@ def lasting(error: OSError, work: Path, root: Root) -> Path:
     return root.path if named.is_relative_to(work) else named
 
 
+def _download(root: Root, task: Task, say: Say) -> Path:
+    """The folder of the source files, fetched.
+
+    Raises:
+        AutorlError: one that the task needs can't be fetched by machine, or a download failed.
+    """
+    wanted = wanted_sources(task)
+    by_hand = [one.pinned for one in wanted if one.address is None and not one.pinned.optional]
+    if not by_hand:
+        return fetch_sources(root, task, wanted, say=say)
+    fetched = [f"{one.pinned.file} from {one.address.shown}" for one in wanted if one.address]
+    raise AutorlError(
+        f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine",
+        where=task.folder / "task.yaml",
+        next_step="get "
+        + ", ".join([f"{s.file} from {s.url or task.file.source}" for s in by_hand] + fetched)
+        + f" into one folder and run: autorl-hpc stage {task.name} --from DIR"
+        + "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional),
+    )
+
+
 def _check_sources(task: Task, source: Path | None, say: Say) -> None:
-    if not task.file.sources:
-        return
     if source is None:
-        raise AutorlError(
-            f"task {task.name} needs its source files",
-            where=task.folder / "task.yaml",
-            next_step=f"get {', '.join(s.file for s in task.file.sources if not s.optional)} from {task.file.source} "
-            f"and run: autorl-hpc stage {task.name} --from DIR"
-            + "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional),
-        )
+        return
     for pinned in task.file.sources:
         path = source / pinned.file
         if not path.is_file():
@@ -119,7 +151,7 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
 
 def _purpose(task: Task, pinned: SourceFile) -> str:
     """An optional source with what it is for and where it comes from."""
-    needing = [recipe.name for recipe in task.file.recipes if recipe.shots_file == pinned.file]
+    needing = [recipe.name for recipe in task.file.recipes if pinned.file in recipe_files(recipe)]
     use = f", for recipe {', '.join(needing)}" if needing else ""
     return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
 
@@ -162,10 +194,9 @@ def _made(work: Path, names: list[str]) -> list[str]:
 
 
 def _check_pins(task: Task, work: Path) -> None:
-    pins = {**task.file.train_files, **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}}
+    pins = {**task.file.train_files, **vault_pins(task)}
     for recipe in task.file.recipes:
-        if recipe.shots_file is not None and (work / recipe.shots_file).is_file():
-            pins[recipe.shots_file] = recipe.shots_sha256 or ""
+        pins |= {name: digest for name, digest in recipe_files(recipe).items() if (work / name).is_file()}
     for name, digest in pins.items():
         path = work / name
         made = file_sha256(path) if path.is_file() else "no file"
@@ -199,22 +230,13 @@ def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
     os.chmod(fresh, 0o700 if private else 0o755)
     if target.exists():
         old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
-        _remove(old)  # of a process with this number that was killed
+        remove_folder(old)  # of a process with this number that was killed
         os.rename(target, old)
         try:
             os.rename(fresh, target)
         except OSError:
             os.rename(old, target)
             raise
-        _remove(old)
+        remove_folder(old)
     else:
         os.rename(fresh, target)
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    for parent, _, _ in os.walk(folder):
-        os.chmod(parent, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.environments import VENV, find_environment
+from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import Fault
 from autorl_hpc.supervise.processes import MARK_VARIABLE
 
 ALLOWED = (
@@ -35,12 +39,28 @@ ALLOWED = (
 
 
 def agent_environment(
-    record: RunRecord, workspace: Path, url: str, mark: str, attempt: int, outer: Mapping[str, str] = os.environ
+    record: RunRecord,
+    workspace: Path,
+    url: str,
+    mark: str,
+    attempt: int,
+    outer: Mapping[str, str] = os.environ,
+    venv: Path | None = None,
 ) -> dict[str, str]:
-    """The variables of the agent's process; see docs/file-protocol.md."""
+    """The variables of the agent's process; see docs/file-protocol.md.
+
+    Args:
+        venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
+    """
     science = record.science
     env = {name: outer[name] for name in ALLOWED if name in outer}
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    own, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
+    if venv is None:
+        env["PATH"] = os.pathsep.join([own, path])
+    else:
+        others = [part for part in path.split(os.pathsep) if part != own or sys.prefix == sys.base_prefix]
+        env["PATH"] = os.pathsep.join([str(venv / "bin"), *others])
+        env["VIRTUAL_ENV"] = str(venv)
     env.setdefault("LANG", "C.UTF-8")
     env.setdefault("OMP_NUM_THREADS", "1")
     env.update(
@@ -62,5 +82,28 @@ def agent_environment(
         TOKENIZERS_PARALLELISM="false",
         PYTHONUNBUFFERED="1",
     )
+    if science.recipe.max_steps:  # an interactive task: its environment, and what plays it
+        env["PYTHONPATH"] = str(workspace / "environment")
     env[MARK_VARIABLE] = mark
     return env
+
+
+def environment_venv(root: Root, record: RunRecord) -> Path | None:
+    """The venv that run.json names; None: the run has no environment of its own.
+
+    Raises:
+        AutorlError: it is not there, or its Python is not on this node.
+    """
+    if record.environment is None:
+        return None
+    name, content_hash = record.environment.name, record.environment.content_hash
+    venv = find_environment(root, name, content_hash)[0] / VENV
+    if not os.access(venv / "bin" / "python", os.X_OK):
+        raise AutorlError(
+            f"environment {name} has no Python on this node",
+            where=venv / "bin" / "python",
+            fault=Fault.CLUSTER,
+            next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
+            "Python on the shared file system",
+        )
+    return venv

@@ -36,7 +36,7 @@ from autorl_hpc.supervise.basemodel import staged_base_model
 from autorl_hpc.supervise.bridge import Bridge
 from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.chain import Chain, Superseded
-from autorl_hpc.supervise.environment import agent_environment
+from autorl_hpc.supervise.environment import agent_environment, environment_venv
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
 from autorl_hpc.supervise.sealing import Seals
@@ -95,7 +95,8 @@ class Supervisor:
             self.seals.queue_closing()
             return 0
         if self._cancelled():
-            return self.seals.without_agent(EndedBy.CANCELLED, None, "cancelled before it started")
+            when = "before it started" if view.attempt == 0 else f"after attempt {view.attempt} had ended"
+            return self.seals.without_agent(EndedBy.CANCELLED, None, f"cancelled {when}")
         # A preemption is no crash: it may come as often as the scheduler likes, and the budget bounds the run.
         crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
         if crashes >= self.experiment_record.spec.attempts:
@@ -151,7 +152,8 @@ class Supervisor:
         workspace.write(None, "run_meta.json", meta)
         # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
         mark = f"{self.marks}{clock.attempt}."
-        env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt)
+        venv = environment_venv(self.root, self.record)
+        env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt, venv=venv)
         bridge.start()
         clock.start()
         start = self.workspace_path / ".agent" / agent.name / agent.script(again=self.seals.had_begun(clock.attempt))
@@ -284,7 +286,7 @@ class Supervisor:
     def _seal(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> None:
         view = self._patiently(self.chain.look)
         bad_end = exit_code != 0 and ended_by is EndedBy.AGENT_EXIT
-        reason = None if exit_code in (0, None) else f"the agent exited with code {exit_code}"
+        reason = f"the agent exited with code {exit_code}" if bad_end else None  # else it was our own TERM
         if bad_end and exit_code is None:
             reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
         body = Sealed(

@@ -13,6 +13,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import sha256_hex
 from autorl_hpc.records.task import Recipe, SplitPin
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.staged import JUDGE_PROMPT, JUDGE_PROMPT_SHA256
 
 MAX_ITEMS_BYTES = 1024 * 1024 * 1024
 
@@ -25,6 +26,7 @@ class Item:
     question: str
     answer: str
     data: dict[str, Any] = field(default_factory=dict)  # whatever else the row holds
+    raw: dict[str, Any] = field(default_factory=dict)  # of the three above, those that are no text in the row
 
 
 def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
@@ -40,8 +42,15 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
 
 
 def _item(row: dict[str, Any]) -> Item:
-    rest = {name: value for name, value in row.items() if name not in ("id", "question", "answer")}
-    return Item(str(row["id"]), str(row.get("question", "")), str(row.get("answer", "")), rest)
+    own: dict[str, Any] = {name: row[name] for name in ("id", "question", "answer") if name in row}
+    rest = {name: value for name, value in row.items() if name not in own}
+    raw = {name: value for name, value in own.items() if not isinstance(value, str)}
+    return Item(str(row["id"]), _text(own.get("question", "")), _text(own.get("answer", "")), rest, raw)
+
+
+def _text(value: Any) -> str:
+    """A table or a list as JSON: it is asked as it was written."""
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
@@ -58,6 +67,18 @@ def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
         for m in value["messages"]
         if "{question}" not in m["content"]
     ]
+
+
+def load_judge_prompt(root: Root, task: str, recipe: Recipe) -> str:
+    """The text that the recipe's judge is asked with, "" where the recipe names no file.
+
+    Raises:
+        AutorlError: not staged, or changed after staging.
+    """
+    if JUDGE_PROMPT not in recipe.options:
+        return ""
+    path = root.task_vault(task) / str(recipe.options[JUDGE_PROMPT])
+    return _read_pinned(path, str(recipe.options.get(JUDGE_PROMPT_SHA256, "")), task).decode("utf-8")
 
 
 def _read_pinned(path: Path, sha256: str, task: str) -> bytes:

@@ -1,4 +1,5 @@
-"""A task folder: task.yaml, description.md, prepare.py. One folder is read when one task is asked for."""
+"""A task folder: task.yaml, description.md, prepare.py; or one in rl-smith's form. One folder is read when one task is asked
+for, and no other."""
 
 from __future__ import annotations
 
@@ -13,16 +14,24 @@ from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.task import Recipe, TaskFile
+from autorl_hpc.tasks.smith import SmithFolder, code_files, find_smith, read_smith, smith_names
 
 PATH_VARIABLE = "AUTORL_TASKS_PATH"
+TEMPLATE_NAME = "task.template.yaml"
+"""In the place of task.yaml where the hashes of the held-out items are not known before somebody has the source file."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loaded task folder."""
+    """A loaded task folder.
+
+    Attributes:
+        smith: where it is in rl-smith's form. Its file pins nothing until it is staged: `tasks.staged.with_pins`.
+    """
 
     folder: Path
     file: TaskFile
+    smith: SmithFolder | None = None
 
     @property
     def name(self) -> str:
@@ -30,11 +39,13 @@ class Task:
 
     @property
     def description(self) -> str:
+        if self.smith is not None:
+            return self.smith.description
         return (self.folder / "description.md").read_text(encoding="utf-8")
 
     def hash(self) -> str:
-        """Hash over the folder's files."""
-        return tree_sha256(self.folder)
+        """Hash over the folder's files, as they are frozen."""
+        return tree_sha256(self.folder, code_files(self.folder))
 
     def recipe(self, name: str | None) -> Recipe:
         """The recipe of that name.
@@ -59,9 +70,27 @@ def task_folders() -> list[Path]:
     return [*extra, share("tasks")]
 
 
+def put_first(folders: Sequence[Path]) -> None:
+    """Looks into these folders before all others, in this process and those that it starts.
+
+    Raises:
+        AutorlError: one is no folder.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise AutorlError(
+                "--tasks names the folder that holds task folders, and this is none",
+                where=folder.absolute(),
+                next_step="correct the path; of a task in ~/tasks/mine/ it is ~/tasks",
+            )
+    given = [str(folder.absolute()) for folder in folders]
+    os.environ[PATH_VARIABLE] = os.pathsep.join([*given, *filter(None, [os.environ.get(PATH_VARIABLE)])])
+
+
 def task_names() -> list[str]:
     """Names of all tasks that can be found."""
-    return sorted({path.parent.name for folder in task_folders() for path in folder.glob("*/task.yaml")})
+    own = {path.parent.name for folder in task_folders() for path in folder.glob("*/task.yaml")}
+    return sorted(own.union(*(smith_names(folder) for folder in task_folders())))
 
 
 def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
@@ -70,7 +99,8 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
     Raises:
         AutorlError: there is none, or its task.yaml is wrong.
     """
-    for folder in task_folders() if folders is None else folders:
+    places = task_folders() if folders is None else list(folders)
+    for folder in places:
         path = folder / name / "task.yaml"
         if path.is_file():
             file = parse_record(TaskFile, read_yaml(path), path)
@@ -79,11 +109,34 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
                     f"field `name` is {file.name}, the folder is {name}", where=path, next_step="make them equal"
                 )
             return Task(folder / name, file)
+        smith = find_smith(folder, name)
+        if smith is not None:
+            found, file = read_smith(smith, name)
+            return Task(smith, file, found)
+    raise _no_task(name, places)
+
+
+def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
+    for place in places:
+        if (place / name / TEMPLATE_NAME).is_file():
+            return AutorlError(
+                f"task {name} is not whole: its source file is no part of this package, nor are the hashes of what is made from it",
+                where=place / name / TEMPLATE_NAME,
+                next_step="get the source file that this one names, and write the whole task into a folder of yours: "
+                f"python {place / name / 'complete.py'} --help; then give that folder by --tasks or ${PATH_VARIABLE}",
+            )
+        if (place / name).is_dir() and place != share("tasks"):
+            return AutorlError(
+                f"the folder of task `{name}` holds no task.yaml",
+                where=place / name,
+                next_step="write one: docs/adding-a-task.md; an rl-smith folder (config.yaml, eval.py, data/train.jsonl) "
+                "is called smith-NAME",
+            )
     from difflib import get_close_matches
 
     near = get_close_matches(name, task_names(), n=1)
-    raise AutorlError(
+    return AutorlError(
         f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
         where=share("tasks"),
-        next_step=f"choose one of: {', '.join(task_names())}",
+        next_step=f"choose one of: {', '.join(task_names())}; or name the folder of yours by --tasks or ${PATH_VARIABLE}",
     )

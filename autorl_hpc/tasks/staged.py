@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import read_manifest, verify_files
 from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.task import Recipe
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.loader import Task
+from autorl_hpc.tasks.smith import staged_pins
 
 ITEMS_NAME = "items.jsonl"
+JUDGE_PROMPT, JUDGE_PROMPT_SHA256 = "judge_prompt", "judge_prompt_sha256"
+"""Options of a recipe: a staged text file, and its hash."""
 
 
 @dataclass(frozen=True)
@@ -22,31 +26,41 @@ class StagedTask:
     vault: StoreManifest
 
 
+def with_pins(root: Root, task: Task) -> Task:
+    """The task with the pins of its splits; a folder in rl-smith's form has those of its staging.
+
+    Raises:
+        AutorlError: such a folder is not staged, or holds other rows by now.
+    """
+    return task if task.smith is None else replace(task, file=staged_pins(root, task.file, task.folder))
+
+
 def verify_staged_task(root: Root, task: Task) -> StagedTask:
     """The manifests of a staged task, after every file's hash was checked against them and against the task's pins.
 
     Raises:
         AutorlError: it is not staged, or something was changed.
     """
+    task = with_pins(root, task)
     command = f"autorl-hpc stage {task.name}"
     store = read_manifest(root.task_store(task.name), name=f"task {task.name}", stage_command=command)
     vault = read_manifest(root.task_vault(task.name), name=f"held-out data of task {task.name}", stage_command=command)
     verify_files(root.task_store(task.name), store, command)
     verify_files(root.task_vault(task.name), vault, command)
-    pinned = {
-        **task.file.train_files,
-        **{f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()},
-    }
-    staged = {file.path: file.sha256 for file in (*store.files, *vault.files)}
-    for name, digest in pinned.items():
-        if staged.get(name) != digest:
-            raise AutorlError(
-                f"{name} of task {task.name} was staged by another version of the task",
-                where=root.task_store(task.name),
-                fault=Fault.CLUSTER,
-                next_step=f"run: {command} --again",
-                exit_code=Exit.FAILED,
-            )
+    for folder, manifest, pins in (
+        (root.task_store(task.name), store, task.file.train_files),
+        (root.task_vault(task.name), vault, vault_pins(task)),
+    ):
+        staged = {file.path: file.sha256 for file in manifest.files}
+        for name, digest in pins.items():
+            if staged.get(name) != digest:
+                raise AutorlError(
+                    f"{name} of task {task.name} was staged by another version of the task",
+                    where=folder,
+                    fault=Fault.CLUSTER,
+                    next_step=f"run: {command} --again",
+                    exit_code=Exit.FAILED,
+                )
     return StagedTask(store, vault)
 
 
@@ -56,6 +70,21 @@ def train_names(task: Task) -> list[str]:
 
 
 def vault_names(task: Task) -> list[str]:
-    """Paths of the held-out files, below the task's vault folder: items, and what recipes need of the grader alone."""
-    shots = [recipe.shots_file for recipe in task.file.recipes if recipe.shots_file]
-    return sorted({*(f"{split}/{ITEMS_NAME}" for split in task.file.splits), *shots})
+    """Paths of the held-out files, below the task's vault folder: items, what the grader's environment needs, and worked
+    examples of recipes."""
+    of_recipes = [name for recipe in task.file.recipes for name in recipe_files(recipe)]
+    return sorted({*vault_pins(task), *of_recipes})
+
+
+def recipe_files(recipe: Recipe) -> dict[str, str]:
+    """The held-out files that one recipe needs, with their hashes: its worked examples, and the prompt of its judge."""
+    found = {} if recipe.shots_file is None else {recipe.shots_file: recipe.shots_sha256 or ""}
+    if JUDGE_PROMPT in recipe.options:
+        found[str(recipe.options[JUDGE_PROMPT])] = str(recipe.options.get(JUDGE_PROMPT_SHA256, ""))
+    return found
+
+
+def vault_pins(task: Task) -> dict[str, str]:
+    """The hashes of the held-out files that every staging of the task has."""
+    items = {f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}
+    return {**items, **task.file.vault_files}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from helpers import Cluster, wait_for
 
-from autorl_hpc.cluster.board import read_submitted
+from autorl_hpc.cluster.board import read_seen, read_submitted
 from autorl_hpc.files import reading
 from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.queue import waiting
@@ -55,6 +55,7 @@ class World(Cluster):
     """One root and one experiment `exp` on one sandbox."""
 
     def __init__(self, staged: Path, tmp: Path, sandbox: Sandbox, **profile: Any) -> None:
+        self.more_env: dict[str, str] = {}
         super().__init__(staged, tmp)
         self.sandbox = sandbox
         self.given = {"parallel": 2, "matrix": {"task": "mini"}}
@@ -72,10 +73,15 @@ class World(Cluster):
 
     @property
     def env(self) -> dict[str, str]:  # type: ignore[override]
-        return {**super().env, "SLURM_CONF": self.sandbox.env["SLURM_CONF"]}
+        return {**super().env, "SLURM_CONF": self.sandbox.env["SLURM_CONF"], **self.more_env}
 
     def launch(
-        self, agents: list[str] | None = None, *options: str, check: bool = True, **changes: Any
+        self,
+        agents: list[str] | None = None,
+        *options: str,
+        check: bool = True,
+        timeout_s: float = 120,
+        **changes: Any,
     ) -> subprocess.CompletedProcess[str]:
         """`autorl-hpc launch` of the experiment; without agents, of the file as it stands."""
         path = self.root.path / "exp.yaml"
@@ -89,7 +95,7 @@ class World(Cluster):
             }
             matrix = {"task": "mini", **changes.pop("matrix", {})}
             path = self.spec(agents, matrix=matrix, grader=grader, cluster="test", **{"parallel": 2, **changes})
-        return self.run("launch", str(path), *options, check=check, timeout_s=120)
+        return self.run("launch", str(path), *options, check=check, timeout_s=timeout_s)
 
     def launch_facts(self, agents: list[str] | None = None, **changes: Any) -> dict[str, Any]:
         """The same, its facts."""
@@ -145,6 +151,10 @@ class World(Cluster):
         if path := os.environ.get("AUTORL_FAULT_TIMES"):
             with open(path, "a", encoding="utf-8") as file:
                 file.write(f"{fault}\t{time.monotonic() - started:.1f}\n")
+
+    def seen(self, role: str) -> list[str]:
+        """States of a role's jobs as the watcher noted them."""
+        return [job.state for job in read_seen(self.experiment).jobs if f".{role}" in job.name]
 
     def wait_agent_any(self) -> None:
         """Until some run has begun."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import SUBMITS_ONE
-from slurm_world import BEATS, World, kill
+from slurm_world import BEATS, SLEEPS, World, kill
 
 from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise.processes import descendants
@@ -136,7 +136,7 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
         sandbox.up()
         if when == "at once":  # jobs may be lost without a trace: what is missing is submitted anew
             here.launch()
-        here.until(lambda: here.finished(here.runs) or here.launch(), 120, "all runs to be closed")
+        here.until(lambda: here.finished(here.runs), 120, "all runs to be closed")
     here.wait_over(120)
     here.assert_whole()
     assert here.view(here.runs[0]).closed.selected == 1  # type: ignore[union-attr]
@@ -169,6 +169,8 @@ def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[...,
     here.assert_whole()
     sealed = here.view(run).sealed
     assert sealed is not None and sealed.fault is Fault.AGENT, sealed
+    assert sealed.reason == "the agent exited with code -9", "the kernel ends the largest process: the supervisor lives"
+    assert sandbox.state(here.job_of("agents", 0)) == "OUT_OF_MEMORY"
 
 
 def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
@@ -228,13 +230,14 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
     here.assert_whole()
 
 
+@pytest.mark.timeout(600)
 def test_two_hundred_runs(world: MakeWorld, slurm: Sandbox) -> None:
     slurm.down()
     slurm.options = tuple("1001" if option == "10" else option for option in slurm.options)
     slurm.up()
     here = world(slurm, agent={"memory": "256M"})
     here.launch(["null"], matrix={"seed": list(range(200))}, parallel=6)
-    here.wait_over(seconds=280)
+    here.wait_over(seconds=560)
     here.assert_whole()
     assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
     assert set(here.queue().values()) == {"COMPLETED"}
@@ -262,3 +265,44 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     assert sealed is not None
     assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER), sealed
     assert "everything in it was killed" in (sealed.reason or "")
+
+
+def test_an_end_that_squeue_forgot_is_read_from_accounting(
+    world: MakeWorld, new_sandbox: Callable[..., Sandbox]
+) -> None:
+    sandbox = new_sandbox("--accounting", *SMALL)
+    sandbox.up()
+    conf = sandbox.dir / "etc" / "slurm.conf"
+    conf.write_text(conf.read_text().replace("MinJobAge=300", "MinJobAge=2"))
+    sandbox.client("scontrol", "reconfigure")
+    here = world(sandbox)
+    here.agent("beats", BEATS)
+    here.launch(["beats"], grader={"watch_every_s": 20})  # the job ends and is forgotten between two looks
+    (run,) = here.runs
+    here.wait_agent(run)
+    here.until(lambda: here.seen("agents"), 40, "the watcher's first look")
+    job = here.job_of("agents", 0)
+    sandbox.client("scancel", job)
+    here.until(lambda: here.view(run).sealed, 150, "the run to be sealed")
+    sealed = here.view(run).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.CANCELLED, sealed
+    assert f"job {job} ended CANCELLED" in (sealed.reason or "")
+    assert sandbox.client("squeue", "-h", "-t", "all", "-j", job, check=False).stdout == "", "squeue knows it no more"
+    here.wait_over(120)
+    here.assert_whole()
+
+
+def test_the_report_job_seals_what_no_grader_lived_to_seal(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"], grader={"placement": "step"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    slurm.client("scancel", here.job_of("agents"))
+    here.until(lambda: here.view(run).sealed, 60, "the run to be sealed")
+    sealed = here.view(run).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CANCELLED, None)
+    here.until(lambda: not here.alive_jobs(), 40, "the report's end")
+    here.launch()  # a grader closes it
+    here.wait_over()
+    here.assert_whole()

@@ -19,14 +19,27 @@ LEVELS = [
     {"agents", "tasks", "scoring", "rollouts", "cluster"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart"},
-    {"cli", "__main__"},
+    {"cli", "cli_jobs", "__main__"},
 ]
 """Design section 4: cli -> launch | supervise | grading | report | stage -> rollouts, scoring, tasks -> files -> records,
 states. Rooms of the fourth level don't know each other."""
 
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 MAX_LINES = 450
-HEAVY = {"torch", "transformers", "trl", "accelerate", "datasets", "scipy", "matplotlib", "vllm", "submitit", "numpy"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "scipy",
+    "matplotlib",
+    "vllm",
+    "submitit",
+    "numpy",
+    "sklearn",
+    "textworld",
+}
 
 
 def modules() -> list[Path]:

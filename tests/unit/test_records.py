@@ -142,6 +142,19 @@ RECORDS: list[Strict] = [
         source="here",
         files=(exchange.StoreFile(path="a", sha256=HASH, size_bytes=1),),
     ),
+    exchange.EnvironmentPointer(name="torch", content_hash=HASH),
+    exchange.BundleManifest(
+        parts=(
+            exchange.BundlePart(name="autorl/tiny", kind="model", content_hash=HASH),
+            exchange.BundlePart(
+                name="torch",
+                kind="environment",
+                content_hash=HASH,
+                environment=exchange.EnvironmentFacts(kind="venv", python="cp311-linux-x86_64"),
+            ),
+        ),
+        files=(exchange.StoreFile(path="store/models/autorl/tiny/config.json", sha256=HASH, size_bytes=1),),
+    ),
     task.TaskFile(
         name="t",
         title="T",
@@ -249,8 +262,9 @@ def test_the_run_id_changes_with_science_and_with_nothing_else() -> None:
         SCIENCE.model_copy(update={"base_model_content_hash": "f" * 64}).run_id()[-8:],
         SCIENCE.model_copy(update={"budget": experiment.Budget(wall_clock_s=61.0)}).run_id()[-8:],
         SCIENCE.model_copy(update={"recipe": RECIPE.model_copy(update={"prompt": "x"})}).run_id()[-8:],
+        SCIENCE.model_copy(update={"environment_hash": HASH}).run_id()[-8:],
     }
-    assert len(ids) == 5
+    assert len(ids) == 6
 
 
 @pytest.mark.parametrize(

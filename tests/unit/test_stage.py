@@ -8,8 +8,6 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,13 +15,10 @@ import pytest
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.scoring.outcome import Context, Outcome
-from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage import tasks as staging
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.staged import verify_staged_task
 
@@ -286,48 +281,23 @@ def test_gsm8k_without_its_optional_file_is_staged(root: Root, gsm8k: Task, offi
     verify_staged_task(root, gsm8k)
 
 
-def test_gsm8k_without_its_files_says_where_they_are(root: Root, gsm8k: Task) -> None:
-    with pytest.raises(AutorlError, match="needs its source files") as caught:
-        stage_task(root, gsm8k, None)
-    needed, _, optional = (caught.value.next_step or "").partition("; optional beside them: ")
-    assert needed.startswith("get train.jsonl, test.jsonl from https://github.com/openai/grade-school-math")
-    assert "--from DIR" in needed and "opencompass" not in needed
-    assert optional.startswith(
-        "opencompass_4shot.json, for recipe opencompass-4shot, from https://github.com/open-compass/"
-    )
-    assert "bin/make-opencompass-4shot" in optional
-
-
-# --- docs/adding-a-task.md ---
-
-
-def test_the_task_of_the_page_can_be_made_and_staged(
-    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_gsm8k_without_its_files_or_network_says_where_they_are(
+    root: Root, gsm8k: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (REPO / "docs" / "adding-a-task.md").read_text(encoding="utf-8")
-    folder = tmp_path / "tasks" / "halves"
-    folder.mkdir(parents=True)
-    for name, language in (("prepare.py", "python"), ("task.yaml", "yaml")):
-        (block,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-        (folder / name).write_text(block, encoding="utf-8")
-    (folder / "description.md").write_text("Halves.\n")
-    pins = subprocess.run(
-        [sys.executable, str(REPO / "bin" / "pin-task"), str(folder)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    monkeypatch.setenv("AUTORL_TASKS_PATH", str(folder.parent))
-    task = load_task("halves")
-    assert len(pins) == 3
-    for line in pins:
-        digest = line.split()[-1]
-        assert digest in page, f"the page has another pin: {line}"
-    stage_task(root, task, None)
-    assert len((root.task_train("halves") / "train.jsonl").read_text().splitlines()) == 80
-    for split, pin in task.file.splits.items():
-        assert len(load_items(root, "halves", split, pin)) == pin.n == 10
-    recipe = task.recipe(None)
-    item = Item("a", "", "#### 85")
-    assert scorer(recipe.scorer, recipe.scorer_version).score([item], [["so #### 85"]], Context()) == [Outcome(1.0)]
-    verify_staged_task(root, task)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(AutorlError, match=r"can't reach raw\.githubusercontent\.com") as caught:
+        stage_task(root, gsm8k, None)
+    advice = caught.value.next_step or ""
+    assert "--from DIR" in advice and "login node" in advice
+    for line in ("train.jsonl  https://raw.githubusercontent.com/openai/", "test.jsonl  https://raw."):
+        assert line in advice
+    assert re.search(
+        r"opencompass_4shot\.json  https://github\.com/open-compass/.*bin/make-opencompass-4shot.*optional", advice
+    )
+
+
+# --- a task of one's own: see also tests/integration/test_adding_a_task_page.py ---
 
 
 def test_a_task_without_prepare_points_to_a_page_that_is_there(root: Root, tmp_path: Path) -> None:

@@ -155,7 +155,9 @@ def test_a_killed_staging_of_a_model_leaves_nothing_that_looks_staged(root: Root
     verify_model(root, "autorl/tiny")
 
 
-def test_an_unknown_model_says_how_to_stage_it(root: Root) -> None:
-    with pytest.raises(AutorlError, match="where the model org/x comes from is not known") as caught:
+def test_a_model_that_can_not_be_fetched_says_how_to_stage_it(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(AutorlError, match=r"this node can't reach 127\.0\.0\.1") as caught:
         stage_model(root, "org/x", None)
     assert "--from DIR" in (caught.value.next_step or "")

@@ -1,0 +1,102 @@
+"""What queued jobs run: `autorl-hpc job ...`. Not for people; each command is restartable at any moment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autorl_hpc.errors import Exit
+from autorl_hpc.files.layout import ExperimentDir
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
+
+
+def print_json(value: Any) -> None:
+    """For programs."""
+    print(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+
+Pids = Annotated[list[int] | None, typer.Option()]
+
+
+@job_app.command("agent")
+def _job_agent(experiment: Path, run_id: str) -> None:
+    from autorl_hpc.supervise.supervisor import run_agent_job
+
+    raise typer.Exit(run_agent_job(ExperimentDir(experiment), run_id))
+
+
+@job_app.command("grader")
+def _job_grader(experiment: Path) -> None:
+    from autorl_hpc.grading.daemon import run_grader
+
+    raise typer.Exit(run_grader(ExperimentDir(experiment)))
+
+
+@job_app.command("array")
+def _job_array(experiment: Path) -> None:
+    from autorl_hpc.launch.payload import run_array
+
+    raise typer.Exit(run_array(ExperimentDir(experiment)))
+
+
+@job_app.command("chain")
+def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
+    from autorl_hpc.launch.payload import run_chain
+
+    raise typer.Exit(run_chain(ExperimentDir(experiment), while_alive or []))
+
+
+@job_app.command("report")
+def _job_report(experiment: Path, after: Pids = None) -> None:
+    from autorl_hpc.launch.payload import wait_for_end
+    from autorl_hpc.report import api
+
+    wait_for_end(ExperimentDir(experiment), after or [])
+    api.write_reports(api.build([experiment]), None)
+
+
+@job_app.command("task")
+def _job_task(experiment: Path, number: int) -> None:
+    from autorl_hpc.launch.task import run_task
+
+    raise typer.Exit(run_task(ExperimentDir(experiment), number))
+
+
+@job_app.command("finish")
+def _job_finish(experiment: Path) -> None:
+    from autorl_hpc.grading.watcher import seal_what_is_lost
+    from autorl_hpc.report import api
+
+    seal_what_is_lost(ExperimentDir(experiment))
+    api.write_reports(api.build([experiment]), None)
+
+
+@job_app.command("seal")
+def _job_seal(experiment: Path) -> None:
+    from autorl_hpc.supervise.orphans import seal_orphans
+
+    raise typer.Exit(Exit.FAILED if seal_orphans(ExperimentDir(experiment), sys.stdin.read()) else Exit.OK)
+
+
+@job_app.command("submit-slurm")
+def _job_submit_slurm(experiment: Path, as_json: JsonOption = False) -> None:
+    from autorl_hpc.files.records import read_experiment
+    from autorl_hpc.launch.slurm import submit_here
+
+    place = ExperimentDir(experiment)
+    done = submit_here(place, read_experiment(place))
+    print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
+
+
+@job_app.command("submit-local")
+def _job_submit_local(experiment: Path) -> None:
+    from autorl_hpc.files.records import read_experiment
+    from autorl_hpc.launch.local import submit_here
+
+    submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))

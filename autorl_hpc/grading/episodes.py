@@ -1,0 +1,136 @@
+"""Interactive tasks: a split's items are goals, and the model's answer is an episode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import Root
+from autorl_hpc.records.run import Science
+from autorl_hpc.rollouts.engine import Answer, Engine
+from autorl_hpc.rollouts.episodes import Episode, run_episodes
+from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+from autorl_hpc.scoring.episodes import encode
+from autorl_hpc.states import Fault
+from autorl_hpc.tasks.heldout import Item
+from autorl_hpc.tasks.loader import Task, load_task
+
+BY_REWARD = "episodes"
+"""The scorer that goes by episodes' rewards; others rate the answer that an episode ended with."""
+
+MAX_WORKERS = 16
+"""Processes with environments: a step takes milliseconds, so more of them wait for the engine."""
+
+
+GATHER_S = 30.0
+"""How long a batch waits for slow environments. Long, so that a batch is all episodes under way but in case of need: which
+prompts stand together can change a word of an answer, and the same checkpoint should get the same score."""
+
+
+class Playground:
+    """Keeps one task's environments warm between evaluations: what they have parsed stays parsed."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self._pool: Pool | None = None
+
+    def play(
+        self,
+        science: Science,
+        items: Sequence[Item],
+        engine: Engine,
+        order: Sequence[int] | None = None,
+    ) -> list[list[Answer]]:
+        """Each item's episodes, one a sample, as answers for the scorer, in the items' order.
+
+        Args:
+            order: begin them in this order: another composition of the batches.
+
+        Raises:
+            AutorlError: the environment can't be used, or failed in an episode: the grader's fault, so nothing is scored.
+        """
+        recipe = science.recipe
+        pool = self._warm(science)
+        places = range(len(items)) if order is None else order
+        goals = [{**items[place].data, "id": items[place].id, "question": items[place].question} for place in places]
+        limit = recipe.options.get("max_prompt_tokens")
+        drawn: list[dict[int, Answer]] = []
+        for number in range(recipe.samples):
+            try:
+                episodes = run_episodes(
+                    engine,
+                    goals,
+                    pool.source,
+                    recipe.sampling,
+                    max_steps=recipe.max_steps or 1,
+                    seed=science.seed + number,
+                    pool=pool,
+                    gather_s=GATHER_S,
+                    max_prompt_tokens=None if limit is None else int(limit),
+                )
+            except EnvironmentBroken as error:
+                self.close()
+                raise _trouble(science.task, str(error)) from error
+            failed = [episode for episode in episodes if episode.reward is None]
+            if failed:
+                self.close()
+                raise _trouble(
+                    science.task,
+                    f"{len(failed)} of {len(episodes)} episodes failed, first {failed[0].goal}: {failed[0].problem}",
+                )
+            rated = recipe.scorer != BY_REWARD
+            drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
+        return [[sample[place] for sample in drawn] for place in range(len(items))]
+
+    def close(self) -> None:
+        """Ends the environments' processes; the next evaluation starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+    def _warm(self, science: Science) -> Pool:
+        source = source_of(self.root, load_task(science.task), science)
+        if self._pool is None or self._pool.source != source:
+            self.close()
+            self._pool = Pool(source, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+        return self._pool
+
+
+def source_of(root: Root, task: Task, science: Science) -> Source:
+    """A task's environment over its vault.
+
+    Raises:
+        AutorlError: the task has none.
+    """
+    if task.file.environment is None:
+        raise AutorlError(
+            f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment",
+            where=task.folder / "task.yaml",
+            next_step="set `environment`, or leave `max_steps` out of the recipe",
+        )
+    file, _, name = task.file.environment.partition(":")
+    return Source(
+        file=task.folder / file,
+        name=name,
+        data=root.task_vault(task.name),
+        held_out=True,
+        options={**science.recipe.options, "max_steps": science.recipe.max_steps},
+    )
+
+
+def _answer(episode: Episode, rated: bool) -> Answer:
+    """The episode for the scorer. Where that one rates an answer, it is the observation that the environment ended with."""
+    answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
+    text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
+    return Answer(text, episode.tokens, episode.truncated > 0)
+
+
+def _trouble(task: str, words: str) -> AutorlError:
+    return AutorlError(
+        f"the environment of task {task} failed: {words}",
+        fault=Fault.GRADER,
+        next_step="the submission waits and is scored again; see the grader's log, and the task's `needs`",
+        exit_code=Exit.ENVIRONMENT,
+    )

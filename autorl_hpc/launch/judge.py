@@ -1,0 +1,45 @@
+"""A run's judge: found in the experiment, checked, and written into the recipe, whose hash then names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.scoring.judges import JUDGE_MODEL, read_key
+
+JUDGE_PARAMETERS: Final = "judge_parameters"
+"""The option that holds the further parameters of requests. Address and key are not in the recipe: the same model behind another
+address is the same judge."""
+
+
+def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
+    """The recipe with its judge: the experiment's, else the one that the task names itself.
+
+    Raises:
+        AutorlError: it asks a judge and there is none, or the judge's key can't be read.
+    """
+    if recipe.judge == "none":
+        return recipe
+    judge = spec.judge
+    if judge is None:
+        if JUDGE_MODEL in recipe.options:
+            return recipe
+        raise AutorlError(
+            f"field `judge` is missing: task {task} asks a judge model (recipe {recipe.name}, {recipe.judge})",
+            where=where,
+            next_step="add `judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key; "
+            f"to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`",
+        )
+    try:
+        read_key(judge)
+    except AutorlError as error:
+        raise AutorlError(f"{error.what} ({error.where})", where=where, next_step=error.next_step) from None
+    options = {name: value for name, value in recipe.options.items() if name != JUDGE_PARAMETERS}
+    options[JUDGE_MODEL] = judge.name
+    if judge.parameters:
+        options[JUDGE_PARAMETERS] = canonical_json(judge.parameters).decode()
+    return recipe.model_copy(update={"options": options})

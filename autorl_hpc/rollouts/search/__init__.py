@@ -1,0 +1,9 @@
+"""Questions answered by searching: back ends, the environment around them, and ReAct's way of asking. No held-out data.
+
+For training: `goals(data)` gives the training questions; see `autorl_hpc.rollouts.episodes.run_episodes`.
+"""
+
+from autorl_hpc.rollouts.search.dialogue import Dialogue
+from autorl_hpc.rollouts.search.environment import Environment, goals
+
+__all__ = ["Dialogue", "Environment", "goals"]

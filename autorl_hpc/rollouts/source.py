@@ -1,0 +1,91 @@
+"""Where an environment comes from: a Python file, a class in it, and the folder with its data."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autorl_hpc.rollouts.environment import Dialogue, Environment
+
+DIALOGUE = "Dialogue"
+"""Name of the dialogue's class in the environment's file."""
+
+
+class EnvironmentBroken(Exception):
+    """The environment can't be used at all: its file can't be loaded, or its workers die one after the other."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An environment's file and what its classes are made with.
+
+    Attributes:
+        file: of the task's folder, or an agent's copy of it.
+        name: the environment's class; the dialogue's is `Dialogue` in the same file.
+        data: folder with the task's data: training data for agents, the vault for graders.
+        held_out: whether `data` is the vault.
+        options: the recipe's.
+    """
+
+    file: Path | str
+    name: str
+    data: Path | str
+    held_out: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def environment(self) -> Environment:
+        """A new environment.
+
+        Raises:
+            EnvironmentBroken: the file or the class can't be used.
+        """
+        made: Environment = self._make(self.name)
+        return made
+
+    def dialogue(self) -> Dialogue:
+        """A new dialogue; errors as for `environment`."""
+        made: Dialogue = self._make(DIALOGUE)
+        return made
+
+    def _make(self, name: str) -> Any:
+        kind = getattr(load(self.file), name, None)
+        if kind is None:
+            raise EnvironmentBroken(f"{self.file} has no class {name}")
+        offered = {"data": Path(self.data), "held_out": self.held_out, "options": dict(self.options)}
+        taken = inspect.signature(kind).parameters
+        try:
+            return kind(**{key: value for key, value in offered.items() if key in taken})
+        except Exception as error:
+            raise EnvironmentBroken(f"{name} of {self.file} can't be made: {_words(error)}") from error
+
+
+def load(file: Path | str) -> ModuleType:
+    """The module in `file`, loaded once a process.
+
+    Raises:
+        EnvironmentBroken: it can't be loaded.
+    """
+    name = f"autorl_environment_{abs(hash(str(file)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise EnvironmentBroken(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise EnvironmentBroken(f"{file} can't be loaded: {_words(error)}") from error
+    return module
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

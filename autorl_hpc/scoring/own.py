@@ -1,0 +1,330 @@
+"""Scorer `task`: the task folder's own `evaluate(question, model_answer, reference, **kw) -> float`, from 0 to 1.
+
+It runs in child processes, so that code which hangs, eats memory or ends its interpreter costs nobody else anything. What it
+does wrong is the task's: the grader's fault with the item's id and what came back, never a score, never the artifact's. The
+entry goes back to the queue, and the others go on.
+
+Options of the recipe: `evaluate_timeout_s` (default 10, of one call), `evaluate_memory_gib` (default 8, address space of one
+process), `evaluate_file` (default `evaluate.py`), `evaluate_sha256` (filled in at launch).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
+from autorl_hpc.scoring.own_child import POSITIONAL, STARTER_VARIABLE
+from autorl_hpc.states import Fault
+from autorl_hpc.tasks.own_files import SCORER_SHA256, scorer_file, scorer_sha256
+
+TIMEOUT_S = 10.0
+"""Of one call. A comparison of texts takes microseconds, a parser or a proof checker seconds."""
+
+START_LIMIT_S = 120.0
+"""Until the file is imported: Python and libraries, cold from a busy shared file system."""
+
+MEMORY_GIB = 8.0
+"""Address space, not memory in use: numpy and its threads reserve a gigabyte and use a tenth of it."""
+
+MAX_CHILDREN = 8
+CALLS_A_CHILD = 32
+"""Below that another process costs more than it saves: a start takes a tenth of a second."""
+
+MAX_ANSWER_BYTES = 64 * 1024
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
+"""Variables that a task's scorer does not see: it reads texts that a model wrote."""
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+class EvaluateFailed(AutorlError):
+    """The task's `evaluate` did something that is no score."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one child may use."""
+
+    call_s: float = TIMEOUT_S
+    start_s: float = START_LIMIT_S
+    memory_bytes: int = int(MEMORY_GIB * 1024**3)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Fact]) -> Limits:
+        """Those that a recipe's options give."""
+        return cls(
+            call_s=float(options.get("evaluate_timeout_s", TIMEOUT_S)),
+            memory_bytes=int(float(options.get("evaluate_memory_gib", MEMORY_GIB)) * 1024**3),
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    item: str
+    request: Mapping[str, Any]
+
+
+class _Bad(Exception):
+    """What went wrong in one call, in words that go after `evaluate`."""
+
+
+class OwnScorer:
+    """The scorer of one task folder.
+
+    Args:
+        folder: the task's; the recipe's options say which file of it holds `evaluate`.
+        version: the recipe's `scorer_version`: the task's author raises it with any change that can change a verdict.
+    """
+
+    def __init__(self, task: str, folder: Path, version: str) -> None:
+        self.task = task
+        self.folder = folder
+        self.version = version
+
+    def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
+        """One outcome an item; of several samples the mean counts.
+
+        Raises:
+            EvaluateFailed: a call raised, hung, or returned something that is no number from 0 to 1.
+            AutorlError: the file is not the one that the recipe pins.
+        """
+        file = scorer_file(self.folder, context.options)
+        self._check(context.options)
+        calls = [
+            _Call(item.id, {"arguments": [*_asked(item, text)], "named": _named(item)})
+            for item, texts in zip(items, answers, strict=True)
+            for text in texts
+        ]
+        children = max(1, min(context.workers, MAX_CHILDREN, len(calls) // CALLS_A_CHILD))
+        values = iter(self._run(file, calls, Limits.of(context.options), children))
+        return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
+
+    def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """None beside the mean."""
+        return {}
+
+    def _check(self, options: Mapping[str, Fact]) -> None:
+        pinned = options.get(SCORER_SHA256)
+        if pinned is not None and scorer_sha256(self.folder) != pinned:
+            raise AutorlError(
+                f"the scorer of task {self.task} is not the one that this run was launched with",
+                where=self.folder,
+                fault=Fault.CLUSTER,
+                next_step="put the task's folder back as it was, or launch under another name",
+                exit_code=Exit.FAILED,
+            )
+
+    def _run(self, file: Path, calls: Sequence[_Call], limits: Limits, children: int) -> list[float]:
+        """The value of each call. At the first failure all end, and the one that stands first is told."""
+        values, failures = [0.0] * len(calls), dict[int, Exception]()
+        todo, lock = iter(range(len(calls))), threading.Lock()
+        lanes = [_Lane(file, limits) for _ in range(children)]
+
+        def work(lane: _Lane) -> None:
+            try:
+                while not failures:
+                    with lock:
+                        index = next(todo, None)
+                    if index is None:
+                        return
+                    try:
+                        values[index] = lane.call(calls[index].request)
+                    except Exception as error:
+                        failures[index] = error
+            finally:
+                lane.end()
+
+        # A child dies with the thread that started it, and each is started in its own.
+        threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:  # a signal to the grader ends them in the midst of a call
+            for lane in lanes:
+                lane.kill()
+        if failures:
+            first = min(failures)
+            if not isinstance(failures[first], _Bad):
+                raise failures[first]
+            raise self._failed(file, calls[first].item, str(failures[first]), limits)
+        return values
+
+    def _failed(self, file: Path, item: str, words: str, limits: Limits) -> EvaluateFailed:
+        advice = "correct it, try it with bin/check-task, and launch under another name; no score was given"
+        if "MemoryError" in words:
+            advice = f"it may use {limits.memory_bytes / 1024**3:g} GiB: raise `evaluate_memory_gib` in the recipe's `options`"
+        elif "no answer within" in words:
+            advice = (
+                "let it give up by itself, or raise `evaluate_timeout_s` in the recipe's `options`; no score was given"
+            )
+        return EvaluateFailed(
+            f"{file.name} of task {self.task}, item {item}: evaluate {words}; a score is a number from 0 to 1",
+            where=file,
+            fault=Fault.GRADER,
+            next_step=advice,
+            exit_code=Exit.FAILED,
+        )
+
+
+def _asked(item: ItemLike, text: str) -> tuple[Any, str, Any]:
+    """Question and reference as the row holds them: a task may keep a table or a list there."""
+    raw = _raw(item)
+    return raw.get("question", item.question), text, raw.get("answer", item.answer)
+
+
+def _named(item: ItemLike) -> dict[str, Any]:
+    further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
+    return {"id": _raw(item).get("id", item.id), **further}
+
+
+def _raw(item: ItemLike) -> Mapping[str, Any]:
+    return getattr(item, "raw", {})
+
+
+class _Lane:
+    """One child process at a time, used by one thread; `kill` may come from another."""
+
+    def __init__(self, file: Path, limits: Limits) -> None:
+        self._file = file
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._over = False
+
+    def call(self, request: Mapping[str, Any]) -> float:
+        """The value of one call.
+
+        Raises:
+            _Bad: there is none; the child that hung or died is gone.
+        """
+        process = self._process or self._start()
+        answer = self._exchange(process, request, self._limits.call_s)
+        if "error" in answer:
+            raise _Bad(answer["error"])
+        return float(answer["value"])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "autorl_hpc.scoring.own_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+        first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
+        answer = self._exchange(process, first, self._limits.start_s, "can't be used: its import gave")
+        if "error" in answer:
+            raise _Bad(f"can't be used: {answer['error']}")
+        return process
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float, verb: str = "gave"
+    ) -> dict[str, Any]:
+        try:
+            return exchange(process, request, limit_s)
+        except TimeoutError:
+            self.kill()
+            raise _Bad(f"{verb} no answer within {limit_s:g} s") from None
+        except (OSError, EOFError, ValueError) as error:
+            if self._over:
+                raise _Bad("was stopped") from None
+            code = _end_of(process)
+            self.kill()
+            if isinstance(error, ValueError) or code is None:
+                raise _Bad("broke the pipe to its process") from None
+            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise _Bad(f"ended its process ({end})") from None
+
+    def kill(self) -> None:
+        """Ends the process and what it started, at once."""
+        self._over = True
+        process = self._process
+        if process is not None:
+            try:  # also after its own end: its children are of its group
+                os.killpg(process.pid, signal.SIGKILL)
+            except OSError:
+                pass
+
+    def end(self) -> None:
+        """Ends the process and gives its pipes back."""
+        self.kill()
+        process, self._process = self._process, None
+        if process is not None:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process that closed its pipe, None where it goes on without it."""
+    try:
+        return process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _environment() -> dict[str, str]:
+    """This one without secrets and without GPUs: those belong to the engine."""
+    env = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+    path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
+    env.update(PYTHONPATH=path, PYTHONHASHSEED="0", CUDA_VISIBLE_DEVICES="")
+    env[STARTER_VARIABLE] = str(os.getpid())
+    env.setdefault("OMP_NUM_THREADS", "1")
+    return env
+
+
+def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """Writes one line and reads one. A process that reads or writes nothing can't hold this up longer than `limit_s`.
+
+    Raises:
+        TimeoutError: no whole answer came in time.
+        EOFError, OSError: the process is gone.
+        ValueError: what came is no JSON object, or too long.
+    """
+    assert process.stdin is not None and process.stdout is not None
+    out, into = process.stdin.fileno(), process.stdout.fileno()
+    os.set_blocking(out, False)
+    os.set_blocking(into, False)
+    left = memoryview(json.dumps(request).encode("ascii") + b"\n")
+    answer = bytearray()
+    poll = select.poll()
+    poll.register(out, select.POLLOUT)
+    poll.register(into, select.POLLIN)
+    deadline = time.monotonic() + limit_s
+    while not answer.endswith(b"\n"):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        for number, _ in poll.poll(remaining * 1000):
+            if number == out:
+                left = left[os.write(out, left[: 1 << 16]) :]
+                if not left:
+                    poll.unregister(out)
+                continue
+            data = os.read(into, 1 << 16)
+            if not data:
+                raise EOFError
+            answer += data
+            if len(answer) > MAX_ANSWER_BYTES:
+                raise ValueError("the answer is too long")
+    value = json.loads(answer)
+    if not isinstance(value, dict):
+        raise ValueError("the answer is no object")
+    return value

@@ -1,0 +1,176 @@
+"""One child process that runs a task's own `evaluate`, one JSON object a line, no pickle.
+
+First line in: the file, the task's folder, the memory limit. Then each line is one call, `{"arguments": [question, answer,
+reference], "named": {...}}`, answered by `{"value": 0.5}` or `{"error": "returned nan"}`. The end of stdin ends it, and so does
+the death of the one that started it. Code of the task stays in here: what it raises, prints, or does to the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import inspect
+import json
+import math
+import numbers
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from autorl_hpc.files.host import deny_inspection
+
+FUNCTION = "evaluate"
+POSITIONAL = ("question", "model_answer", "reference")
+"""The first three arguments, given by position: a task may call them as it likes."""
+
+STARTER_VARIABLE = "AUTORL_SCORER_PID"
+PR_SET_PDEATHSIG = 1
+MAX_WORDS = 300
+TOLERANCE = 1e-9
+"""Means of shares end a little above 1 in floating point."""
+
+
+class Garbage(Exception):
+    """`evaluate` gave something that is no score."""
+
+
+def main() -> int:
+    """Runs until stdin ends."""
+    _die_with_parent()
+    deny_inspection()  # the references are in this memory
+    calls, answers = _private_channels()
+    sys.dont_write_bytecode = True  # the task's folder may be frozen code, in which no compiled file is allowed
+    evaluate: Callable[..., Any] | None = None
+    for line in calls:
+        request = json.loads(line)
+        if evaluate is None:
+            try:
+                evaluate = _load(Path(request["file"]), Path(request["folder"]), int(request["memory_bytes"]))
+                answer: dict[str, Any] = {"ready": True}
+            except BaseException as error:
+                answer = {"error": _words(error, Path(request["folder"]))}
+            folder = Path(request["folder"])
+        else:
+            answer = _answer(evaluate, request, folder)
+        answers.write(json.dumps(answer).encode("ascii") + b"\n")
+        answers.flush()
+    return 0
+
+
+def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
+    """The task's function, with modules beside it importable."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, memory_bytes)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location("autorl_task_evaluate", file)
+    if spec is None or spec.loader is None:
+        raise Garbage(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    found = getattr(module, FUNCTION, None)
+    if not callable(found):
+        raise Garbage(f"{file.name} has no function {FUNCTION}")
+    return _with_what_it_takes(found)
+
+
+def _limit(kind: int, wanted: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
+def _with_what_it_takes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called with those of the named arguments that it names; with all of them where it has `**kw`."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of no Python function
+        return lambda *given, **_: function(*given)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return function
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    beyond = [p.name for p in by_place[len(POSITIONAL) :] if p.kind is not p.POSITIONAL_ONLY]
+    taken = {*beyond, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
+    return lambda *given, **named: function(*given, **{name: value for name, value in named.items() if name in taken})
+
+
+def _answer(evaluate: Callable[..., Any], request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    try:
+        return {"value": as_score(evaluate(*request["arguments"], **request["named"]))}
+    except BaseException as error:  # sys.exit() and a KeyboardInterrupt of its own too
+        return {"error": _words(error, folder)}
+
+
+def as_score(value: Any) -> float:
+    """What `evaluate` returned, as a number from 0 to 1. True and False are 1 and 0.
+
+    Raises:
+        Garbage: it is anything else, with the words for it.
+    """
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        value = bool(value)  # numpy's own bool is no number for Python
+    if not isinstance(value, numbers.Real):
+        raise Garbage(f"returned {_shown(value)}, which is no number")
+    number = float(value)
+    if not math.isfinite(number) or not -TOLERANCE <= number <= 1.0 + TOLERANCE:
+        raise Garbage(f"returned {_shown(value)}")
+    return min(1.0, max(0.0, number))
+
+
+def _shown(value: Any) -> str:
+    """A short word for any value, also for one whose repr raises."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)[:MAX_WORDS]
+    try:
+        return f"{value!r:.80} ({type(value).__name__})"
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def _words(error: BaseException, folder: Path) -> str:
+    if isinstance(error, Garbage):
+        return _printable(str(error))
+    inside = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)
+    ]
+    where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
+    try:
+        what = str(error)
+    except Exception:
+        what = ""
+    return _printable(f"raised {type(error).__name__}{': ' if what else ''}{what}"[:MAX_WORDS] + where)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _private_channels() -> tuple[BinaryIO, BinaryIO]:
+    """stdin and stdout for this protocol alone. What the task's code prints is thrown away: it may hold references."""
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
+        null = os.open(os.devnull, flags)
+        os.dup2(null, number)
+        os.close(null)
+    return calls, answers
+
+
+def _die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it is gone, also in the midst of a call."""
+    starter = int(os.environ.get(STARTER_VARIABLE, os.getppid()))
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # not Linux: the end of stdin ends it, if later
+    if os.getppid() != starter:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

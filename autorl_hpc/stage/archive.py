@@ -1,0 +1,177 @@
+"""Archives of bundles: tar, plain or packed by gzip or zstandard; the same files give the same bytes.
+
+What is read is taken for hostile: nothing but plain files, no header larger than it need be, no more bytes than allowed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from autorl_hpc.errors import AutorlError, Exit
+
+SUFFIXES = (".tar.zst", ".tar.gz", ".tgz", ".tar")
+ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
+ZSTD_LEVEL = 3
+"""Weights hardly pack at all; wheels are packed already. The default is fast, and other levels gain little."""
+
+MAX_WINDOW_BYTES = 128 * 1024 * 1024
+"""What zstd itself takes without being told to; a larger one is memory that an archive of ours doesn't need."""
+
+CHUNK_BYTES = 1024 * 1024
+MAX_EXTENDED_BYTES = 64 * 1024
+"""Of a header for a long name."""
+
+
+class Damaged(Exception):
+    """An archive that can't be read on, in words."""
+
+
+def suffix_of(path: Path) -> str:
+    """The one of `SUFFIXES` that a bundle's name ends with.
+
+    Raises:
+        AutorlError: it has none.
+    """
+    found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+    if found is None:
+        raise AutorlError(
+            f"{path.name}: a bundle's name says how it is packed",
+            where=path,
+            next_step=f"end it with one of {', '.join(SUFFIXES)}",
+        )
+    return found
+
+
+def packing_of(path: Path) -> str | None:
+    """How a file is packed, by its first bytes whatever its name: `zst`, `gz`, `tar`; None: otherwise."""
+    with open(path, "rb") as file:
+        head = file.read(TAR_MAGIC_AT + len(TAR_MAGIC))
+    if head.startswith(ZSTD_MAGIC):
+        return "zst"
+    if head.startswith(GZIP_MAGIC):
+        return "gz"
+    return "tar" if head[TAR_MAGIC_AT:] == TAR_MAGIC else None
+
+
+def zstandard_module() -> Any:
+    """The package zstandard.
+
+    Raises:
+        AutorlError: it is not there.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        raise AutorlError(
+            "bundles packed by zstd need the Python package zstandard",
+            next_step="pip install zstandard; or make the bundle as .tar.gz, which needs nothing",
+            exit_code=Exit.ENVIRONMENT,
+        ) from None
+    return zstandard
+
+
+@contextmanager
+def writing(raw: Any, suffix: str) -> Iterator[tarfile.TarFile]:
+    """A tar archive that is written into `raw`."""
+    with _packed(raw, suffix) as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        yield archive
+
+
+@contextmanager
+def _packed(raw: Any, suffix: str) -> Iterator[Any]:
+    if suffix == ".tar":
+        yield raw
+    elif suffix == ".tar.zst":
+        compressor = zstandard_module().ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
+        with compressor.stream_writer(raw, closefd=False) as stream:
+            yield stream
+    else:
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
+            yield file
+
+
+def add(archive: tarfile.TarFile, name: str, size_bytes: int, mode: int, data: Any) -> None:
+    """Adds a file with nothing of the host that makes the archive: no owner, no time."""
+    row = tarfile.TarInfo(name)
+    row.size, row.mode, row.mtime, row.uid, row.gid, row.uname, row.gname = size_bytes, mode, 0, 0, 0, "", ""
+    archive.addfile(row, data)
+
+
+class Bounded:
+    """A stream that ends with an error after `allowed` bytes: a small archive may unpack to any size."""
+
+    def __init__(self, inner: Any, allowed: int) -> None:
+        self.inner = inner
+        self.allowed = allowed
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self.inner.read(size)
+        self.allowed -= len(data)
+        if self.allowed < 0:
+            raise Damaged("it holds more than it says")
+        return data
+
+
+class Header(tarfile.TarInfo):
+    """Refuses headers that would be read into memory whatever their size."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
+        if self.type in (*extended, tarfile.GNUTYPE_LONGLINK) and self.size > MAX_EXTENDED_BYTES:
+            raise Damaged(f"a header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise Damaged("a file with holes")
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+
+class Reading:
+    """An archive that is read from its beginning to its end."""
+
+    def __init__(self, path: Path, packing: str, allowed: int) -> None:
+        self._raw = open(path, "rb")  # noqa: SIM115  closed by `close`
+        stream: Any = self._raw
+        if packing == "gz":
+            stream = gzip.GzipFile(fileobj=self._raw)
+        elif packing == "zst":
+            stream = zstandard_module().ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(self._raw)
+        self.bound = Bounded(stream, allowed)
+
+    def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
+        """Name, size and data of each file; to be read before the next is asked for, all of it under `damage`.
+
+        Raises:
+            Damaged: there is something else than plain files, or something follows the archive's end.
+        """
+        source: Any = self.bound
+        archive = tarfile.open(fileobj=source, mode="r|", tarinfo=Header)  # noqa: SIM115  a stream, not a file
+        while (row := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # they would all be kept
+            if not row.isreg() or row.issparse():
+                raise Damaged(f"{row.name[:100]!r} is no plain file")
+            data = archive.extractfile(row)
+            assert data is not None
+            yield row.name, row.size, data
+        if self.bound.read(CHUNK_BYTES).strip(b"\0"):
+            raise Damaged("something follows its end")
+
+    @contextmanager
+    def damage(self) -> Iterator[None]:
+        """Whatever goes wrong in reading is `Damaged`."""
+        try:
+            yield
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as error:
+            raise Damaged(str(error) or "it breaks off") from None
+        except Exception as error:
+            if type(error).__name__ == "ZstdError":
+                raise Damaged(str(error)) from None
+            raise
+
+    def close(self) -> None:
+        self._raw.close()

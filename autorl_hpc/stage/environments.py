@@ -1,0 +1,323 @@
+"""Staging the environment that agents train in: a venv with its wheelhouse, or a container image.
+
+A venv is made where it stays, out of wheels alone and without network, and is read-only then; nothing of a package is run
+but at most what pip runs of its own. Packages that have no wheel must be built beforehand: their builds differ each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.files import atomic
+from autorl_hpc.files.environments import (
+    IMAGE,
+    LOCK,
+    VENV,
+    WHEELS,
+    describe_environment,
+    present_hash,
+    verify_environment,
+    wheels_hash,
+)
+from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import write_manifest
+from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, StoreManifest
+from autorl_hpc.records.names import is_name
+from autorl_hpc.stage.progress import Say, in_words
+from autorl_hpc.stage.space import check_space
+from autorl_hpc.stage.work import alone, remove_folder, work_folder
+from autorl_hpc.states import Fault
+
+PREFIX = "env:"
+"""What the name of an environment begins with, on the command line."""
+
+SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
+"""https://github.com/apptainer/sif: the launch script of 32 bytes comes first."""
+
+COMPILED_SHARE = 1.5
+"""Installed files and their compiled ones, against the unpacked wheels."""
+
+
+def stage_environment(
+    root: Root,
+    name: str,
+    *,
+    requirements: Path | None,
+    source: Path | None,
+    again: bool = False,
+    say: Say = lambda _: None,
+) -> StoreManifest:
+    """Stages the environment `name` from a requirements file, or from an image.
+
+    Args:
+        requirements: as pip reads it; none: `requirements.lock` in `source`.
+        source: a folder of wheels, instead of the package index; or a `.sif` image.
+        again: make it anew; with neither of the two, a venv out of its own wheels.
+
+    Raises:
+        AutorlError: a package has no wheel, a hash is wrong, the disk is too small.
+    """
+    if not is_name(name):
+        raise AutorlError(
+            f"{name!r} is no name of an environment: letters, digits, `.`, `_` and `-`", next_step="choose another name"
+        )
+    if not again and present_hash(root, name) is not None:
+        say(f"{PREFIX}{name}: staged already; verifying (--again makes it anew)")
+        return verify_environment(root, name)
+    try:
+        with work_folder(root.environments, name) as work:
+            if source is not None and source.is_file():
+                return _stage_image(root, name, source, work, requirements, say)
+            present = present_hash(root, name)
+            if requirements is None and source is None and present is not None:
+                own = root.environment(name, present)
+                _gather(name, work, _requirements(name, own / LOCK, None), own / WHEELS, say)
+                return build_environment(root, name, work, "its own wheels", expected=present, say=say)
+            _gather(name, work, _requirements(name, requirements, source), source, say)
+            return build_environment(root, name, work, _origin(requirements, source), say=say)
+    except OSError as error:
+        raise from_os_error(error, f"staging {PREFIX}{name}", error.filename or root.environments) from error
+
+
+def _requirements(name: str, given: Path | None, source: Path | None) -> Path:
+    path = given or (source / LOCK if source is not None else None)
+    if path is None:
+        raise AutorlError(
+            f"what environment {name} is made of is not known",
+            next_step=f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif",
+        )
+    if not path.is_file():
+        raise AutorlError("there is no such requirements file", where=path, next_step="give it: --requirements FILE")
+    return path
+
+
+def _origin(requirements: Path | None, source: Path | None) -> str:
+    """For the manifest; not the requirements' text, which may name an index with a password."""
+    index = "the package index" if source is None else str(source)
+    return index if requirements is None else f"{requirements.name} ({file_sha256(requirements)[:12]}), from {index}"
+
+
+def python_tag() -> str:
+    """Of the Python that makes the venvs: wheels that fit one need not fit another."""
+    return f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
+
+
+def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: Path | None, say: Say) -> StoreManifest:
+    with open(image, "rb") as file:
+        head = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))
+    if head[SIF_MAGIC_AT:] != SIF_MAGIC or requirements is not None:
+        raise AutorlError(
+            f"{image.name} is no apptainer image (SIF)" if requirements is None else "an image needs no --requirements",
+            where=image,
+            next_step="make one: apptainer build IMAGE.sif docker://...; for a venv give --from the folder of its wheels",
+        )
+    check_space(work, image.stat().st_size, f"the image {image.name}")
+    say(f"{PREFIX}{name}: copying and hashing the image")
+    shutil.copyfile(image, work / IMAGE)
+    return install_image(root, name, work, str(image), say=say)
+
+
+def install_image(
+    root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
+) -> StoreManifest:
+    """Puts the folder `work` with an image in its place."""
+    os.chmod(work / IMAGE, 0o444)
+    digest = file_sha256(work / IMAGE)
+    _check_expected(name, digest, expected)
+    manifest = StoreManifest(
+        name=name,
+        kind="environment",
+        source=origin,
+        content_hash=digest,
+        environment=EnvironmentFacts(kind="image"),
+        files=describe_environment(work),
+    )
+    with _alone(root, name):
+        folder = root.environment(name, digest)
+        if _stands(root, name, digest) is None:
+            remove_folder(folder)
+            write_manifest(work, manifest)
+            os.rename(work, folder)
+        return _point(root, manifest, say)
+
+
+def _gather(name: str, work: Path, requirements: Path, source: Path | None, say: Say) -> None:
+    """Brings the wheels into `work/wheels/` and writes the lock file, which names each with its hash."""
+    wheels = work / WHEELS
+    wheels.mkdir()
+    say(f"{PREFIX}{name}: gathering wheels for {python_tag()}")
+    offline = [] if source is None else ["--isolated", "--no-index", "--find-links", str(source)]
+    _pip(
+        ["download", *offline, "--only-binary", ":all:", "-d", str(wheels), "-r", str(requirements)],
+        f"the wheels of {PREFIX}{name} could not be gathered",
+        requirements,
+        "a package without a wheel for this Python: build it (pip wheel -w DIR PACKAGE) and stage with --from DIR; "
+        "no network on this node: stage on the login node, or bring a bundle",
+        Fault.CLUSTER if source is None else None,
+    )
+    lines = []
+    for wheel in sorted(wheels.iterdir()):
+        package, version = wheel.name.split("-")[:2]  # PEP 427: no dash within either
+        lines.append(f"{package}=={version} --hash=sha256:{file_sha256(wheel)}\n")
+    atomic.write_bytes(work / LOCK, "".join(lines).encode())
+
+
+def build_environment(
+    root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
+) -> StoreManifest:
+    """Makes the venv of the wheels and the lock file in `work`, and points `name` to it.
+
+    Args:
+        expected: the content hash that must come out.
+
+    Raises:
+        AutorlError: another hash came out; pip failed.
+    """
+    wheels = sorted((work / WHEELS).iterdir())
+    digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
+    _check_expected(name, digest, expected)
+    unpacked = sum(info.file_size for wheel in wheels for info in _members(wheel))
+    check_space(work, int(COMPILED_SHARE * unpacked), f"the venv of {PREFIX}{name}")
+    with _alone(root, name):
+        folder = root.environment(name, digest)
+        if (there := _stands(root, name, digest)) is not None:
+            say(f"{PREFIX}{name}: the same content is there already")
+            return _point(root, there, say)
+        if folder.exists():
+            say(f"{PREFIX}{name}: what stands there is incomplete or was changed; making it anew")
+            remove_folder(folder)
+        os.rename(work, folder)  # its last place, as long as it has no manifest: a venv can't be moved
+        say(f"{PREFIX}{name}: installing {len(wheels)} wheels, {in_words(unpacked)}")
+        _make_venv(name, folder)
+        _take_write_bits(folder)
+        manifest = StoreManifest(
+            name=name,
+            kind="environment",
+            source=origin,
+            content_hash=digest,
+            derived="venv made of the wheels by pip",
+            environment=EnvironmentFacts(kind="venv", python=python_tag(), python_version=sys.version.split()[0]),
+            files=describe_environment(folder),
+        )
+        write_manifest(folder, manifest)
+        return _point(root, manifest, say)
+
+
+def _make_venv(name: str, folder: Path) -> None:
+    venv = folder / VENV
+    # Without pip: what is in an environment are its wheels, and nothing else; and some hosts' Python can't bring one.
+    done = subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(venv)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise AutorlError(
+            f"Python could not make a venv: {_last_line(done.stdout + done.stderr)}",
+            where=venv,
+            fault=Fault.CLUSTER,
+            next_step="use a Python that has the module venv (package python3-venv)",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    _pip(
+        [
+            *(
+                "--isolated",
+                "--python",
+                str(venv / "bin" / "python"),
+                "install",
+                "--no-index",
+                "--no-warn-script-location",
+            ),
+            *("--find-links", str(folder / WHEELS), "--require-hashes", "-r", str(folder / LOCK)),
+        ],
+        f"the wheels of {PREFIX}{name} could not be installed",
+        folder / LOCK,
+        "see pip's message; `pip --version` must be 22.3 or newer",
+        None,
+    )
+
+
+def _pip(arguments: list[str], what: str, where: Path, next_step: str, fault: Fault | None) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise AutorlError(
+            f"{what}: {_last_line(done.stdout + done.stderr)}",
+            where=where,
+            fault=fault,
+            next_step=next_step,
+            exit_code=Exit.ENVIRONMENT if fault else Exit.USAGE,
+        )
+
+
+def _last_line(output: str) -> str:
+    """What a program says of its failure, without the passwords that an index's address may hold."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no output"]
+    text = re.sub(r"//[^/@\s]+@", "//", " ".join(errors[:2] if errors[0].startswith("ERROR:") else errors[-1:]))
+    return text.replace("ERROR: ", "")[:500]
+
+
+def _members(wheel: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.infolist()
+    except zipfile.BadZipFile:
+        raise AutorlError(f"{wheel.name} is no wheel", where=wheel, next_step="get it again") from None
+
+
+@contextmanager
+def _alone(root: Root, name: str) -> Iterator[None]:
+    root.environments.mkdir(parents=True, exist_ok=True)
+    with alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}"):
+        yield
+
+
+def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
+    """The environment with this content, if it is there and whole."""
+    try:
+        return verify_environment(root, name, digest)
+    except AutorlError:
+        return None
+
+
+def _check_expected(name: str, digest: str, expected: str | None) -> None:
+    if expected is not None and digest != expected:
+        raise AutorlError(
+            f"environment {name} would have content {digest[:12]} here, expected is {expected[:12]}: this Python is "
+            f"{python_tag()}",
+            next_step="stage it with the Python that it was made for",
+            exit_code=Exit.ENVIRONMENT,
+        )
+
+
+def _take_write_bits(folder: Path) -> None:
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(parent) / name
+            if not path.is_symlink():
+                os.chmod(path, 0o555 if path.stat().st_mode & 0o100 else 0o444)
+        if parent != str(folder):
+            os.chmod(parent, 0o555)
+
+
+def _point(root: Root, manifest: StoreManifest, say: Say) -> StoreManifest:
+    """Makes this environment the one that its name stands for."""
+    name, digest = manifest.name, str(manifest.content_hash)
+    os.chmod(root.environment(name, digest), 0o555)
+    atomic.write_json(
+        root.environment_pointer(name), EnvironmentPointer(name=name, content_hash=digest).model_dump(mode="json")
+    )
+    say(f"{PREFIX}{name}: content {digest}")
+    return manifest

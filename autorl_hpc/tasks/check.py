@@ -1,0 +1,182 @@
+"""What can be wrong with a task folder, found before anything is queued. Nothing of the folder is run: code is only parsed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.scoring.registry import SCORERS, scorer
+from autorl_hpc.tasks.loader import Task
+from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
+
+SPLITS = ("feedback", "report")
+EVALUATE, DIALOGUE = "evaluate", "Dialogue"
+ARGUMENTS = "(question, model_answer, reference, **kw)"
+PAGE = "docs/adding-a-task.md shows one"
+
+
+def check_task(task: Task) -> None:
+    """Looks at all that a task folder must hold beside a readable task.yaml.
+
+    Raises:
+        AutorlError: the first thing that is missing or wrong, by file and field.
+    """
+    own = task.folder / "task.yaml"
+    if task.smith is None:
+        for split in SPLITS:
+            if split not in task.file.splits:
+                raise AutorlError(
+                    f"field `splits.{split}`: this field is missing",
+                    where=own,
+                    next_step="pin it: bin/pin-task prints it",
+                )
+        if not (task.folder / "description.md").is_file():
+            raise AutorlError(
+                f"task {task.name} has no description.md",
+                where=task.folder / "description.md",
+                next_step="write what the data are and how answers are scored: agents read it",
+            )
+    else:
+        own = task.folder / "config.yaml"
+        _ = task.description  # reads what agents will see
+    for recipe in task.file.recipes:
+        _check_recipe(task, recipe, own)
+    if task.file.environment is not None:
+        _check_environment(task, own)
+    if task.file.unit == "cluster" and task.file.cluster_field is None:
+        raise AutorlError(
+            "field `unit` is cluster, and no `cluster_field` says which field of an item names its cluster",
+            where=own,
+            next_step="set `cluster_field`, or `unit: item`",
+        )
+
+
+def _check_recipe(task: Task, recipe: Recipe, where: Path) -> None:
+    field = f"field `recipes.{recipe.name}"
+    if recipe.max_steps is None and "{question}" not in recipe.prompt:
+        raise AutorlError(
+            f"{field}.prompt`: it does not hold {{question}}, so every item would be asked the same",
+            where=where,
+            next_step="put {question} where the item's question belongs",
+        )
+    if recipe.max_steps is not None and task.file.environment is None:
+        raise AutorlError(
+            f"{field}.max_steps`: the task has no environment to take steps in",
+            where=where,
+            next_step="set `environment`, or leave `max_steps` out",
+        )
+    if recipe.shots_file is not None and recipe.shots_sha256 is None:
+        raise AutorlError(
+            f"{field}.shots_sha256`: this field is missing beside shots_file", where=where, next_step="pin the file"
+        )
+    if recipe.scorer == OWN_SCORER:
+        if recipe.max_steps is not None:
+            raise AutorlError(
+                f"{field}.scorer`: episodes are scored by their rewards",
+                where=where,
+                next_step='use `scorer: episodes` with `scorer_version: "1"`',
+            )
+        _check_evaluate(task, recipe)
+    else:
+        _check_scorer(recipe, field, where)
+
+
+def _check_scorer(recipe: Recipe, field: str, where: Path) -> None:
+    if recipe.scorer not in SCORERS:
+        known = [*SCORERS, OWN_SCORER]
+        near = get_close_matches(recipe.scorer, known, n=1)
+        raise AutorlError(
+            f"{field}.scorer`: there is no scorer `{recipe.scorer}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+            where=where,
+            next_step=f"choose one of: {', '.join(sorted(known))} (`{OWN_SCORER}`: the folder's own evaluate.py)",
+        )
+    try:
+        scorer(recipe.scorer, recipe.scorer_version)
+    except AutorlError as error:
+        raise AutorlError(
+            f"{field}.scorer_version`: {error.what}", where=where, next_step="correct the version"
+        ) from None
+
+
+def _check_evaluate(task: Task, recipe: Recipe) -> None:
+    path = scorer_file(task.folder, recipe.options)
+    tree = _parsed(path, f"recipe {recipe.name} of task {task.name} has `scorer: {OWN_SCORER}`")
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == EVALUATE]
+    if not found:
+        if _names(tree) & {EVALUATE, "*"} and not _is_async(tree):
+            return  # imported, or made by a call: the first use will tell
+        raise AutorlError(
+            f"{path.name} of task {task.name} has no function {EVALUATE}{ARGUMENTS}", where=path, next_step=PAGE
+        )
+    arguments = found[-1].args
+    by_place = len(arguments.posonlyargs) + len(arguments.args)
+    if by_place < 3 and arguments.vararg is None:
+        raise AutorlError(
+            f"{path.name} of task {task.name}: {EVALUATE} takes {by_place} arguments, it is called with three: "
+            f"{EVALUATE}{ARGUMENTS}",
+            where=f"{path}:{found[-1].lineno}",
+            next_step="correct its first line",
+        )
+
+
+def _check_environment(task: Task, where: Path) -> None:
+    file, _, name = (task.file.environment or "").partition(":")
+    if all(recipe.max_steps is None for recipe in task.file.recipes):
+        raise AutorlError(
+            "field `environment`: no recipe has `max_steps`, so it would never be played",
+            where=where,
+            next_step="set `max_steps` in the recipe",
+        )
+    names = _names(_parsed(task.folder / file, f"field `environment` of task {task.name} names it"))
+    for wanted in (name, DIALOGUE):
+        if wanted not in names and "*" not in names:
+            near = get_close_matches(wanted, names, n=1)
+            raise AutorlError(
+                f"{file} of task {task.name} has no class {wanted}" + (f"; did you mean `{near[0]}`?" if near else ""),
+                where=task.folder / file,
+                next_step=PAGE,
+            )
+
+
+def _parsed(path: Path, why: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=path.name)
+    except FileNotFoundError:
+        raise AutorlError(f"{path.name} is missing: {why}", where=path, next_step=PAGE) from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise AutorlError(
+            f"{path.name} is no Python: {getattr(error, 'msg', error)}",
+            where=f"{path}:{line}" if line else path,
+            next_step="correct that line",
+        ) from None
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """What a module binds at its top, `*` for a star import."""
+    return set(_bound(tree.body))
+
+
+def _is_async(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.AsyncFunctionDef) and node.name == EVALUATE for node in tree.body)
+
+
+def _bound(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, (ast.If, ast.Try)):
+            yield from _bound(node.body)
+            yield from _bound(node.orelse)
+            for handler in getattr(node, "handlers", []):
+                yield from _bound(handler.body)

@@ -1,0 +1,264 @@
+"""The official ALFWorld games: staged, won by their walkthroughs, and what the two recipes make of ReAct's examples."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from players import Player
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.grading.episodes import source_of
+from autorl_hpc.records.run import Science
+from autorl_hpc.records.task import Sampling
+from autorl_hpc.rollouts.environment import Environment, Transcript, Turn
+from autorl_hpc.rollouts.episodes import run_episodes
+from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.source import Source, load
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.loader import Task, load_task
+
+FILES = ("train.jsonl.xz", "valid_seen.jsonl.xz", "valid_unseen.jsonl.xz", "pddl_domain.in_games.pddl", "grammar.in_games.twl2", "react_prompts.json")  # fmt: skip
+
+needs_textworld = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
+    reason="ALFWorld's games need TextWorld: pip install 'autorl-hpc[alfworld]'",
+)
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return load_task("alfworld")
+
+
+@pytest.fixture(scope="module")
+def official(data: Path) -> Path:
+    folder = data / "alfworld"
+    if not folder.is_dir():
+        pytest.skip("the real data are not here: set AUTORL_TEST_DATA to a folder with alfworld/")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(task: Task, official: Path, tmp_path_factory: pytest.TempPathFactory) -> Root:
+    made = Root(tmp_path_factory.mktemp("alfworld"))
+    stage_task(made, task, official)
+    return made
+
+
+def goals_of(root: Root, task: Task, split: str) -> list[dict[str, Any]]:
+    items = load_items(root, "alfworld", split, task.file.splits[split])  # type: ignore[index]
+    return [{**item.data, "id": item.id, "question": item.question} for item in items]
+
+
+# --- staging ---
+
+
+def test_the_splits_are_the_official_games(root: Root, task: Task) -> None:
+    feedback, report = goals_of(root, task, "feedback"), goals_of(root, task, "report")
+    assert (len(feedback), len(report)) == (140, 134)
+    assert len({goal["cluster"] for goal in report}) == 47
+    assert all(goal["id"].startswith("valid_seen/") for goal in feedback)
+    assert all(goal["id"].startswith("valid_unseen/") for goal in report)
+    ids = [goal["id"] for goal in report]
+    assert ids == sorted(ids)
+    assert task.file.unit == "cluster" and task.file.cluster_field == "cluster"
+    train = root.task_train("alfworld")
+    assert sorted(os.listdir(train)) == sorted(FILES[:1] + FILES[3:])
+    first = next(load(task.folder / "environment.py").goals(train))
+    assert first["id"].startswith("train/") and set(first) == set(report[0]) - {"answer"}
+
+
+def test_no_held_out_game_lies_in_the_store(root: Root, task: Task) -> None:
+    train = {goal["pddl_problem"] for goal in load(task.folder / "environment.py").goals(root.task_train("alfworld"))}
+    assert len(train) == 3553
+    held_out = {g["pddl_problem"] for split in ("feedback", "report") for g in goals_of(root, task, split)}
+    assert len(held_out) == 274 and not train & held_out
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def one_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [truncate, one_byte])
+@pytest.mark.parametrize("name", FILES)
+def test_an_altered_file_is_refused_by_name(
+    task: Task, official: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for file in FILES:
+        if file == name:
+            shutil.copyfile(official / file, folder / file)
+            os.chmod(folder / file, 0o644)
+        else:
+            (folder / file).symlink_to(official / file)
+    damage(folder / name)
+    (tmp_path / "root").mkdir()
+    with pytest.raises(AutorlError, match=f"{name} has sha256 .*: truncated, re-encoded or altered"):
+        stage_task(Root(tmp_path / "root"), task, folder)
+    assert not any((tmp_path / "root").iterdir())
+
+
+# --- playing ---
+
+BY_PLAN = """
+import json
+from pathlib import Path
+from autorl_hpc.rollouts.source import load
+
+_theirs = load(Path({file!r}))
+Environment = _theirs.Environment
+
+
+class Dialogue:
+    def prompt(self, transcript):
+        return json.dumps([transcript.goal["id"], len(transcript.turns)])
+
+    def action(self, completion):
+        return completion
+"""
+
+
+def by_plan(goals: list[dict[str, Any]], change: Callable[[str], str] = lambda action: action) -> Player:
+    plans = {goal["id"]: goal["walkthrough"] for goal in goals}
+
+    def act(prompt: str) -> str:
+        name, turn = json.loads(prompt)
+        return change(plans[name][turn]) if turn < len(plans[name]) else "look"
+
+    return Player(act)
+
+
+@pytest.fixture(scope="module")
+def planned(root: Root, task: Task, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """The environment as graders have it, with a dialogue that says which game and turn it is."""
+    file = tmp_path_factory.mktemp("by_plan") / "environment.py"
+    file.write_text(BY_PLAN.format(file=str(task.folder / "environment.py")))
+    return Source(file, "Environment", root.task_vault("alfworld"), held_out=True)
+
+
+@needs_textworld
+@pytest.mark.parametrize(("split", "n"), [("report", 134), ("feedback", 140)])
+def test_every_game_is_won_by_its_walkthrough(root: Root, task: Task, planned: Source, split: str, n: int) -> None:
+    goals = goals_of(root, task, split)
+    with Pool(planned, 2) as pool:
+        episodes = run_episodes(by_plan(goals), goals, planned, Sampling(max_new_tokens=1), max_steps=50, pool=pool)
+    assert [e.goal for e in episodes if e.reward != 1.0 or not e.done] == []
+    assert len(episodes) == n and [e.goal for e in episodes] == [goal["id"] for goal in goals]
+    assert [e.steps for e in episodes] == [len(goal["walkthrough"]) for goal in goals]
+
+
+def puts(action: str) -> str:
+    """In the words of ReAct's examples."""
+    if not action.startswith("move "):
+        return action
+    what, _, where = action.removeprefix("move ").partition(" to ")
+    return f"put {what} in/on {where}"
+
+
+@needs_textworld
+def test_put_wins_by_the_default_recipe_and_is_refused_by_the_papers(root: Root, task: Task, planned: Source) -> None:
+    goals = [goal for goal in goals_of(root, task, "report") if goal["walkthrough"][-1].startswith("move ")][::30]
+    assert len(goals) >= 4
+    won: dict[str, list[float | None]] = {}
+    for name in ("default", "paper"):
+        recipe = task.recipe(name)
+        source = Source(planned.file, planned.name, planned.data, True, dict(recipe.options))
+        episodes = run_episodes(by_plan(goals, puts), goals, source, Sampling(max_new_tokens=1), max_steps=15)
+        won[name] = [e.reward for e in episodes]
+        if name == "paper":
+            last = [turn for e in episodes for turn in e.transcript.turns if turn.action.startswith("put ")]
+            assert last and {turn.observation for turn in last} == {"Nothing happens."}
+    assert won == {"default": [1.0] * len(goals), "paper": [0.0] * len(goals)}
+    assert task.recipe("default").version == 2 and task.recipe("paper").version == 1
+
+
+@pytest.fixture
+def environment(root: Root, task: Task) -> Environment:
+    return Source(
+        task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True
+    ).environment()
+
+
+@needs_textworld
+def test_odd_actions_are_answered_and_win_nothing(root: Root, task: Task, environment: Any) -> None:
+    goal = goals_of(root, task, "report")[0]
+    first = environment.reset(goal, 0)
+    assert first.startswith("You are in the middle of a room. Looking quickly around you, you see a ")
+    assert first.endswith(f"\nYour task is to: {goal['question']}") and first.count("\n") == 1
+    for action in ("think: where is it?", "think:"):
+        assert environment.step(action) == ("OK.", False, 0.0)
+    odd = ("", " ", "go to", "go to desk 99", "put a in/on b", "put  in/on ", "GO TO DESK 1", "\u2028", "x" * 100_000, "{r}", "take (a) from [b]", "#look.feedback#", "'; import os", "\ud800")  # fmt: skip
+    for action in odd:
+        assert environment.step(action) == ("Nothing happens.", False, 0.0), action[:30]
+    assert environment.step("  look  ").observation.startswith("You are in the middle of a room.")
+    assert "go to desk 1" in environment.admissible_commands()
+    results = [environment.step(action) for action in goal["walkthrough"]]
+    assert [r.done for r in results] == [False] * (len(results) - 1) + [True] and results[-1].reward == 1.0
+
+
+@needs_textworld
+def test_environments_of_one_process_dont_meddle_with_each_other(root: Root, task: Task, environment: Any) -> None:
+    source = Source(task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True)
+    other: Any = source.environment()
+    goals = goals_of(root, task, "report")
+    pair = [goals[0], goals[70]]
+    alone = []
+    for goal in pair:
+        alone.append([environment.reset(goal, 0), *(environment.step(action) for action in goal["walkthrough"])])
+    together: list[list[Any]] = [[environment.reset(pair[0], 0)], [other.reset(pair[1], 0)]]
+    for actions in itertools.zip_longest(*(goal["walkthrough"] for goal in pair)):
+        for which, player, action in zip(together, (environment, other), actions, strict=True):
+            if action is not None:
+                which.append(player.step(action))
+    assert together == alone
+
+
+def test_the_prompt_is_the_references(root: Root, task: Task, official: Path) -> None:
+    source = Source(task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True)
+    dialogue = source.dialogue()
+    shots = json.loads((official / "react_prompts.json").read_text())
+    kinds = {
+        "pick_and_place_simple": "put",
+        "pick_clean_then_place_in_recep": "clean",
+        "pick_heat_then_place_in_recep": "heat",
+        "pick_cool_then_place_in_recep": "cool",
+        "look_at_obj_in_light": "examine",
+        "pick_two_obj_and_place": "puttwo",
+    }
+    assert {goal["task_type"] for goal in goals_of(root, task, "report")} == set(kinds)
+    for task_type, kind in kinds.items():
+        transcript = Transcript(
+            {"task_type": task_type}, "A room.\nYour task is to: x.", [Turn("go to a 1", "On the a 1.")]
+        )
+        assert dialogue.prompt(transcript) == (
+            "Interact with a household to solve a task. Here are two examples.\n"
+            + shots[f"react_{kind}_1"]
+            + shots[f"react_{kind}_0"]
+            + "\nHere is the task.\nA room.\nYour task is to: x.\n> go to a 1\nOn the a 1.\n>"
+        )
+    assert dialogue.action(" go to a 1 ") == "go to a 1"
+
+
+def test_graders_play_over_the_vault(root: Root, task: Task) -> None:
+    recipe = task.recipe(None)
+    science = Science.model_construct(task="alfworld", recipe=recipe)
+    source = source_of(root, task, science)
+    assert source.data == root.task_vault("alfworld") and source.held_out
+    assert source.options == {"put_means_move": True, "max_prompt_tokens": 8000, "max_steps": 50}

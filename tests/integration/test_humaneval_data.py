@@ -1,0 +1,184 @@
+"""HumanEval with the official file: every right solution passes, every empty one fails, and a damaged file is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.scoring.outcome import Context
+from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.heldout import Item, load_items
+from autorl_hpc.tasks.loader import Task, load_task
+from autorl_hpc.tasks.staged import verify_staged_task
+
+NAME = "HumanEval.jsonl.gz"
+MOST_SCORING_S = 20.0
+"""For 164 programs on two cores."""
+
+
+@pytest.fixture
+def humaneval() -> Task:
+    return load_task("humaneval")
+
+
+@pytest.fixture
+def official(data: Path, tmp_path: Path) -> Path:
+    """A copy of the official file that may be damaged."""
+    if not (data / "humaneval" / NAME).is_file():
+        pytest.skip(f"the real data hold no humaneval/{NAME}")
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    shutil.copyfile(data / "humaneval" / NAME, folder / NAME)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    made = Root(tmp_path / "root")
+    made.path.mkdir()
+    return made
+
+
+def problems(root: Root, task: Task, official: Path) -> list[Item]:
+    """All 164, those of the training file too, as items."""
+    stage_task(root, task, official)
+    lines = (root.task_train(task.name) / "train.jsonl").read_bytes().split(b"\n")
+    rows = [json.loads(line) for line in lines if line]
+    trained = [
+        Item(row["task_id"], row["question"], row["answer"], {"test": row["test"], "entry_point": row["entry_point"]})
+        for row in rows
+    ]
+    return trained + [
+        item for split in ("feedback", "report") for item in load_items(root, task.name, split, task.file.splits[split])
+    ]
+
+
+def test_the_splits(root: Root, humaneval: Task, official: Path) -> None:
+    items = problems(root, humaneval, official)
+    assert [item.id for item in items] == [f"HumanEval/{number}" for number in range(164)]
+    assert (humaneval.file.splits["feedback"].n, humaneval.file.splits["report"].n) == (41, 82)
+    train = [json.loads(line) for line in (root.task_train("humaneval") / "train.jsonl").read_text().splitlines()]
+    assert len(train) == 41
+    assert {frozenset(row) for row in train} == {frozenset(("task_id", "question", "answer", "entry_point", "test"))}
+    verify_staged_task(root, humaneval)
+
+
+def test_every_right_solution_passes_and_every_empty_one_fails(root: Root, humaneval: Task, official: Path) -> None:
+    items = problems(root, humaneval, official)
+    recipe = humaneval.recipe(None)
+    made = scorer(recipe.scorer, recipe.scorer_version)
+    answers = [[item.answer] for item in items]
+    began = time.monotonic()
+    oracle = made.score(items, answers, Context(workers=2))
+    took = time.monotonic() - began
+    failed = {item.id: o.facts["reason"] for item, o in zip(items, oracle, strict=True) if o.value != 1.0}
+    assert not failed
+    assert made.metrics(items, oracle) == {"pass@1": 100.0}
+    assert took < MOST_SCORING_S, f"{took:.1f} s at a load of {os.getloadavg()[0]:.1f}"
+    null = made.score(items, [[""]] * len(items), Context(workers=2))
+    assert [o.value for o in null] == [0.0] * 164
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda item: f"Sure!\n```python\n{item.question}{item.answer}```\nDone.",
+        lambda item: item.answer.lstrip(),
+        lambda item: f"```\n{item.answer}\n```",
+        lambda item: item.question + item.answer,
+    ],
+    ids=["a whole function in a fence", "a body without its first indent", "a body in a fence", "a whole function"],
+)
+def test_right_solutions_pass_in_any_dress(
+    root: Root, humaneval: Task, official: Path, answer: Callable[[Item], str]
+) -> None:
+    items = problems(root, humaneval, official)
+    outcomes = scorer("humaneval", "1").score(items, [[answer(item)] for item in items], Context(workers=2))
+    assert not [item.id for item, outcome in zip(items, outcomes, strict=True) if outcome.value != 1.0]
+
+
+def test_the_reference_s_recipe(root: Root, humaneval: Task, official: Path) -> None:
+    items = problems(root, humaneval, official)
+    recipe = humaneval.recipe("opencompass")
+    made = scorer(recipe.scorer, recipe.scorer_version)
+    blocks = [[f"```python\n{item.question}{item.answer}```"] for item in items]
+    assert {o.value for o in made.score(items, blocks, Context(workers=2))} == {1.0}
+    assert recipe.sampling.max_new_tokens == 8192 and recipe.prompt.endswith("\n{question}")
+    sampled = humaneval.recipe("sampled")
+    assert (sampled.samples, sampled.sampling.temperature, sampled.sampling.top_p) == (20, 0.8, 0.95)
+
+
+# --- damaged files ---
+
+
+def rows(path: Path) -> list[bytes]:
+    return gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lose_a_row(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"".join(rows(path)[:-1])))
+
+
+def reorder(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"".join(rows(path)[::-1])))
+
+
+def compress_again(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1))
+
+
+def unpack(path: Path) -> None:
+    path.write_bytes(gzip.decompress(path.read_bytes()))
+
+
+def as_utf16(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).decode().encode("utf-16")))
+
+
+def alter_a_test(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"== True", b"!= True", 1)))
+
+
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGE = [truncate, lose_a_row, reorder, compress_again, unpack, as_utf16, alter_a_test, one_bit, empty]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_refused_by_name(
+    root: Root, humaneval: Task, official: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(official / NAME)
+    with pytest.raises(AutorlError, match=f"{NAME} has sha256 .*: truncated, re-encoded or altered") as caught:
+        stage_task(root, humaneval, official)
+    assert caught.value.where == str(official / NAME) and "get the original from" in (caught.value.next_step or "")
+    assert not any(root.path.iterdir()), "something was made"
+
+
+def test_a_renamed_file_is_missed_by_name(root: Root, humaneval: Task, official: Path) -> None:
+    (official / NAME).rename(official / "humaneval.jsonl.gz")
+    with pytest.raises(AutorlError, match=f"{NAME} is missing") as caught:
+        stage_task(root, humaneval, official)
+    assert caught.value.where == str(official / NAME)

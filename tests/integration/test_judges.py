@@ -1,0 +1,418 @@
+"""The judge over HTTP, against a real server on the loopback: what it takes, what it retries, what it gives up on."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_server import JudgeServer, Reply, completion, likely
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.experiment import JudgeSpec
+from autorl_hpc.scoring.judge_cache import Answer, JudgeCache, request_key
+from autorl_hpc.scoring.judges import HttpJudge, make_judge, read_key
+from autorl_hpc.scoring.outcome import JudgeFailed, Verdict
+
+Replies = Callable[[int, dict[str, Any]], Reply]
+Serve = Callable[[Replies], JudgeServer]
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[JudgeServer] = []
+
+    def start(replies: Replies) -> JudgeServer:
+        servers.append(JudgeServer(replies))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.end()
+
+
+def always(reply: Reply) -> Replies:
+    return lambda number, body: reply
+
+
+def first(*replies: Reply) -> Replies:
+    """These in turn, then a plain answer."""
+    return lambda number, body: replies[number - 1] if number <= len(replies) else Reply()
+
+
+def judge(server: JudgeServer, cache: Path | None = None, **fields: Any) -> HttpJudge:
+    values = {"url": server.url, "model": "judge", "retries": 3, "timeout_s": 5, **fields}
+    return HttpJudge(JudgeSpec(**values), None if cache is None else JudgeCache(cache), first_pause_s=0.02)
+
+
+def talks(number: int) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": f"question {n}"}] for n in range(number)]
+
+
+def ask(asked: HttpJudge, number: int = 1, **fields: Any) -> list[Verdict]:
+    return asked.ask(talks(number), max_tokens=8, **fields)
+
+
+# --- answers ---
+
+
+def test_answers_come_in_order_and_are_counted(serve: Serve) -> None:
+    server = serve(lambda number, body: Reply(completion(body["messages"][0]["content"]), after_s=0.02 * (number % 3)))
+    asked = judge(server, price_in=2.0, price_out=10.0)
+    before = asked.usage
+    assert [verdict.text for verdict in ask(asked, 20)] == [f"question {n}" for n in range(20)]
+    assert asked.usage.since(before) == {
+        "judge_requests": 20.0,
+        "judge_cached": 0.0,
+        "judge_prompt_tokens": 2000.0,
+        "judge_completion_tokens": 40.0,
+        "judge_cost": pytest.approx((2000 * 2 + 40 * 10) / 1e6),
+    }
+    (request, *_) = server.asked
+    assert request.path == "/v1/chat/completions" and "Authorization" not in request.headers
+    assert request.body == {"model": "judge", "temperature": 0, "max_tokens": 8, "messages": request.body["messages"]}
+
+
+def test_log_probabilities(serve: Serve) -> None:
+    server = serve(always(Reply(completion("M", logprobs=likely(M=-0.2, m=-1.7)))))
+    (verdict,) = ask(judge(server), logprobs=5)
+    assert verdict == Verdict("M", {"M": -0.2, "m": -1.7})
+    assert (server.asked[0].body["logprobs"], server.asked[0].body["top_logprobs"]) == (True, 5)
+
+
+def test_the_parameters_of_the_experiment(serve: Serve) -> None:
+    server = serve(always(Reply()))
+    ask(judge(server, parameters={"temperature": None, "max_tokens": None, "max_completion_tokens": 512, "seed": 1}))
+    assert set(server.asked[0].body) == {"model", "messages", "max_completion_tokens", "seed"}
+
+
+def test_a_query_of_the_address_stays(serve: Serve) -> None:
+    server = serve(always(Reply()))
+    ask(judge(server, url=f"{server.url}?api-version=1"))
+    assert server.asked[0].path == "/v1/chat/completions?api-version=1"
+
+
+def test_concurrency_is_bounded_and_used(serve: Serve) -> None:
+    server = serve(always(Reply(after_s=0.05)))
+    started = time.monotonic()
+    ask(judge(server, concurrency=4), 24)
+    assert server.most_at_once == 4
+    assert time.monotonic() - started < 24 * 0.05
+
+
+def test_half_of_a_surrogate_pair_can_be_asked_about(serve: Serve, tmp_path: Path) -> None:
+    server = serve(always(Reply()))
+    turns = [{"role": "user", "content": "\ud83d {} \x00 \u2028 漢"}]
+    assert judge(server, tmp_path).ask([turns], max_tokens=1) == [Verdict("1")]
+    assert server.asked[0].body["messages"][0]["content"] == "? {} \x00 \u2028 漢"
+
+
+# --- passing troubles ---
+
+TROUBLES: list[tuple[str, Reply]] = [
+    ("busy", Reply({"error": {"message": "slow down"}}, 429)),
+    ("busy, come in a moment", Reply({}, 429, {"Retry-After": "0.1"})),
+    ("broken inside", Reply(b"<html>oops", 500)),
+    ("not up yet", Reply(b"", 503)),
+    ("cut off in the middle", Reply(cut=20)),
+    ("no JSON", Reply(b"\xff\xfe garbage {")),
+    ("no choices", Reply({"model": "judge"})),
+    ("empty choices", Reply({"model": "judge", "choices": []})),
+    ("choices of another kind", Reply({"choices": "1"})),
+    ("an error as a success", Reply({"error": "overloaded"})),
+    ("a list", Reply([])),
+    ("a list for a text", Reply({"choices": [{"message": {"content": ["1"]}}]})),
+    ("nested for ever", Reply(b"[" * 100_000)),
+    ("far too long", Reply(b" " * (5 * 1024 * 1024))),
+]
+
+
+@pytest.mark.parametrize("reply", [row[1] for row in TROUBLES], ids=[row[0] for row in TROUBLES])
+def test_a_passing_trouble_is_tried_again(serve: Serve, reply: Reply) -> None:
+    server = serve(first(reply, reply))
+    asked = judge(server)
+    assert ask(asked) == [Verdict("1")]
+    assert len(server.asked) == 3 and asked.usage.requests == 3
+
+
+@pytest.mark.parametrize("reply", [row[1] for row in TROUBLES], ids=[row[0] for row in TROUBLES])
+def test_a_trouble_that_stays_is_the_judge_s_failure(serve: Serve, reply: Reply) -> None:
+    server = serve(always(reply))
+    with pytest.raises(JudgeFailed, match="tried 2 times") as caught:
+        ask(judge(server, retries=1), 3)
+    assert server.url in str(caught.value) or "bytes" in str(caught.value)
+    assert len(server.asked) <= 6
+
+
+def test_no_answer_in_time(serve: Serve) -> None:
+    server = serve(always(Reply(after_s=2.0)))
+    started = time.monotonic()
+    with pytest.raises(JudgeFailed, match=r"timed out.*tried 2 times"):
+        ask(judge(server, timeout_s=0.2, retries=1))
+    assert time.monotonic() - started < 1.5 and len(server.asked) == 2
+
+
+def test_an_answer_that_trickles_is_late_too(serve: Serve) -> None:
+    server = serve(always(Reply(drip_s=0.05)))  # each byte in time, all of them in 15 s
+    started = time.monotonic()
+    with pytest.raises(JudgeFailed, match="took too long"):
+        ask(judge(server, timeout_s=0.5, retries=0))
+    assert time.monotonic() - started < 3
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: no other process gets the port
+        spec = JudgeSpec(url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", model="judge", retries=2)
+        with pytest.raises(JudgeFailed, match=r"can't be reached.*refused.*tried 3 times"):
+            ask(HttpJudge(spec, None, first_pause_s=0.02), 50)
+
+
+def test_a_name_that_is_nowhere() -> None:
+    spec = JudgeSpec(url="http://judge.invalid/v1", model="judge", retries=0)
+    with pytest.raises(JudgeFailed, match="can't be reached"):
+        ask(HttpJudge(spec, None))
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_all_wait_as_long_as_the_endpoint_asks(serve: Serve, form: str) -> None:
+    wait_s = 1.0 if form == "seconds" else 2.0  # a date has whole seconds
+    after = "1" if form == "seconds" else email.utils.formatdate(time.time() + wait_s, usegmt=True)
+    server = serve(first(Reply({}, 429, {"Retry-After": after})))
+    ask(judge(server, concurrency=1), 3)
+    times = [asked.at for asked in server.asked]
+    assert times[1] - times[0] > 0.8 and len(times) == 4
+
+
+@pytest.mark.parametrize("after", ["soon", "-5", "nan", "inf", ""])
+def test_a_wait_that_makes_no_sense_is_passed_over(serve: Serve, after: str) -> None:
+    server = serve(first(Reply({}, 429, {"Retry-After": after})))
+    started = time.monotonic()
+    assert ask(judge(server)) == [Verdict("1")]
+    assert time.monotonic() - started < 1.0
+
+
+# --- lasting troubles ---
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply({"error": {"message": "no such model"}}, 404), "answered 404: no such model"),
+        (Reply({"error": {"message": "bad key"}}, 401), "answered 401: bad key"),
+        (Reply({}, 403), "answered 403"),
+        (Reply(b"", 302, {"Location": "http://127.0.0.1:1/elsewhere"}), "answered 302"),
+        (Reply(b"", 307, {"Location": "http://127.0.0.1:1/elsewhere"}), "answered 307"),
+        (Reply(completion(model="other-model")), "answered as model `other-model`, asked was `judge`"),
+    ],
+)
+def test_what_no_try_can_help_is_told_at_once(serve: Serve, reply: Reply, words: str) -> None:
+    server = serve(always(reply))
+    with pytest.raises(JudgeFailed, match=words):
+        ask(judge(server, concurrency=2), 40)
+    assert len(server.asked) <= 4
+
+
+def test_a_dated_snapshot_and_a_gateway_s_name_are_the_same_model(serve: Serve) -> None:
+    assert ask(judge(serve(always(Reply(completion(model="judge-2026-01-01")))))) == [Verdict("1")]
+    assert ask(judge(serve(always(Reply(completion(model="openai/judge")))), answers_as="openai/judge")) == [
+        Verdict("1")
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": None}, {"logprobs": {"content": []}}, {"logprobs": {"content": [{}]}}]
+)
+def test_an_endpoint_without_log_probabilities_says_what_to_do(serve: Serve, fields: dict[str, Any]) -> None:
+    server = serve(always(Reply(completion("m", **fields))))
+    with pytest.raises(JudgeFailed, match=r"gives no log probabilities.*discrete"):
+        ask(judge(server), 5, logprobs=5)
+
+
+def test_a_conversation_that_is_refused_does_not_stop_the_others(serve: Serve) -> None:
+    def replies(number: int, body: dict[str, Any]) -> Reply:
+        bad = body["messages"][0]["content"] == "question 3"
+        return Reply({"error": {"message": "filtered"}}, 400) if bad else Reply()
+
+    verdicts = ask(judge(serve(replies)), 6)
+    assert [verdict.text for verdict in verdicts] == ["1", "1", "1", "", "1", "1"]
+    assert verdicts[3].refused.endswith("answered 400: filtered")
+
+
+def test_a_request_that_is_refused_whatever_is_asked_ends_soon(serve: Serve) -> None:
+    server = serve(always(Reply({"error": {"message": "unknown parameter"}}, 400)))
+    with pytest.raises(JudgeFailed, match="400: unknown parameter"):
+        ask(judge(server, concurrency=2), 500)
+    assert len(server.asked) < 15
+
+
+def test_a_limit_of_requests(serve: Serve) -> None:
+    server = serve(always(Reply()))
+    asked = judge(server, max_requests=7, concurrency=3)
+    assert len(ask(asked, 5)) == 5
+    with pytest.raises(JudgeFailed, match=r"7 requests, all that `judge\.max_requests` allows"):
+        ask(asked, 5)
+    assert asked.usage.requests == 7 and len(server.asked) <= 7
+
+
+# --- the cache ---
+
+
+def test_what_was_answered_is_not_asked_again(serve: Serve, tmp_path: Path) -> None:
+    server = serve(always(Reply(completion("M", logprobs=likely(M=-0.25)))))
+    before = ask(judge(server, tmp_path), 5, logprobs=5)
+    other = serve(always(Reply({}, 500)))  # another address, as dead as can be
+    again = judge(other, tmp_path)
+    assert ask(again, 5, logprobs=5) == before
+    assert not other.asked and again.usage.since(judge(other).usage)["judge_cached"] == 5
+    assert len(server.asked) == 5
+    for path in tmp_path.rglob("*"):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    with pytest.raises(JudgeFailed):  # other parameters are another question
+        ask(judge(other, tmp_path, retries=0, parameters={"seed": 1}), 1, logprobs=5)
+
+
+def test_the_same_question_is_sent_once(serve: Serve) -> None:
+    server = serve(always(Reply()))
+    assert judge(server).ask(talks(1) * 5, max_tokens=8) == [Verdict("1")] * 5
+    assert len(server.asked) == 1
+
+
+def test_answers_before_a_failure_are_kept(serve: Serve, tmp_path: Path) -> None:
+    server = serve(lambda number, body: Reply() if number <= 10 else Reply({}, 500))
+    with pytest.raises(JudgeFailed):
+        ask(judge(server, tmp_path, retries=0, concurrency=1), 20)
+    server.replies = always(Reply())
+    ask(judge(server, tmp_path), 20)
+    assert len(server.asked) == 11 + 10
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": 2}', b'{"format": 1, "key": "x", "text": "2"}'])
+def test_a_damaged_answer_is_asked_for_again(serve: Serve, tmp_path: Path, damage: bytes) -> None:
+    server = serve(always(Reply()))
+    ask(judge(server, tmp_path))
+    (path,) = tmp_path.rglob("*.json")
+    path.write_bytes(damage)
+    assert ask(judge(server, tmp_path)) == [Verdict("1")] and len(server.asked) == 2
+
+
+def test_an_answer_under_another_question_s_name_is_not_believed(tmp_path: Path) -> None:
+    cache = JudgeCache(tmp_path)
+    one, other = request_key({"a": 1}), request_key({"a": 2})
+    cache.put(one, Answer("2"))
+    os.makedirs(tmp_path / other[:2], exist_ok=True)
+    (tmp_path / one[:2] / f"{one}.json").rename(tmp_path / other[:2] / f"{other}.json")
+    assert cache.get(other) is None and cache.get(one) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert len(ask(judge(serve(always(Reply())), tmp_path / "file" / "cache"), 5)) == 5
+    assert 1 <= caplog.text.count("can't be kept") <= 5
+
+
+# --- the key ---
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "judge.key"
+    path.write_text(f"{KEY}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(
+    serve: Serve, tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quotes_it = Reply({"error": {"message": f"wrong key {KEY} given"}}, 500)
+    server = serve(first(quotes_it, Reply({"choices": KEY})))
+    asked = judge(server, tmp_path / "cache", key_file=str(key_file))
+    with caplog.at_level(logging.DEBUG):
+        ask(asked, 3)
+        server.replies = always(Reply({"error": {"message": f"wrong key {KEY} given"}}, 401))
+        with pytest.raises(JudgeFailed, match=r"wrong key \*\*\* given") as caught:
+            ask(asked, 9)
+    assert {request.headers["Authorization"] for request in server.asked} == {f"Bearer {KEY}"}
+    assert not any(KEY in str(request.body) + request.path for request in server.asked)
+    chain: list[BaseException] = [caught.value]
+    while following := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__):
+        chain.append(following)
+    told = "".join(map(repr, chain)) + caplog.text + "".join(capfd.readouterr()) + repr(asked.spec)
+    assert KEY not in told
+    assert list((tmp_path / "cache").rglob("*.json"))
+    assert not any(KEY in path.read_text() for path in (tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_redirect_does_not_carry_the_key_away(serve: Serve, key_file: Path) -> None:
+    thief = serve(always(Reply()))
+    server = serve(always(Reply(b"", 307, {"Location": f"{thief.url}/chat/completions"})))
+    with pytest.raises(JudgeFailed, match="answered 307"):
+        ask(judge(server, key_file=str(key_file)))
+    assert not thief.asked
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_may_read_is_refused(key_file: Path, mode: int) -> None:
+    key_file.chmod(mode)
+    with pytest.raises(AutorlError, match=rf"others may read the judge's key \(mode {mode:04o}\)") as caught:
+        read_key(JudgeSpec(url="http://x", model="m", key_file=str(key_file)))
+    assert caught.value.next_step == f"run: chmod 600 {key_file}"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"two words\n", b"a\nb\n", b"\xff\xfe", b"k" * 5000, b"k\r\nX-Header: 1"]
+)
+def test_a_file_that_holds_no_key(key_file: Path, content: bytes) -> None:
+    key_file.write_bytes(content)
+    with pytest.raises(AutorlError, match="holds no key") as caught:
+        read_key(JudgeSpec(url="http://x", model="m", key_file=str(key_file)))
+    assert "two words" not in str(caught.value)
+
+
+def test_a_key_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(AutorlError, match="key can't be read"):
+            read_key(JudgeSpec(url="http://x", model="m", key_file=str(path)))
+
+
+# --- proxies ---
+
+
+def test_the_environment_s_proxy_is_used_but_not_for_this_machine(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, server = serve(always(Reply())), serve(always(Reply()))
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+    assert ask(judge(server)) == [Verdict("1")] and not proxy.asked
+    assert ask(judge(server, url="http://judge.invalid/v1")) == [Verdict("1")]
+    assert proxy.asked[0].path == "http://judge.invalid/v1/chat/completions"
+
+
+# --- the experiment's judge ---
+
+
+def test_a_run_is_not_judged_by_another_judge(tmp_path: Path) -> None:
+    spec = JudgeSpec(url="http://127.0.0.1:1/v1", model="new")
+    assert make_judge(spec, "new", tmp_path).model == "new"
+    for given in (spec, None):
+        with pytest.raises(AutorlError, match=r"recipe asks the judge old, the experiment's is (new|none)") as caught:
+            make_judge(given, "old", tmp_path)
+        assert "judge.model: old" in (caught.value.next_step or "")

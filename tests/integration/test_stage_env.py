@@ -1,0 +1,367 @@
+"""Environments that agents train in: made of wheels without network, named by hash, used by a real agent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Cluster
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.environments import find_environment, present_hash, verify_environment
+from autorl_hpc.files.layout import Root
+from autorl_hpc.launch.environments import run_environment
+from autorl_hpc.stage import environments
+from autorl_hpc.stage.api import Ways
+from autorl_hpc.stage.api import stage as stage_all
+
+AGENT = """#!/usr/bin/env bash
+set -e
+cd "$WORKSPACE"
+python3 - > code/seen.json <<'END'
+import json, os, shutil, sys
+import greeting
+json.dump({"prefix": sys.prefix, "text": greeting.TEXT, "path": os.environ["PATH"], "venv": os.environ["VIRTUAL_ENV"],
+           "command": shutil.which("greet"), "suite": shutil.which("autorl-hpc")}, sys.stdout)
+END
+"""
+
+
+def stage(
+    root: Root, names: list[str], *, say: Callable[[str], None] = lambda _: None, **ways: Any
+) -> list[dict[str, Any]]:
+    return stage_all(root, names, Ways(**ways), say)
+
+
+def wheel(folder: Path, name: str, version: str, code: str, *, needs: str = "", command: bool = False) -> Path:
+    """A pure-Python wheel, the same bytes each time."""
+    info = f"{name}-{version}.dist-info"
+    meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {needs}\n" if needs else "")
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": meta,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if command:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\ngreet = {name}:main\n"
+    record = ""
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(text.encode())}\n"
+    files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        for file, text in files.items():
+            made.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    made = Root(tmp_path / "fresh")
+    made.path.mkdir()
+    return made
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder of two wheels, one of which needs the other, and a file that asks for the one."""
+    folder = tmp_path / "wheels"
+    wheel(folder, "greeting", "1.0", "import helperlib\nTEXT = 'hello ' + helperlib.WHO\n\ndef main():\n    print(TEXT)\n", needs="helperlib>=1", command=True)  # fmt: skip
+    wheel(folder, "helperlib", "1.2", "WHO = 'world'\n")
+    (folder / "requirements.txt").write_text("greeting\n")
+    return folder
+
+
+def staged(root: Root, wheels: Path, *, again: bool = False, name: str = "small") -> str:
+    """Stages the environment and returns its content hash."""
+    (value,) = stage(root, [f"env:{name}"], source=wheels, requirements=wheels / "requirements.txt", again=again)
+    assert not any(file["path"].startswith("venv/") for file in value["files"])
+    return str(value["content_hash"])
+
+
+def python(root: Root, digest: str, code: str, name: str = "small") -> str:
+    done = subprocess.run(
+        [str(root.environment(name, digest) / "venv" / "bin" / "python"), "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    return done.stdout.strip()
+
+
+def test_a_venv_is_made_of_its_wheels_and_named_by_their_hash(root: Root, wheels: Path, tmp_path: Path) -> None:
+    digest = staged(root, wheels)
+    folder, manifest = find_environment(root, "small")
+    assert folder == root.environment("small", digest) and folder.name == f"small-{digest[:12]}"
+    assert sorted(os.listdir(folder)) == ["MANIFEST.json", "requirements.lock", "venv", "wheels"]
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in wheels.glob("*.whl")}
+    assert (folder / "requirements.lock").read_text().split() == [
+        *("greeting==1.0", f"--hash=sha256:{sums['greeting-1.0-py3-none-any.whl']}"),
+        *("helperlib==1.2", f"--hash=sha256:{sums['helperlib-1.2-py3-none-any.whl']}"),
+    ]
+    assert manifest.environment is not None and manifest.environment.python == environments.python_tag()
+    assert (
+        python(root, digest, "import greeting, sys; print(greeting.TEXT, sys.prefix)") == f"hello world {folder}/venv"
+    )
+    assert (
+        python(
+            root,
+            digest,
+            "import sys; print([n for n in ('pip', 'pydantic') if __import__('importlib.util').util.find_spec(n)])",
+        )
+        == "[]"
+    )
+    other = Root(tmp_path / "elsewhere")
+    assert staged(other, wheels) == digest, "the hash depends on the place"
+    assert not list(root.path.rglob(".tmp-small-*"))
+
+
+def test_a_second_staging_verifies(root: Root, wheels: Path) -> None:
+    digest = staged(root, wheels)
+    before = (root.environment("small", digest) / "MANIFEST.json").stat().st_ino
+    assert staged(root, wheels) == staged(root, wheels, again=True) == digest
+    assert (root.environment("small", digest) / "MANIFEST.json").stat().st_ino == before, "agents may run in it"
+
+
+def test_other_wheels_are_another_environment_beside_it(root: Root, wheels: Path) -> None:
+    first = staged(root, wheels)
+    wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
+    assert staged(root, wheels) == first, "it is staged already"
+    second = staged(root, wheels, again=True)
+    assert second != first == verify_environment(root, "small", first).content_hash
+    assert present_hash(root, "small") == second
+    assert python(root, first, "import greeting; print(greeting.TEXT)") == "hello world"
+    assert python(root, second, "import greeting; print(greeting.TEXT)") == "hello all"
+
+
+@pytest.mark.parametrize("where", ["wheels", "lock"])
+def test_an_altered_wheel_is_refused(root: Root, wheels: Path, tmp_path: Path, where: str) -> None:
+    digest = staged(root, wheels)
+    folder = root.environment("small", digest)
+    if where == "lock":  # a folder of wheels with its lock file, one wheel of which was changed
+        house = tmp_path / "house"
+        house.mkdir()
+        for path in (*(folder / "wheels").iterdir(), folder / "requirements.lock"):
+            (house / path.name).write_bytes(path.read_bytes())
+        wheel(house, "helperlib", "1.2", "WHO = 'evil'\n")
+        with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES") as caught:
+            stage(root, ["env:other"], source=house)
+        assert caught.value.exit_code is Exit.USAGE and present_hash(root, "other") is None
+        assert [p.name for p in root.environments.iterdir() if "other" in p.name] == []
+        return
+    os.chmod(folder / "wheels", 0o755)
+    path = folder / "wheels" / "helperlib-1.2-py3-none-any.whl"
+    os.chmod(path, 0o644)
+    wheel(folder / "wheels", "helperlib", "1.2", "WHO = 'evil'\n")
+    with pytest.raises(AutorlError, match="is not what was staged") as caught:
+        stage(root, ["env:small"])
+    assert caught.value.where == str(path) and caught.value.exit_code is Exit.FAILED
+    with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES"):
+        stage(root, ["env:small"], again=True)
+
+
+def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path) -> None:
+    digest = staged(root, wheels)
+    site = next((root.environment("small", digest) / "venv" / "lib").glob("python*/site-packages"))
+    for path in (site, site / "__pycache__", *site.glob("*.py"), *(site / "__pycache__").iterdir()):
+        os.chmod(path, path.stat().st_mode | 0o200)
+    target, compiled = site / "helperlib.py", next((site / "__pycache__").glob("helperlib.*"))
+
+    def is_seen() -> None:
+        with pytest.raises(AutorlError, match="field `environment`: ") as caught:
+            run_environment(root, "small", root.path)
+        assert "env:small --again" in (caught.value.next_step or "")
+
+    for path in (target, compiled):
+        original = path.read_bytes()
+        path.write_bytes(original[:-1] + b"#")
+        is_seen()
+        path.write_bytes(original)
+    (site / "sitecustomize.py").write_text("")
+    is_seen()
+    (site / "sitecustomize.py").unlink()
+    assert run_environment(root, "small", root.path) is not None
+    target.unlink()
+    is_seen()
+    target.symlink_to("/etc/passwd")
+    is_seen()
+    (value,) = stage(root, ["env:small"], again=True)  # out of its own wheels
+    assert value["content_hash"] == digest
+    found = run_environment(root, "small", root.path)
+    assert found is not None and found.content_hash == digest
+    assert python(root, digest, "import greeting; print(greeting.TEXT)") == "hello world"
+
+
+@pytest.mark.parametrize("step", ["_gather", "_make_venv", "_point"])
+def test_a_killed_staging_is_run_again(root: Root, wheels: Path, step: str) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            real = getattr(environments, step)
+
+            def kills(*arguments: object, **named: object) -> None:
+                real(*arguments, **named) if step != "_point" else None
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(environments, step, kills)
+            staged(root, wheels)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    with pytest.raises(AutorlError, match="environment small is not staged"):
+        verify_environment(root, "small")
+    digest = staged(root, wheels)
+    assert verify_environment(root, "small").content_hash == digest
+    assert not list(root.environments.glob(".tmp-small-*"))
+
+
+def test_an_environment_in_a_bundle(root: Root, wheels: Path, tmp_path: Path) -> None:
+    digest = staged(root, wheels)
+    out = tmp_path / "b.tar.zst"
+    stage(root, ["env:small"], bundle=out)
+    other = Root(tmp_path / "other")
+    other.path.mkdir()
+    lines: list[str] = []
+    stage(other, [], source=out, say=lines.append)
+    assert present_hash(other, "small") == digest
+    assert python(other, digest, "import greeting; print(greeting.TEXT)") == "hello world"
+    stage(other, [], source=out, say=lines.append)
+    assert lines[-2:] == ["env:small: the same content is there already", f"env:small: content {digest}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("nosuchpackage\n", "nosuchpackage"), ("greeting==9\n", "greeting==9"), ("?!\n", "could not be gathered")],
+)
+def test_requirements_that_can_not_be_met(root: Root, wheels: Path, text: str, words: str) -> None:
+    (wheels / "requirements.txt").write_text(text)
+    with pytest.raises(AutorlError, match="the wheels of env:small could not be gathered") as caught:
+        staged(root, wheels)
+    assert words in caught.value.what and caught.value.next_step
+    assert [p.name for p in root.environments.iterdir() if not p.name.endswith(".lock")] == []
+
+
+def test_passwords_of_an_index_stand_in_no_message() -> None:
+    line = "ERROR: no way to https://me:secret@index.invalid/simple and http://token@host/x"
+    assert environments._last_line(f"{line}\nmore") == "no way to https://index.invalid/simple and http://host/x"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a b"])
+def test_names_of_environments(root: Root, name: str) -> None:
+    with pytest.raises(AutorlError, match="is no name of an environment"):
+        stage(root, [f"env:{name}"])
+
+
+def test_what_an_environment_is_made_of_must_be_said(root: Root, tmp_path: Path) -> None:
+    with pytest.raises(AutorlError, match="what environment x is made of is not known") as caught:
+        stage(root, ["env:x"])
+    assert "--requirements FILE" in (caught.value.next_step or "")
+    with pytest.raises(AutorlError, match="no such requirements file"):
+        stage(root, ["env:x"], requirements=tmp_path / "none.txt")
+    with pytest.raises(AutorlError, match="--requirements is for environments"):
+        stage(root, ["tiny"], requirements=tmp_path / "none.txt")
+    with pytest.raises(AutorlError, match="field `environment`: environment x is not staged"):
+        run_environment(root, "x", root.path)
+
+
+# --- images ---
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "agents.sif"
+    path.write_bytes(b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0" + b"01\0" + b"x" * 5000)
+    return path
+
+
+def test_an_image_is_named_by_its_hash_and_launch_says_that_it_can_not_use_it(
+    root: Root, image: Path, tmp_path: Path
+) -> None:
+    (value,) = stage(root, ["env:box"], source=image)
+    digest = hashlib.sha256(image.read_bytes()).hexdigest()
+    assert value["content_hash"] == digest and value["environment"]["kind"] == "image"
+    assert (root.environment("box", digest) / "image.sif").read_bytes() == image.read_bytes()
+    with pytest.raises(AutorlError, match="box is an image, and this version starts agents in no container"):
+        run_environment(root, "box", tmp_path / "exp.yaml")
+    out = tmp_path / "b.tar"
+    stage(root, ["env:box"], bundle=out)
+    other = Root(tmp_path / "other")
+    stage(other, [], source=out)
+    assert verify_environment(other, "box").content_hash == digest
+
+
+def test_a_file_that_is_no_image_is_refused(root: Root, tmp_path: Path) -> None:
+    path = tmp_path / "x.sif"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(AutorlError, match=r"x\.sif is no apptainer image"):
+        stage(root, ["env:box"], source=path)
+
+
+# --- agents ---
+
+
+def test_an_agent_runs_in_the_environment_of_its_experiment(cluster: Cluster, wheels: Path) -> None:
+    requirements = str(wheels / "requirements.txt")
+    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", requirements)
+    digest = present_hash(cluster.root, "small")
+    assert digest is not None
+    cluster.agent("looks", AGENT, needs=["greeting"])
+    (run_id,) = cluster.prepare(["looks"], environment="small")
+    record = json.loads(cluster.run_dir(run_id).record.read_text())
+    assert record["environment"] == {"name": "small", "kind": "venv", "content_hash": digest}
+    assert record["science"]["environment_hash"] == digest
+    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    log = cluster.run_dir(run_id).agent_log.read_text()
+    seen = json.loads((cluster.workspace(run_id) / "code" / "seen.json").read_text() or "{}")
+    venv = cluster.root.environment("small", digest) / "venv"
+    assert seen["prefix"] == seen["venv"] == str(venv), log
+    assert seen["text"] == "hello world" and seen["command"] == str(venv / "bin" / "greet")
+    assert seen["path"].split(os.pathsep)[0] == str(venv / "bin")
+    if sys.prefix != sys.base_prefix:
+        assert str(Path(sys.executable).parent) not in seen["path"].split(os.pathsep)
+
+
+def test_another_environment_is_another_run_and_none_is_as_before(cluster: Cluster, wheels: Path) -> None:
+    cluster.agent("looks", AGENT)
+    (plain,) = cluster.prepare(["looks"])
+    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
+    assert plain in cluster.prepare(["looks"])
+    (first,) = set(cluster.prepare(["looks"], environment="small")) - {plain}
+    wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
+    cluster.run(
+        "stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"), "--again"
+    )
+    assert len(set(cluster.prepare(["looks"], environment="small")) - {plain, first}) == 1
+
+
+def test_what_an_agent_needs_is_looked_for_in_its_environment(cluster: Cluster, wheels: Path) -> None:
+    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
+    cluster.agent("needy", AGENT, needs=["pydantic"])  # which the suite has, and the environment has not
+    spec = cluster.spec(["needy"], environment="small")
+    done = cluster.run("launch", str(spec), "--dry-run", check=False)
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "needs the Python package pydantic, which environment small doesn't have" in done.stderr
+
+
+def test_an_environment_that_is_gone_is_the_cluster_s_fault(cluster: Cluster, wheels: Path) -> None:
+    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
+    cluster.agent("looks", AGENT)
+    (run_id,) = cluster.prepare(["looks"], environment="small", attempts=1)
+    digest = present_hash(cluster.root, "small")
+    os.rename(cluster.root.environment("small", str(digest)), cluster.root.path / "moved")
+    assert cluster.supervisor(run_id).wait(60) != 0
+    assert "environment small is not staged" in cluster.logs()

@@ -1,0 +1,126 @@
+"""Launches that fail midway, with a real Slurm: what they had submitted is gone, or is told and taken back later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers import SUBMITS_ONE
+from slurm_world import SLEEPS, World
+
+if TYPE_CHECKING:
+    from conftest import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+
+MakeWorld = Callable[..., World]
+
+LIES = """#!/bin/bash
+# Submits, and from the {call}. call on says that it could not.
+n=$(($(cat {count} 2>/dev/null || echo 0) + 1)); echo $n >{count}
+{before}
+/usr/bin/sbatch "$@" >{count}.out || exit
+if [ $n -ge {call} ]; then echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi
+cat {count}.out
+"""
+
+
+def lying_sbatch(here: World, call: int, before: str = "") -> dict[str, str]:
+    """The environment with an sbatch in front that works and then says that it didn't."""
+    folder = here.root.path / "front"
+    folder.mkdir(exist_ok=True)
+    (folder / "sbatch").write_text(LIES.format(call=call, count=folder / "count", before=before))
+    (folder / "sbatch").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_a_job_that_was_accepted_though_sbatch_failed_is_found_and_taken_back(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("one", SUBMITS_ONE)
+    here.more_env = lying_sbatch(here, 2)
+    done = here.launch(["one"], check=False)
+    assert done.returncode == 3 and "Socket timed out" in done.stderr, done.stderr
+    assert "the 1 jobs submitted before it were taken back" in done.stderr
+    assert here.alive_jobs() == []
+    assert all(job.taken_back for job in here.submitted.submitted)
+    here.more_env = {}
+    here.launch()
+    here.wait_over()
+    here.assert_whole()
+    assert len(here.view(here.runs[0]).attempts) == 1, "the job that was taken back never had the run"
+
+
+def test_a_scheduler_that_is_down_is_told_and_the_next_launch_takes_back(
+    world: MakeWorld, new_sandbox: Callable[..., Sandbox]
+) -> None:
+    sandbox = new_sandbox("--gpu-nodes", "1", "--gpus", "2", "--cpu-nodes", "1")
+    sandbox.up()
+    here = world(sandbox)
+    controller = sandbox.pid("slurmctld")
+    stop = f"[ $n -lt 3 ] || kill -STOP {controller}"
+    here.more_env = lying_sbatch(here, 99, stop)
+    try:
+        done = here.launch(["null"], check=False, timeout_s=280)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert done.returncode == 3, done.stderr
+    assert "the scheduler could not be asked" in done.stderr and "were taken back" not in done.stderr
+    assert all(job.asked_back and not job.taken_back for job in here.submitted.submitted)
+    here.more_env = {}
+    time.sleep(3)
+    here.launch()
+    here.wait_over()
+    here.assert_whole()
+    sealed = here.view(here.runs[0]).sealed
+    assert sealed is not None and sealed.ended_by == "agent_exit", "not taken for a person's scancel"
+
+
+def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"], "--dry-run")
+    here.more_env = lying_sbatch(here, 99, "[ $n -lt 3 ] || sleep 5")
+    launching = here.start("launch", "exp.yaml")
+    here.until((here.root.path / "front" / "count.out").exists, 30, "the first call")
+    here.until(lambda: (here.root.path / "front" / "count").read_text().strip() == "3", 30, "the third call")
+    launching.send_signal(signal.SIGINT)
+    assert launching.wait(90) == 130, here.logs()
+    assert here.alive_jobs() == []
+    left = [path.name for path in here.experiment.jobs.iterdir() if path.name.startswith(("launching", ".sub"))]
+    assert left == []
+
+
+def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"])
+    noted = here.submitted
+    file: Path = here.experiment.path / "slurm.json"
+    text = file.read_text()
+    file.unlink()
+    done = here.launch(check=False)
+    assert done.returncode == 1 and "would submit them again" in done.stderr and "scancel --name=" in done.stderr
+    file.write_text(text)
+    here.run("cancel", str(here.experiment.path), timeout_s=200)
+    file.unlink()
+    here.launch(["sleeps", "null"])  # a run more: there is something to submit
+    assert here.submitted.uid == noted.uid
+    assert min(job.number for job in here.submitted.submitted if not job.taken_back) > len(noted.submitted)
+    here.wait_over()
+    here.assert_whole()
+
+
+def test_cancel_where_graders_are_in_the_agents_jobs_still_scores(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("one", SUBMITS_ONE + "sleep 600\n")
+    here.launch(["one"], matrix={"seed": [0, 1]}, grader={"placement": "step"})
+    here.until(lambda: all(here.view(run).accepted() for run in here.runs), 60, "both submissions")
+    here.run("cancel", str(here.experiment.path), timeout_s=300)
+    assert here.alive_jobs() == [] and here.processes_here() == []
+    here.assert_whole()
+    assert all(here.view(run).scores for run in here.runs)

@@ -1,0 +1,242 @@
+"""The length-controlled win rate: the published leaderboard, awkward inputs, refits, and the report's comparison."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import annotations
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
+
+from autorl_hpc.report.compare import Pair as ItemsPair  # noqa: E402
+from autorl_hpc.report.compare import gain, optimism  # noqa: E402
+from autorl_hpc.report.items import Items, Unusable  # noqa: E402
+from autorl_hpc.report.length_controlled import interval_points, on_all_items, paired  # noqa: E402
+from autorl_hpc.scoring import length_control  # noqa: E402
+from autorl_hpc.scoring.length_control import Pair, influences, length_controlled, refits, win_rate  # noqa: E402
+
+
+@pytest.mark.parametrize("model", annotations.COMPLETE)
+def test_the_published_leaderboard(data: Path, model: str) -> None:
+    pairs = annotations.pairs(data, model)
+    published = annotations.leaderboard(data)[model]
+    assert len(pairs) == 805
+    assert round(win_rate([pair.y for pair in pairs]), 2) == round(float(published["win_rate"]), 2)
+    fit = length_controlled(pairs)
+    assert abs(fit.score - float(published["length_controlled_winrate"])) < 0.2
+    assert fit.c in length_control.STRENGTHS
+    # Newton's method beside liblinear, whose tolerance leaves about a hundredth of a point.
+    assert abs(refits(pairs, fit.c, np.ones((1, 805)))[0] - fit.score) < 0.02
+
+
+def test_805_pairs_take_less_than_three_seconds(data: Path) -> None:
+    pairs = annotations.pairs(data, "gemma-2b-it")
+    started = time.process_time()
+    length_controlled(pairs)
+    assert time.process_time() - started < 3.0
+
+
+def test_the_preferences_may_stand_in_any_order_but_for_the_folds(data: Path) -> None:
+    pairs = annotations.pairs(data, "vicuna-7b-v1.5")
+    backwards = length_controlled(pairs[::-1])
+    assert abs(backwards.score - length_controlled(pairs, backwards.c).score) < 0.02
+
+
+# --- awkward inputs ---
+
+
+def some(n: int, seed: int = 0) -> list[Pair]:
+    """Pairs of a judge that likes length and chance."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(n):
+        len_1, len_2 = rng.randint(100, 2000), rng.randint(100, 2000)
+        made.append(Pair(float(rng.random() < 1 / (1 + math.exp((len_1 - len_2) / 600))), len_1, len_2))
+    return made
+
+
+@pytest.mark.parametrize(("y", "score"), [(1.0, 100.0), (0.0, 0.0)])
+@pytest.mark.parametrize("n", [1, 2, 30, 805])
+def test_preferences_that_are_all_alike_need_no_fit(y: float, score: float, n: int) -> None:
+    pairs = [Pair(y, 100, 7 * number, 0.3, ((-1.0, 0.6),)) for number in range(n)]
+    assert length_controlled(pairs).score == score
+    assert refits(pairs, 1.0, np.ones((2, n))).tolist() == [score, score]
+
+
+def test_lengths_that_differ_alike_explain_nothing() -> None:
+    pairs = [Pair(y, 300, 200) for y in (1.0, 0.0, 0.0, 0.0) * 50]
+    fit = length_controlled(pairs)
+    assert fit.weights[0] == 0.0
+    assert fit.score == pytest.approx(25.0, abs=0.5)
+
+
+def test_one_pair() -> None:
+    assert 0.0 <= length_controlled([Pair(0.25, 10, 20)]).score <= 100.0
+
+
+def test_equal_preferences_are_half() -> None:
+    assert length_controlled([pair._replace(y=0.5) for pair in some(60)]).score == pytest.approx(50.0, abs=0.1)
+
+
+def test_wins_that_length_alone_decides_are_finite() -> None:
+    pairs = [Pair(float(number % 2), 500, 1000 if number % 2 else 10) for number in range(100)]
+    fit = length_controlled(pairs)
+    assert math.isfinite(fit.score) and all(math.isfinite(weight) for weight in fit.weights)
+    found = refits(pairs, fit.c, np.random.default_rng(0).multinomial(100, np.full(100, 0.01), size=50))
+    assert np.isfinite(found).all() and (found >= 0).all() and (found <= 100).all()
+
+
+def test_a_judge_that_goes_by_length_alone_gives_half() -> None:
+    verbose = [pair for pair in some(6000) if pair.len_2 > pair.len_1 or pair.len_1 % 5 == 0]
+    assert win_rate([pair.y for pair in verbose]) > 60
+    assert length_controlled(verbose).score == pytest.approx(50, abs=4)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        Pair(math.nan, 1, 2),
+        Pair(0.5, math.nan, 2),
+        Pair(0.5, 1, math.inf),
+        Pair(0.5, 1, 2, math.nan),
+        Pair(0.5, 1, 2, 0.0, ((math.nan, 0.5),)),
+        Pair(1.5, 1, 2),
+        Pair(-0.1, 1, 2),
+        Pair(0.5, 1, 2, 0.0, ((0.0, 2.0),)),
+    ],
+)
+def test_what_is_no_number_is_refused(pair: Pair) -> None:
+    with pytest.raises(ValueError, match=r"not finite|not from 0 to 1"):
+        length_controlled([*some(40), pair])
+
+
+def test_no_pairs_are_refused() -> None:
+    with pytest.raises(ValueError, match="no pair"):
+        length_controlled([])
+    with pytest.raises(ValueError, match="win rate"):
+        win_rate([])
+    with pytest.raises(ValueError, match="win rate"):
+        win_rate([0.5, math.nan])
+
+
+# --- refits ---
+
+
+def test_a_refit_is_the_fit_of_the_drawn_pairs() -> None:
+    pairs = [pair._replace(gamed=((-1.0, 0.7), (1.0, 0.2)), difficulty=pair.len_1 / 1000) for pair in some(300)]
+    drawn = np.random.default_rng(3).integers(0, 300, size=(5, 300))
+    counts = np.stack([np.bincount(each, minlength=300) for each in drawn])
+    found = refits(pairs, 3.0, counts)
+    # Not to the last digit: the scale of the length difference is that of all pairs in the one, of the drawn ones in the other.
+    direct = [length_controlled([pairs[place] for place in each], 3.0).score for each in drawn]
+    assert found == pytest.approx(direct, abs=0.3)
+    assert found.std() > 1.0
+
+
+def test_a_refit_is_at_the_minimum_of_its_penalised_loss() -> None:
+    """Subgradient conditions of the lasso: 0 inside the penalty's reach, or exactly its slope."""
+    pairs = [pair._replace(difficulty=(pair.len_2 % 7 - 3) / 2, gamed=((-1.0, 0.7),)) for pair in some(200, seed=5)]
+    rows = length_control._rows(pairs)
+    for c in (1e-3, 0.02, 1.0, 100.0):
+        (weights,) = length_control._newton(rows, rows.weight[None, :], c, np.zeros(3))
+        slope = c * ((rows.weight * (1 / (1 + np.exp(-rows.x @ weights)) - rows.y)) @ rows.x)
+        for weight, gradient in zip(weights, slope, strict=True):
+            if weight == 0.0:
+                assert abs(gradient) <= 1 + 1e-6
+            else:
+                assert gradient == pytest.approx(-math.copysign(1, weight), abs=1e-4)
+
+
+def test_counts_that_fit_no_pairs_are_refused() -> None:
+    for counts in (np.ones(40), np.ones((2, 39)), np.zeros((1, 40))):
+        with pytest.raises(ValueError, match="no resamples of 40 items"):
+            refits(some(40), 1.0, counts)
+
+
+# --- selected against base ---
+
+
+@pytest.mark.parametrize("model", ["FuseChat-Llama-3.2-1B-Instruct", "gemma-2b-it", "NullModel"])
+def test_the_standard_error_is_that_of_the_bootstrap(data: Path, model: str) -> None:
+    pairs = annotations.pairs(data, model)[:400]
+    fit = length_controlled(pairs)
+    counts = np.random.default_rng(0).multinomial(400, np.full(400, 1 / 400), size=500)
+    spread = float(refits(pairs, fit.c, counts).std())
+    assert math.sqrt(float((influences(pairs, fit.c) ** 2).sum())) == pytest.approx(spread, rel=0.15)
+    assert influences(pairs, fit.c).sum() == pytest.approx(0.0, abs=0.5)  # not quite: the penalty has no weight
+
+
+def items_of(pairs: Sequence[Pair], c: float | None) -> Items:
+    """As an items file gives them."""
+    facts = [
+        {"y": p.y, "len_1": p.len_1, "len_2": p.len_2, "difficulty": p.difficulty}
+        | {
+            f"gamed_{n}_{name}": value
+            for n, row in enumerate(p.gamed)
+            for name, value in zip(("delta", "y"), row, strict=True)
+        }
+        for p in pairs
+    ]
+    return Items(tuple(str(n) for n in range(len(pairs))), tuple(p.y for p in pairs), 0.1, tuple(facts), c)
+
+
+def test_the_report_compares_length_controlled_win_rates(data: Path) -> None:
+    base, new = (annotations.pairs(data, model) for model in ("vicuna-7b-v1.5", "FuseChat-Llama-3.2-1B-Instruct"))
+    feedback, report = (
+        ItemsPair(items_of(base[part], 21.5), items_of(new[part], 2.8)) for part in (slice(205), slice(205, 505))
+    )
+    found = gain(report)
+    assert found.how == "length_controlled_items" and found.n == 300
+    fitted = [length_controlled(pairs[205:505], c).score for pairs, c in ((base, 21.5), (new, 2.8))]
+    assert found.difference == pytest.approx(fitted[1] - fitted[0], abs=0.05)
+    assert found.low is not None and found.high is not None and 5 < found.low < found.difference < found.high < 40
+    gap = optimism(feedback, report)
+    assert gap is not None and abs(gap.gap) < 3 * gap.standard_error and 1 < gap.standard_error < 8
+    low, high = interval_points(report.new, fitted[1])
+    assert low is not None and high is not None and 1 < (high - low) / 2 < 8
+    note = on_all_items(feedback.new, report.new)
+    whole = length_controlled(new[:505], 2.8).score
+    assert note is not None and note.startswith(f"secondary: {whole:.1f} on all 505 items")
+    plain = items_of(new[:205], None)
+    assert gain(ItemsPair(plain, plain)).how == "graded_items" and on_all_items(plain, plain) is None
+
+
+def test_items_that_were_not_judged_for_both_are_left_out() -> None:
+    base, new = items_of(some(40), 1.0), items_of(some(40, seed=0), 1.0)
+    new.facts[3].pop("y")  # type: ignore[attr-defined]
+    assert gain(ItemsPair(base, new)).difference == 0.0
+    for facts in new.facts[1:]:
+        facts.pop("y", None)  # type: ignore[attr-defined]
+    with pytest.raises(Unusable, match="fewer than two items"):
+        gain(ItemsPair(base, new))
+
+
+def test_a_better_model_is_seen_and_the_same_one_is_not(data: Path) -> None:
+    worse, better = (
+        annotations.pairs(data, model)[:205] for model in ("gemma-2b-it", "FuseChat-Llama-3.1-8B-Instruct")
+    )
+    found = paired(worse, better, 20.0, 3.0)
+    assert 0.4 < found.low < found.difference < found.high < 0.8
+    assert found.p_value == pytest.approx(1 / 1001)
+    assert paired(worse, worse, 20.0, 20.0) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_chance_is_chance() -> None:
+    one, other = (
+        [Pair(float(random.Random(f"{seed}{number}").random() < 0.4), 500, 300 + number % 50) for number in range(100)]
+        for seed in "ab"
+    )
+    found = paired(one, other, 3.0, 3.0)
+    assert found.low < 0 < found.high and found.p_value > 0.05
+
+
+def test_other_items_are_not_compared() -> None:
+    for other in (some(30, seed=1), some(29)):
+        with pytest.raises(ValueError, match="not the same two or more items"):
+            paired(some(30), other, 1.0, 1.0)

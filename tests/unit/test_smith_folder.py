@@ -1,0 +1,293 @@
+"""Folders in rl-smith's form load unchanged; they are cut into splits and scored on what agents don't see."""
+
+from __future__ import annotations
+
+import json
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.launch.expand import expand, read_spec
+from autorl_hpc.launch.freeze import freeze, parts
+from autorl_hpc.scoring.outcome import Context
+from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.stage.oracle import check_scores
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.states import Split
+from autorl_hpc.tasks.check import check_task
+from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.loader import PATH_VARIABLE, Task, load_task, task_names
+from autorl_hpc.tasks.staged import verify_staged_task, with_pins
+
+EVAL = '''"""Scores one answer."""
+
+import json
+import re
+
+
+def evaluate(question, model_answer, reference, answer_type="number", **kwargs):
+    if answer_type == "number":
+        found = re.findall(r"-?\\d+", model_answer)
+        return 1.0 if found and found[-1] == str(reference) else 0.0
+    return float(model_answer.strip() == json.dumps(reference))
+'''
+
+DOWNLOAD = """import json
+from pathlib import Path
+
+OUT = Path(__file__).parent / "data" / "train.jsonl"
+if not OUT.exists():
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text("".join(json.dumps({"question": f"Half of {2 * n}?", "answer": n}) + "\\n" for n in range(50)))
+print("done")
+"""
+
+
+def rows(count: int = 100) -> list[dict[str, Any]]:
+    """Rows as rl-smith writes them: numbers, a table, a further field, and one question that stands twice."""
+    made: list[dict[str, Any]] = [{"question": f"What is half of {2 * n}?", "answer": n} for n in range(count)]
+    made.append({"question": {"grid": [[1, 2], [3, 4]]}, "answer": [[4, 3], [2, 1]], "answer_type": "table"})
+    made.append({"question": "What is half of 20?", "answer": 10, "hint": "ten\u2028"})
+    return made
+
+
+class Folder:
+    """An rl-smith folder that a test makes."""
+
+    def __init__(self, parent: Path) -> None:
+        self.path = parent / "halves"
+        (self.path / "data").mkdir(parents=True)
+        self.config(name="halves", eval_mode="per_sample", description="Halves of numbers.", expose_files=["eval.py"])
+        (self.path / "eval.py").write_text(EVAL)
+        self.rows(rows())
+
+    def config(self, **fields: Any) -> None:
+        (self.path / "config.yaml").write_text(yaml.safe_dump(fields))
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        (self.path / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "benchmarks"))
+    return Folder(tmp_path / "benchmarks")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / "root").mkdir()
+    return Root(tmp_path / "root")
+
+
+def questions(path: Path) -> set[str]:
+    return {json.dumps(json.loads(line)["question"]) for line in path.read_bytes().split(b"\n") if line}
+
+
+def test_it_loads_unchanged_and_is_cut_into_three(folder: Folder, root: Root) -> None:
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert "smith-halves" in task_names()
+    task = load_task("smith-halves")
+    check_task(task)
+    stage_task(root, task, None)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+    train = questions(root.task_train("smith-halves") / "train.jsonl")
+    feedback, report = (questions(root.task_vault("smith-halves") / s / "items.jsonl") for s in ("feedback", "report"))
+    assert (len(train), len(feedback), len(report)) == (60, 20, 21)
+    assert not train & feedback and not train & report and not feedback & report
+    assert {file.name for file in root.task_train("smith-halves").iterdir()} == {"train.jsonl", "eval.py"}
+    assert {stat.S_IMODE(p.stat().st_mode) & 0o077 for p in root.vault.rglob("*")} == {0}
+    assert "Halves of numbers." in task.description and "eval.py" in task.description
+    recipe = task.recipe(None)
+    assert (recipe.prompt, recipe.sampling.max_new_tokens, recipe.sampling.temperature) == ("{question}", 2048, 0.0)
+
+
+def test_the_scores_are_those_of_held_out_rows(folder: Folder, root: Root) -> None:
+    task = load_task("smith-halves")
+    stage_task(root, task, None)
+    task = with_pins(root, task)
+    recipe = task.recipe(None)
+    items = [item for pin in ("feedback", "report") for item in load_items(root, task.name, pin, task.file.splits[pin])]
+    assert len({item.id for item in items}) == len(items)
+    trained = questions(root.task_train(task.name) / "train.jsonl")
+    assert not {json.dumps(item.raw.get("question", item.question)) for item in items} & trained
+    rater = scorer(recipe.scorer, recipe.scorer_version, task.name)
+    context = Context(options=recipe.options)
+    assert {o.value for o in rater.score(items, [[f"it is {item.answer}"] for item in items], context)} <= {0.0, 1.0}
+    checked = check_scores(root, task)
+    assert [(one.split, one.oracle, one.null) for one in checked] == [("feedback", 100.0, 0.0), ("report", 100.0, 0.0)]
+
+
+def test_the_split_does_not_hang_on_the_order_of_the_rows(folder: Folder, root: Root, tmp_path: Path) -> None:
+    stage_task(root, load_task("smith-halves"), None)
+    first = with_pins(root, load_task("smith-halves")).file
+    shuffled = rows()
+    random.Random(1).shuffle(shuffled)
+    folder.rows(shuffled)
+    other = Root(tmp_path / "other")
+    stage_task(other, load_task("smith-halves"), None)
+    second = with_pins(other, load_task("smith-halves")).file
+    assert (first.splits, first.train_files) == (second.splits, second.train_files)
+
+
+def test_changed_rows_are_staged_again_or_refused(folder: Folder, root: Root) -> None:
+    stage_task(root, load_task("smith-halves"), None)
+    verify_staged_task(root, with_pins(root, load_task("smith-halves")))
+    folder.rows(rows(90))
+    for use in (
+        lambda: with_pins(root, load_task("smith-halves")),
+        lambda: stage_task(root, load_task("smith-halves"), None),
+    ):
+        with pytest.raises(AutorlError, match="are not those that were staged") as caught:
+            use()
+        assert "autorl-hpc stage smith-halves --again" in (caught.value.next_step or "")
+    stage_task(root, load_task("smith-halves"), None, again=True)
+    verify_staged_task(root, with_pins(root, load_task("smith-halves")))
+
+
+def job(root: Root) -> Path:
+    path = root.path / "job.yaml"
+    matrix = {"task": "smith-halves", "agent": "copycat", "base_model": "autorl/tiny"}
+    path.write_text(json.dumps({"name": "exp", "matrix": matrix, "budget": {"wall_clock": "1m"}}))
+    return path
+
+
+def test_launch_pins_what_was_staged_and_freezes_no_rows(folder: Folder, root: Root, staged: Path) -> None:
+    (root.path / "store").mkdir()
+    (root.path / "store" / "models").symlink_to(staged / "store" / "models")
+    with pytest.raises(AutorlError, match="not staged") as caught:
+        expand(read_spec(job(root)), root, job(root))
+    assert caught.value.next_step == "run: autorl-hpc stage smith-halves"
+    stage_task(root, load_task("smith-halves"), None)
+    (cell,) = expand(read_spec(job(root)), root, job(root))
+    assert {str(split): pin.n for split, pin in cell.science.splits.items()} == {"feedback": 20, "report": 21}
+    assert cell.science.splits[Split.REPORT].sha256
+    assert cell.science.recipe.options["evaluate_sha256"] and cell.science.recipe.options["evaluate_file"] == "eval.py"
+
+    experiment = ExperimentDir(root.path / "exp")
+    experiment.code.mkdir(parents=True)
+    code = experiment.code / freeze(experiment, parts({"tasks/smith-halves": folder.path}))
+    assert sorted(p.name for p in (code / "tasks" / "smith-halves").iterdir()) == ["config.yaml", "eval.py"]
+    frozen = load_task("smith-halves", [code / "tasks"])
+    assert frozen.hash() == load_task("smith-halves").hash() == cell.task_hash
+    assert with_pins(root, frozen).file == with_pins(root, load_task("smith-halves")).file
+
+
+def test_another_eval_is_another_recipe(folder: Folder, root: Root, staged: Path) -> None:
+    (root.path / "store").mkdir()
+    (root.path / "store" / "models").symlink_to(staged / "store" / "models")
+    stage_task(root, load_task("smith-halves"), None)
+    (before,) = expand(read_spec(job(root)), root, job(root))
+    (folder.path / "eval.py").write_text(EVAL.replace("[-1]", "[0]"))
+    stage_task(root, load_task("smith-halves"), None, again=True)
+    (after,) = expand(read_spec(job(root)), root, job(root))
+    assert before.science.recipe.hash() != after.science.recipe.hash() and before.run_id != after.run_id
+
+
+def test_rows_are_downloaded_where_there_are_none(folder: Folder, root: Root) -> None:
+    (folder.path / "data" / "train.jsonl").unlink()
+    (folder.path / "download_data.py").write_text(DOWNLOAD)
+    said: list[str] = []
+    task = load_task("smith-halves")
+    stage_task(root, task, None, say=said.append)
+    assert any("download_data.py: the task's own code, with your rights" in line for line in said), said
+    assert not (folder.path / "data" / "train.jsonl").exists(), "held-out rows lie outside the vault"
+    assert not list(root.path.rglob(".tmp-*"))
+    pinned = with_pins(root, task).file.splits
+    assert (pinned["feedback"].n, pinned["report"].n) == (10, 10)
+    verify_staged_task(root, with_pins(root, task))
+
+
+def test_rows_of_another_folder(folder: Folder, root: Root, tmp_path: Path) -> None:
+    (folder.path / "data" / "train.jsonl").rename(tmp_path / "train.jsonl")
+    with pytest.raises(AutorlError, match=r"has neither data/train\.jsonl nor download_data\.py"):
+        stage_task(root, load_task("smith-halves"), None)
+    stage_task(root, load_task("smith-halves"), tmp_path)
+    assert with_pins(root, load_task("smith-halves")).file.splits["feedback"].n == 20
+
+
+def load_and_stage(root: Root) -> Task:
+    task = load_task("smith-halves")
+    stage_task(root, task, None)
+    return task
+
+
+BAD_CONFIGS = [
+    ({"name": "other"}, "field `name` is other, the folder is halves"),
+    ({"eval_mode": "per_sample"}, "field `name` is missing"),
+    ({"name": "halves", "eval_mode": "opencompass"}, "field `eval_mode` is opencompass; understood is per_sample"),
+    ({"name": "halves", "eval_type": "custom_model"}, "field `eval_mode` is custom_model"),
+    ({"name": "halves", "expose_files": ["data/train.jsonl"]}, "agents get training rows alone"),
+    ({"name": "halves", "expose_files": ["../x"]}, "no file of this folder"),
+    ({"name": "halves", "expose_files": ["none.py"]}, "no file of this folder"),
+    ({"name": "halves", "prompt": "solve it"}, "does not hold {question}"),
+    ({"name": "halves", "max_new_tokens": "many"}, "max_new_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD_CONFIGS, ids=[words for _, words in BAD_CONFIGS])
+def test_a_config_that_is_not_understood(folder: Folder, root: Root, fields: dict[str, Any], words: str) -> None:
+    folder.config(**fields)
+    with pytest.raises(AutorlError) as caught:
+        load_and_stage(root)
+    assert words in caught.value.what and caught.value.where == str(folder.path / "config.yaml")
+    assert caught.value.next_step and not list(root.path.rglob("items.jsonl"))
+
+
+def test_what_the_reference_does_not_know_may_be_set(folder: Folder) -> None:
+    folder.config(name="halves", prompt="Q: {question}", max_new_tokens=8, options={"evaluate_timeout_s": 2})
+    recipe = load_task("smith-halves").recipe(None)
+    assert (recipe.prompt, recipe.sampling.max_new_tokens) == ("Q: {question}", 8)
+    assert recipe.options["evaluate_timeout_s"] == 2
+
+
+BAD_ROWS = [
+    ("", "0 distinct questions are too few"),
+    ('{"question": "a", "answer": 1}\n' * 10, "1 distinct questions are too few"),
+    ('{"question": "a", "answer": 1}\n[1]\n', "line 2 is no object with a field `question`"),
+    ('{"prompt": "a", "answer": 1}\n', "line 1 is no object with a field `question`"),
+    ('{"question": "a"\n', "line 1 is no JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_ROWS, ids=[words for _, words in BAD_ROWS])
+def test_rows_that_can_t_be_used(folder: Folder, root: Root, text: str, words: str) -> None:
+    (folder.path / "data" / "train.jsonl").write_text(text)
+    with pytest.raises(AutorlError) as caught:
+        load_and_stage(root)
+    assert words in caught.value.what and caught.value.next_step
+    assert not [path for path in root.path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("raise SystemExit('no network here')", "failed with exit code 1: no network here"),
+        ("print('nothing')", "made no data/train.jsonl: nothing"),
+    ],
+)
+def test_a_download_that_fails_says_what_it_said(folder: Folder, root: Root, script: str, words: str) -> None:
+    (folder.path / "data" / "train.jsonl").unlink()
+    (folder.path / "download_data.py").write_text(script)
+    with pytest.raises(AutorlError) as caught:
+        load_and_stage(root)
+    assert words in caught.value.what and caught.value.where == str(folder.path / "download_data.py")
+    assert "put data/train.jsonl into the task's folder" in (caught.value.next_step or "")
+
+
+def test_an_eval_without_evaluate(folder: Folder, root: Root) -> None:
+    (folder.path / "eval.py").write_text("def score(a, b):\n    return 1.0\n")
+    with pytest.raises(AutorlError, match=r"eval\.py of task smith-halves has no function evaluate"):
+        load_and_stage(root)
+
+
+def test_templates_and_folders_of_our_own_are_left_alone(folder: Folder) -> None:
+    folder.path.rename(folder.path.with_name("_template"))
+    assert not [name for name in task_names() if name.startswith("smith-")]
