@@ -82,6 +82,7 @@ def stage(
     requirements: options.Requirements = None,
     again: options.Again = False,
     keep_sources: options.KeepSources = False,
+    tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +91,9 @@ def stage(
     Example: autorl-hpc stage gsm8k --from ~/grade-school-math/data
     """
     from autorl_hpc.stage import api
+    from autorl_hpc.tasks.loader import put_first
 
+    put_first(tasks or [])
     if not names and source is None:
         raise typer.BadParameter("Missing argument 'NAMES...'.")
     place, ways = _root(root), api.Ways(source, requirements, bundle, again, keep_sources)

@@ -17,14 +17,7 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "tests"))
 
 from helpers import Cluster  # noqa: E402
-
-
-def real_data() -> Path | None:
-    """The folder with the tasks' public data: $AUTORL_TEST_DATA, else ../shared/data beside the checkout."""
-    for candidate in (os.environ.get("AUTORL_TEST_DATA"), REPO.parent / "shared" / "data"):
-        if candidate and Path(candidate).is_dir():
-            return Path(candidate)
-    return None
+from realdata import real_data  # noqa: E402
 
 
 @pytest.fixture(scope="session")

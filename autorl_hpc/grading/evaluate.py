@@ -25,6 +25,7 @@ from autorl_hpc.scoring.outcome import Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.heldout import Item, load_items, load_shots
+from autorl_hpc.tasks.loader import load_task
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Bench:
         self._engine_for: tuple[str, str] | None = None
         self._items: dict[tuple[str, str, str], list[Item]] = {}
         self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
+        self._cluster_fields: dict[str, str | None] = {}
         self._playground = Playground(root)
         self._judging = Judging(root, judge)
 
@@ -137,8 +139,10 @@ class Bench:
             rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], context)
         except JudgeFailed as error:
             raise self._judging.failed(unjudged, answers, error) from error
+        clusters = self._clusters(science.task, items)
         outcomes = tuple(
-            _outcome(item, drawn, outcome) for item, drawn, outcome in zip(items, answers, rated, strict=True)
+            _outcome(item, drawn, outcome, cluster)
+            for item, drawn, outcome, cluster in zip(items, answers, rated, clusters, strict=True)
         )
         metrics = rater.metrics(items, rated)
         if context.judge is not None:
@@ -166,6 +170,13 @@ class Bench:
             ),
         )
         return Scored(evaluation, outcomes)
+
+    def _clusters(self, task: str, items: Sequence[Item]) -> list[str | None]:
+        """What each item belongs to, where the task's items are not independent: the statistics' unit."""
+        if task not in self._cluster_fields:
+            self._cluster_fields[task] = load_task(task).file.cluster_field
+        name = self._cluster_fields[task]
+        return [None if name is None or name not in item.data else str(item.data[name]) for item in items]
 
     def _tokens(self, science: Science, split: Split, engine: Engine) -> list[list[int]]:
         key = (science.task, split, science.splits[split].sha256, science.recipe.hash())
@@ -210,13 +221,14 @@ def _in_order(
     return [answers[i] for i in range(len(prompts))]
 
 
-def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome) -> ItemOutcome:
+def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster: str | None) -> ItemOutcome:
     value = outcome.value
     if not 0.0 <= value <= 1.0:  # NaN fails this too
         raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
     digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
     tokens = sum(answer.tokens for answer in drawn)
-    return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=outcome.facts)
+    facts = outcome.facts if cluster is None else {**outcome.facts, "cluster": cluster}
+    return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=facts)
 
 
 def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:

@@ -25,7 +25,7 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Fault
+from autorl_hpc.states import Fault, Protocol
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.own_files import with_scorer_hash
@@ -110,7 +110,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         name: with_scorer_hash(with_judge(_recipe(task, spec, where), name, spec, where), task.folder)
         for name, task in tasks.items()
     }
-    pins = {name: _task_pins(root, task) for name, task in tasks.items()}
+    pins = {name: _task_pins(root, task, spec.protocol) for name, task in tasks.items()}
     for name, recipe in recipes.items():
         _check_recipe_files(root, tasks[name], recipe)
         check_search(recipe, name, where)
@@ -225,9 +225,12 @@ def _check_task_needs(task: Task) -> None:
         )
 
 
-def _task_pins(root: Root, task: Task) -> dict[str, SplitPin]:
+def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin]:
     _in_field(lambda: verify_staged_task(root, task), "matrix.task")
-    return {str(split): pin for split, pin in task.file.splits.items()}
+    pins = {str(split): pin for split, pin in task.file.splits.items()}
+    if protocol is Protocol.PAPER and task.file.paper is not None:
+        pins["report"] = task.file.paper
+    return pins
 
 
 def _model_hash(root: Root, name: str) -> str:

@@ -56,6 +56,7 @@ class SplitPin(Strict):
 
     n: int = Field(gt=0)
     sha256: Sha256
+    folder: Name | None = Field(None, description="Of the vault, where it is not the split's name.")
 
 
 class SourceFile(Strict):
@@ -79,6 +80,9 @@ class TaskFile(Record):
     sources: tuple[SourceFile, ...] = ()
     train_files: dict[str, Sha256]
     splits: dict[Literal["feedback", "report"], SplitPin]
+    paper: SplitPin | None = Field(
+        None, description="What the paper asks, where that is not the report split; pinned among `vault_files` too."
+    )
     vault_files: dict[str, Sha256] = Field(
         default_factory=dict,
         description="What graders need beside the items, such as the whole catalogue of a shop; lies in the vault.",

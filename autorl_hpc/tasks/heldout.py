@@ -35,7 +35,7 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     Raises:
         AutorlError: not staged, or changed after staging.
     """
-    path = root.task_vault(task) / split / "items.jsonl"
+    path = root.task_vault(task) / (pin.folder or split) / "items.jsonl"
     # Not splitlines(): a question may hold a character that it takes for a line's end.
     rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).split(b"\n") if line]
     return [_item(row) for row in rows]

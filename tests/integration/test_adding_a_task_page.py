@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import REPO
+from realdata import REPO
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import Ledger

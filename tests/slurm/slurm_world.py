@@ -156,10 +156,6 @@ class World(Cluster):
         """States of a role's jobs as the watcher noted them."""
         return [job.state for job in read_seen(self.experiment).jobs if f".{role}" in job.name]
 
-    def wait_agent_any(self) -> None:
-        """Until some run has begun."""
-        self.until(lambda: any(self.view(run).attempts for run in self.runs), 40, "a run to begin")
-
     def elapsed_s(self, run_id: str) -> float:
         """The budget that the clock shows."""
         clock = reading.read_json_or_none(self.run_dir(run_id).clock)

@@ -127,10 +127,13 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     sandbox = new_sandbox(*SMALL)
     sandbox.up()
     here = world(sandbox)
-    here.agent("one", SUBMITS_ONE + "sleep 4\n")
+    here.agent("one", SUBMITS_ONE + "sleep 12\n")
     here.launch(["one", "null"], parallel=1)
-    if when == "later":
-        here.wait_agent_any()
+    if when == "later":  # Slurm saves its state some seconds late: what is older than that it knows again
+        saved = sandbox.dir / "state" / "job_state"
+        here.until(
+            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), 20, "a save"
+        )
     with here.recovery(f"slurmctld killed {when}: all runs are closed"):
         kill(sandbox.pid("slurmctld"))
         sandbox.up()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO, real_data
+from realdata import REPO, real_data
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
