@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from autorl_hpc.cluster import look
 from autorl_hpc.cluster.board import read_submitted
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
@@ -42,6 +43,7 @@ KILL_WAIT_S = 300.0
 """How long a task waits to be killed after a warning; sites grant a few minutes at most. Then it was a false alarm."""
 
 LOOK_S = 30.0
+FINISH_S = 60.0
 POLL_S = 0.2
 
 
@@ -128,8 +130,20 @@ class Task:
         self._grader = self.stopping.start("grader", str(self.experiment.path), env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
+        if code == 0:
+            self._let_grader_finish()
         self._end_grader()
         return code
+
+    def _let_grader_finish(self) -> None:
+        """A grader marks a run as closed before it clears the queue; the last one of an experiment ends by itself."""
+        deadline = time.monotonic() + FINISH_S
+        while self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
+            over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
+            mine = any(queues.run_of(name) == self.run_id for name in queues.waiting(self.experiment.queue))
+            if time.monotonic() > deadline or not (over or mine):
+                return
+            time.sleep(POLL_S)
 
     def _end_grader(self) -> None:
         if self._grader is not None:

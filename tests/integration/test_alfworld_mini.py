@@ -222,7 +222,9 @@ def test_a_run_is_scored_by_a_real_grader_and_its_agent_plays_for_itself(cluster
     assert score.evaluation.truncated > 0, "the tiny model never ends a line"
     (items,) = cluster.run_dir(run_id).items.glob("000001.feedback.jsonl.gz")
     lines = [json.loads(line) for line in gzip.decompress(items.read_bytes()).splitlines()]
-    assert len(lines) == 8 and all(line["facts"] == {"reward": 0.0, "steps": 12.0} for line in lines)
+    assert len(lines) == 8 and all(
+        line["facts"] == {"reward": 0.0, "steps": 12.0, "cluster": line["facts"]["cluster"]} for line in lines
+    )
     assert all(line["tokens"] > 0 for line in lines)
     assert "walkthrough" not in json.dumps(lines)
     held_out = [*goals_of(cluster.root, Split.FEEDBACK), *goals_of(cluster.root, Split.REPORT)]
