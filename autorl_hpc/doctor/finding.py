@@ -65,6 +65,11 @@ def from_json(value: Any) -> Finding | None:
         return None
 
 
+NOTHING_TO_DO = "nothing: it is told so that you know"
+ASK_AGAIN = "run the doctor again; if it stays so, ask the site, or try a small launch"
+NOT_KNOWN = "what follows from it can't be said beforehand"
+
+
 def ok(check: str, value: str) -> Finding:
     """Nothing to do."""
     return Finding(check, State.OK, clean(value))
@@ -72,7 +77,7 @@ def ok(check: str, value: str) -> Finding:
 
 def note(check: str, value: str, so_what: str, do_this: str = "") -> Finding:
     """Worth knowing."""
-    return Finding(check, State.NOTE, clean(value), so_what, do_this)
+    return Finding(check, State.NOTE, clean(value), so_what, do_this or NOTHING_TO_DO)
 
 
 def warning(check: str, value: str, so_what: str, do_this: str) -> Finding:
@@ -87,7 +92,7 @@ def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
 
 def unknown(check: str, value: str, so_what: str = "", do_this: str = "") -> Finding:
     """Could not be found out; `value` says why."""
-    return Finding(check, State.UNKNOWN, clean(value), so_what, do_this)
+    return Finding(check, State.UNKNOWN, clean(value), so_what or NOT_KNOWN, do_this or ASK_AGAIN)
 
 
 def clean(text: str) -> str:

@@ -145,8 +145,12 @@ def _located(load: Any, name: str, places: list[Path] | None, where: Path, field
     try:
         return load(name, places)
     except AutorlError as error:
+        own_file = error.where is not None and Path(error.where).name in ("agent.yaml", "task.yaml")
         raise AutorlError(
-            f"field `{field}`: {error.what}", where=where, next_step=error.next_step, exit_code=error.exit_code
+            f"field `{field}`: {error.what}",
+            where=error.where if own_file else where,
+            next_step=error.next_step,
+            exit_code=error.exit_code,
         ) from None
 
 
