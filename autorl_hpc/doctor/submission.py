@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autorl_hpc.cluster import commands
 from autorl_hpc.cluster.site import habit
+from autorl_hpc.cluster.wording import gpu_options, module_lines, with_variables
 from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
@@ -23,9 +24,6 @@ SHORT_MINUTES = 8
 OURS = {"job-name", "output", "error", "time", "array", "dependency", "comment", "signal", "mail-type", "mail-user"}
 OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begin", "open-mode", "chdir", "wrap"}
 """Options of a profile that a probe sets itself, or that would change what it is."""
-
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-"""What a job has in its environment, other processes of the same user can read: probes need none of it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ class Request:
         options += [f"--cpus-per-task={kind.cpus}"] if kind.cpus else []
         options += [f"--mem={kind.memory}"] if kind.memory else []
         options += [f"--exclude={self.exclude}"] if self.exclude else []
-        return [*options, *self._gpus(), *self._further()]
+        gpus = [f"--{name}={value}" for name, value in gpu_options(profile, kind).items()]
+        return [*options, *gpus, *self._further()]
 
     def describe(self) -> str:
         """Such as `1 GPU, 1 CPU, 8 min in gpu`."""
@@ -60,14 +59,6 @@ class Request:
         counts = [(kind.gpus, "GPU"), (kind.cpus, "CPU")]
         parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
         return ", ".join([*parts, f"{self.minutes} min"]) + f" in {where or 'the default partition'}"
-
-    def _gpus(self) -> list[str]:
-        wording = self.profile.gpu_wording if self.profile else "gres"
-        if not self.kind.gpus or wording == "none":
-            return []
-        kind = self.kind.gpu_type or (self.profile.gpu_type if self.profile else None)
-        typed = ":".join(part for part in (kind, str(self.kind.gpus)) if part)
-        return [f"--gres=gpu:{typed}"] if wording == "gres" else [f"--{wording}={typed}"]
 
     def _further(self) -> list[str]:
         given = {**(self.profile.sbatch if self.profile else {}), **self.kind.sbatch}
@@ -81,9 +72,7 @@ def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
     Raises:
         SchedulerError: it refused, is not here, or did not answer.
     """
-    env = {
-        name: value for name, value in commands.without_scheduler(os.environ).items() if not SECRET_NAME.search(name)
-    }
+    env = commands.without_secrets(commands.without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
@@ -109,10 +98,7 @@ def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
 def script(profile: ClusterProfile | None, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
     """The job of one side: a real job's modules, setup and Python; first what the node shows, beside it the pair."""
     place = shlex.quote(str(folder))
-    lines = ["#!/bin/bash"]
-    if profile is not None and profile.modules:
-        lines.append("command -v module >/dev/null || source /etc/profile")
-        lines += [f"module load {shlex.quote(name)}" for line in profile.modules for name in line.split()]
+    lines = ["#!/bin/bash", *module_lines(profile)]
     lines += profile.setup if profile is not None else ()
     code = shlex.quote(str(PACKAGE.parent))
     if profile is not None and profile.container is None and (profile.modules or profile.setup):
@@ -132,20 +118,11 @@ def _python(profile: ClusterProfile | None, folders: Sequence[Path]) -> str:
     if profile is None or (profile.container is None and profile.python is None):
         return shlex.quote(sys.executable)
     if profile.container is None:
-        return _with_variables(profile.python or "")
+        return with_variables(profile.python or "")
     container = profile.container
     words = [*container.options, *(f"--bind={folder}" for folder in folders)]
     options = " ".join(shlex.quote(word) for word in words)
-    return f"{container.runtime} exec {options} {_with_variables(container.image)} {shlex.quote(container.python)}"
-
-
-def _with_variables(text: str) -> str:
-    """`text` for the job's shell, which fills in $NAME and ${NAME}, takes ~/ for the home folder, and does nothing else."""
-    if text.startswith("~/"):
-        text = "$HOME" + text[1:]
-    variable = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-    quoted = re.sub(variable + r'|[\\"`$]', lambda m: m[0] if len(m[0]) > 1 else "\\" + m[0], text)
-    return f'"{quoted}"'
+    return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
 
 
 def cancel(name: str) -> None:

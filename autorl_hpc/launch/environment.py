@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 
 from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
-from autorl_hpc.cluster.commands import without_scheduler
+from autorl_hpc.cluster.commands import without_scheduler, without_secrets
 from autorl_hpc.cluster.site import HABITS
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
-
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-"""Variables that no job of this version needs: what a job has in its environment, another process of the same user can read."""
-
 
 OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMPDIR")
 """What Slurm sets for a job besides SLURM_*."""
@@ -22,14 +17,12 @@ OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
     """This environment with the frozen code in it, and without secrets and what a surrounding job left."""
-    env = without_scheduler(os.environ)
+    env = without_secrets(without_scheduler(os.environ))
     for name in HABITS.values():
         if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't
             env[f"AUTORL_{name}"] = os.environ[name]
     for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
         env.pop(name, None)
-    for name in [name for name in env if SECRET_NAME.search(name)]:
-        del env[name]
     if "SLURM_JOB_ID" in os.environ:  # of the surrounding job alone
         for name in OF_A_JOB:
             env.pop(name, None)

@@ -28,7 +28,6 @@ LEAST_USE_S = 30.0
 """A link that leaves the agent less than this is no link."""
 
 MAX_LINKS = 100
-GIVE_BACK_SHARE = 0.5
 """Of a budget, as the supervisor gives it back at most."""
 
 GRADER_S = 86400.0
@@ -55,11 +54,6 @@ def _floor_minutes(seconds: float) -> int:
     return max(1, math.floor(seconds / 60))
 
 
-def given_back_at_most_s(budget: Budget) -> float:
-    """Time that waiting for graders may add to a run."""
-    return min(budget.give_back_cap_s, budget.wall_clock_s * GIVE_BACK_SHARE)
-
-
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
@@ -72,7 +66,7 @@ def agent_links(
     Raises:
         AutorlError: a job is too short to be of use, or too many of them would be needed.
     """
-    work_s = budget.wall_clock_s + given_back_at_most_s(budget) + END_S + closing_s
+    work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
     spare_s = min(SPARE_S, budget.wall_clock_s * SPARE_SHARE)
     if limit_s is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from autorl_hpc.cluster.look import comment
 from autorl_hpc.cluster.site import habit
+from autorl_hpc.cluster.wording import gpu_options, module_lines, with_variables
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.launch.jobs import JobPlan
 from autorl_hpc.records.cluster import ClusterProfile
@@ -54,11 +54,11 @@ class Scripts:
     def _python(self) -> list[str]:
         container = self.profile.container
         if container is None:
-            return [_with_variables(self.profile.python) if self.profile.python else shlex.quote(sys.executable)]
+            return [with_variables(self.profile.python) if self.profile.python else shlex.quote(sys.executable)]
         folders = {self.record.root, str(self.experiment.path.resolve()), *filter(None, [self.record.scratch])}
         binds = [f"--bind={folder}" for folder in sorted(folders)]
         options = [shlex.quote(word) for word in (*container.options, *binds)]
-        return [container.runtime, "exec", *options, _with_variables(container.image), shlex.quote(container.python)]
+        return [container.runtime, "exec", *options, with_variables(container.image), shlex.quote(container.python)]
 
     def _executor(self, job: JobPlan, numbers: Mapping[str, str]) -> Any:
         import submitit
@@ -82,7 +82,7 @@ class Scripts:
         more: dict[str, Any] = {
             "signal": f"B:USR2@{profile.signal_before_end_s:.0f}",
             ("requeue" if profile.requeue else "no-requeue"): True,
-            **self._gpus(job),
+            **gpu_options(profile, kind),
         }
         if kind.reservation or profile.reservation:
             more["reservation"] = kind.reservation or profile.reservation
@@ -108,21 +108,9 @@ class Scripts:
             executor.parameters["array_parallelism"] = job.throttle
         return executor
 
-    def _gpus(self, job: JobPlan) -> dict[str, str]:
-        count, wording = job.kind.gpus or 0, self.profile.gpu_wording
-        if not count or wording == "none":
-            return {}
-        typed = ":".join(part for part in (job.kind.gpu_type or self.profile.gpu_type, str(count)) if part)
-        return {"gres": f"gpu:{typed}"} if wording == "gres" else {wording: typed}
-
     def _setup(self) -> list[str]:
         # Slurm's warning may come before the payload can take it, and would end the shell, and with it the job, for good.
-        lines = ["trap '' USR2"]
-        if self.profile.modules:
-            lines.append("command -v module >/dev/null || source /etc/profile")
-            names = [name for line in self.profile.modules for name in line.split()]
-            lines += [f"module load {shlex.quote(name)}" for name in names]
-        lines += self.profile.setup
+        lines = ["trap '' USR2", *module_lines(self.profile), *self.profile.setup]
         code = shlex.quote(str((self.experiment.code / self.record.code_hash).resolve()))
         if self.profile.container is None and (self.profile.modules or self.profile.setup):
             code += "${PYTHONPATH:+:$PYTHONPATH}"  # modules of some sites bring packages by it: after the frozen code
@@ -133,12 +121,3 @@ class Scripts:
         ]
         # `python -m` looks in the current folder first: in a checkout it would find that, not the frozen code.
         return [*lines, f"cd {shlex.quote(str(self.experiment.path.resolve()))}"]
-
-
-def _with_variables(text: str) -> str:
-    """`text` for the shell, which fills in $NAME and ${NAME}, takes ~/ for the home folder, and does nothing else."""
-    if text.startswith("~/"):
-        text = "$HOME" + text[1:]
-    variable = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-    quoted = re.sub(variable + r'|[\\"`$]', lambda m: m[0] if len(m[0]) > 1 else "\\" + m[0], text)
-    return f'"{quoted}"'

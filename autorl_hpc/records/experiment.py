@@ -54,6 +54,10 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
+GIVE_BACK_SHARE = 0.5
+"""Of the budget: with more given back, runs of one experiment had too different times to be compared."""
+
+
 class Table(Strict):
     """A field that holds fields."""
 
@@ -95,6 +99,11 @@ class Budget(Table):
     )
     give_back_after_s: float = Field(60.0, ge=0, description="Waiting for a grader beyond this is given back.")
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
+
+    @property
+    def given_back_at_most_s(self) -> float:
+        """Time that waiting for graders may add to a run."""
+        return min(self.give_back_cap_s, self.wall_clock_s * GIVE_BACK_SHARE)
 
 
 class Resources(Table):

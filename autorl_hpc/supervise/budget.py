@@ -28,8 +28,6 @@ PERSIST_S = 10.0
 """How much of the clock a lost node can cost; a killed supervisor loses nothing, see the keeper."""
 
 SUSPENSION_S = 3 * PERSIST_S
-GIVE_BACK_SHARE = 0.5
-"""Of the budget: with more given back, runs of one experiment had too different times to be compared."""
 
 
 def read_clock(path: Path) -> Clock | None:
@@ -119,8 +117,7 @@ class BudgetClock:
     def give_back(self, seconds: float) -> float:
         """Gives time back that the run waited for graders, up to the cap and half of the budget; returns how much."""
         with self._lock:
-            cap_s = min(self.budget.give_back_cap_s, self.budget.wall_clock_s * GIVE_BACK_SHARE)
-            more = max(0.0, min(seconds, cap_s - self._given_back_s))
+            more = max(0.0, min(seconds, self.budget.given_back_at_most_s - self._given_back_s))
             self._given_back_s += more
             return more
 
