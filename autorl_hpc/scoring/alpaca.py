@@ -18,7 +18,7 @@ from typing import Any, Final
 from autorl_hpc.scoring import length_control
 from autorl_hpc.scoring.judge_prompt import FIRST, SECOND, Shown, conversation, is_swapped, read_discrete, read_logprobs
 from autorl_hpc.scoring.length_control import Pair
-from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
+from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 from autorl_hpc.scoring.thinking import without_closed_thinking
 
 TOP_LOGPROBS: Final = 5
@@ -26,10 +26,6 @@ TOP_LOGPROBS: Final = 5
 
 DISCRETE_TOKENS: Final = 8
 """For one character and what a chatty judge puts around it."""
-
-UNREAD_SHARE: Final = 0.01
-"""Of the items, that may stay without a readable word of the judge. An adversarial answer can confuse a judge for good: were
-none allowed, one such item would keep its run from ever being scored."""
 
 UNREAD: Final = 0.5
 """Outcome of an item that stayed unread. It has no fact `y`, and enters neither win rate."""

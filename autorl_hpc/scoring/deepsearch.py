@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from autorl_hpc.rollouts.search.matching import SET, SINGLE, Counts, compare
 from autorl_hpc.scoring.deepsearch_verdict import Reading, Unreadable, read, read_official
-from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
+from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 from autorl_hpc.scoring.thinking import without_closed_thinking
 
 VERSION = "1"
@@ -71,8 +71,9 @@ class DeepSearchQA:
         """Outcomes by the judge's verdicts; of several samples the mean.
 
         Raises:
-            JudgeFailed: there is no judge, it can't be asked, or after some tries a reply can't be read. Under the option
-                `judge_rule: official`, what can't be read is a 0 instead, as in the benchmark's own code.
+            JudgeFailed: there is no judge, it can't be asked, or after some tries more than `UNREAD_SHARE` of its replies can't
+                be read. Fewer are a 0 each, shown as `judge_unread`; under the option `judge_rule: official` all are, as in
+                the benchmark's own code.
         """
         if context.judge is None:
             raise JudgeFailed("no judge was given")
@@ -98,7 +99,7 @@ class DeepSearchQA:
         return outcomes
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """See `figures`; and in percent, what the official rule took for 0 since it could not be read (`judge_unread`), and where
+        """See `figures`; and in percent, what was taken for 0 since the judge's reply could not be read (`judge_unread`), and where
         the judge saw another number of expected items than there are commas for (`items_differ`): a judge that leaves out
         what was missed finds everything."""
         facts = [outcome.facts for outcome in outcomes]
@@ -146,7 +147,7 @@ def conversation(template: str, values: Mapping[str, str], reminder: str = "") -
 
 
 def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Reading | None]:
-    """The verdict on each, None where the official rule gives 0; see `DeepSearchQA.score`."""
+    """The verdict on each, None where an unread one gives 0; see `DeepSearchQA.score`."""
     assert context.judge is not None
     official = context.options.get("judge_rule") == OFFICIAL
     limit = int(context.options.get("judge_max_tokens", JUDGE_TOKENS))
@@ -163,11 +164,11 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Re
             except Unreadable as error:
                 why[number] = str(error)
     unread = [number for number in range(len(questions)) if number not in found]
-    if unread:
+    if len(unread) > UNREAD_SHARE * len(questions):
         raise JudgeFailed(
             f"{len(unread)} of {len(questions)} replies of {context.judge.model} can't be read, the first: {why[unread[0]]}"
         )
-    return [found[number] for number in range(len(questions))]
+    return [found.get(number) for number in range(len(questions))]
 
 
 def _read(verdict: Verdict, official: bool) -> Reading | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Fact = float | int | str | bool
 
@@ -63,6 +63,11 @@ class Verdict:
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
+
+
+UNREAD_SHARE: Final = 0.01
+"""Of the items, that may stay without a readable word of the judge. An adversarial answer can confuse a judge for good: were
+none allowed, one such item would keep its run from ever being scored."""
 
 
 class JudgeFailed(Exception):

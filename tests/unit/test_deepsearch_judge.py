@@ -326,6 +326,18 @@ def test_what_stays_unreadable_is_the_judges_failure_and_no_score() -> None:
         rated(judge, [[episode("x")], [episode("y")]])
 
 
+def test_one_answer_in_a_hundred_may_confuse_the_judge_for_good_and_gives_nothing() -> None:
+    items = [Item(f"i{number}", "Who?", "Ivo Karst", {"answer_type": SINGLE}) for number in range(100)]
+    answers = [[episode(f"x{number}")] for number in range(100)]
+    context = Context(judge=Scripted(["?", *[YES] * 99], ["?"], ["?"]), judge_prompt=TEMPLATE)
+    outcomes = DeepSearchQA().score(items, answers, context)
+    assert [outcome.value for outcome in outcomes] == [0.0, *[1.0] * 99]
+    assert DeepSearchQA().metrics(items, outcomes)["judge_unread"] == 1.0
+    context = Context(judge=Scripted(["?", "?", *[YES] * 98], ["?", "?"], ["?", "?"]), judge_prompt=TEMPLATE)
+    with pytest.raises(JudgeFailed, match="2 of 100"):
+        DeepSearchQA().score(items, answers, context)
+
+
 def test_under_the_official_rule_the_unreadable_counts_as_nothing_found_and_is_shown() -> None:
     judge = Scripted([f"Well: {ALL}", YES])
     context = Context(judge=judge, judge_prompt=TEMPLATE, options={"judge_rule": "official"})
