@@ -60,6 +60,24 @@ class Split(StrEnum):
     REPORT = "report"
 
 
+class SandboxLevel(StrEnum):
+    """How an agent is kept from the rest of the machine, strongest first; see docs/threat-model.md."""
+
+    APPTAINER = "apptainer"
+    BWRAP = "bwrap"
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    NONE = "none"
+
+
+class Network(StrEnum):
+    """What an agent reaches beyond its sandbox."""
+
+    NONE = "none"  # the submission bridge alone
+    DRIVER = "driver"  # the bridge, and its driver through the supervisor
+    OPEN = "open"  # everything that the node reaches
+
+
 class Protocol(StrEnum):
     """How scores are given out during a run; see docs/statistics.md."""
 
@@ -74,6 +92,8 @@ class EntryKind(StrEnum):
     ATTEMPT_ENDED = "attempt_ended"
     SUBMISSION = "submission"
     SCORE = "score"
+    FINGERPRINT = "fingerprint"
+    CONTAMINATION = "contamination"
     SEALED = "sealed"
     CLOSED = "closed"
 
@@ -83,6 +103,7 @@ class QueueKind(StrEnum):
 
     BASELINE = "baseline"
     FEEDBACK = "feedback"
+    FINGERPRINT = "fingerprint"
     CLOSE = "close"
 
 

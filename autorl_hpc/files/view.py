@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autorl_hpc.files.ledger import Linked
-from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Closed, Score, Sealed, Submission
+from autorl_hpc.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    Closed,
+    Contamination,
+    Fingerprint,
+    Score,
+    Sealed,
+    Submission,
+)
 from autorl_hpc.states import EntryKind, RunState
 
 
@@ -18,6 +27,8 @@ class RunView:
     ended: list[AttemptEnded] = field(default_factory=list)
     submissions: dict[int, Submission] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
+    fingerprints: dict[int, Fingerprint] = field(default_factory=dict)
+    contaminations: list[Contamination] = field(default_factory=list)
     sealed: Sealed | None = None
     closed: Closed | None = None
 
@@ -36,6 +47,8 @@ class RunView:
             ended=list(self.ended),
             submissions=dict(self.submissions),
             scores=dict(self.scores),
+            fingerprints=dict(self.fingerprints),
+            contaminations=list(self.contaminations),
             sealed=self.sealed,
             closed=self.closed,
         )
@@ -52,6 +65,10 @@ class RunView:
                 self.submissions.setdefault(body.submission_id, body)
         elif linked.kind is EntryKind.SCORE:
             self.scores.setdefault(body.submission_id, body)
+        elif linked.kind is EntryKind.FINGERPRINT:
+            self.fingerprints.setdefault(body.submission_id, body)
+        elif linked.kind is EntryKind.CONTAMINATION:
+            self.contaminations.append(body)
         elif linked.kind is EntryKind.SEALED:
             self.sealed = self.sealed or body
         elif linked.kind is EntryKind.CLOSED:

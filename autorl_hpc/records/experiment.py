@@ -19,7 +19,7 @@ from pydantic import (
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import ModelName, Name
-from autorl_hpc.states import Protocol
+from autorl_hpc.states import Network, Protocol
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -99,6 +99,16 @@ class Budget(Table):
     )
     give_back_after_s: float = Field(60.0, ge=0, description="Waiting for a grader beyond this is given back.")
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
+    max_submissions: int | None = Field(
+        None, ge=1, description="Accepted checkpoints of different content; further ones are refused. Null: no limit."
+    )
+    memory_gib: float | None = Field(
+        None, gt=0, description="Of all processes of the agent together, as measured; null: what the job has."
+    )
+    disk_gib: float | None = Field(
+        None, gt=0, description="Of the workspace and the agent's output, as measured; null: no limit."
+    )
+    processes: int | None = Field(None, ge=8, description="Of the agent at once, as measured; null: no limit.")
 
     @property
     def given_back_at_most_s(self) -> float:
@@ -213,6 +223,27 @@ class JudgeSpec(Table):
         return self.BUILTIN if self.url == self.BUILTIN else str(self.model)
 
 
+class SandboxSpec(Table):
+    """How agents are kept from the rest of the machine."""
+
+    level: Literal["auto", "apptainer", "bwrap", "namespaces", "landlock", "none"] = Field(
+        "auto", description="`auto`: the strongest that works on the node, none if nothing does; any other is demanded."
+    )
+    network: Network | None = Field(
+        None,
+        description="Left out: `driver` for agents with a driver, else `none`, as far as the level can; given, it is demanded.",
+    )
+    readable: tuple[Annotated[str, StringConstraints(pattern=r"^/[^\n]+$", max_length=1000)], ...] = Field(
+        (), description="Further folders that agents may read: software that lies outside the usual places."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> SandboxSpec:
+        if self.level == "none" and self.network not in (None, Network.OPEN):
+            raise ValueError(f"level `none` can't keep the network at `{self.network}`: choose another level")
+        return self
+
+
 class Retention(Table):
     """Which accepted checkpoints stay on disk when a run is closed."""
 
@@ -236,6 +267,7 @@ class ExperimentSpec(Record):
     environment: Name | None = Field(
         None, description="A staged environment that agents train in; none: the one that the suite runs in."
     )
+    sandbox: SandboxSpec = SandboxSpec()
     parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
     resources: AllResources = AllResources()
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import Sha256
-from autorl_hpc.states import EndedBy, EntryKind, Fault, Split
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, SandboxLevel, Split
 
 
 class Writer(Strict):
@@ -31,12 +31,22 @@ class Entry(Record):
     body: dict[str, Any]
 
 
+class SandboxUsed(Strict):
+    """The sandbox of one attempt, as it was proven on its node before the agent was started."""
+
+    level: SandboxLevel
+    network: Network = Field(description="What is enforced, not what was asked for.")
+    holes: tuple[str, ...] = Field((), description="What this level did not stop when it was tried, in a few words each.")
+    start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
+
+
 class AttemptStarted(Strict):
     """A supervisor took the run over. An older attempt that meets this entry steps back."""
 
     attempt: int = Field(ge=1)
     elapsed_s: float = Field(ge=0, description="Budget already used when it began.")
     workspace: str
+    sandbox: SandboxUsed | None = Field(None, description="Null: none.")
 
 
 class AttemptEnded(Strict):
@@ -122,6 +132,59 @@ class Score(Strict):
     generation: int = Field(ge=1)
 
 
+FingerprintFlag = Literal["untrained_copy", "foreign_weights", "degenerate_outputs"]
+
+
+class Fingerprint(Strict):
+    """What the weights and outputs of a scored submission say about where they come from. Never a verdict."""
+
+    submission_id: int
+    content_hash: Sha256
+    flags: tuple[FingerprintFlag, ...] = ()
+    relative_delta: float | None = Field(None, ge=0, description="|submission - base| / |base| over all values.")
+    largest_delta: float | None = Field(None, ge=0, description="The same of the tensor where it is largest.")
+    largest_tensor: str | None = None
+    changed_tensors: int | None = Field(None, ge=0, description="Tensors that are not the base model's bit by bit.")
+    changed_share: float | None = Field(None, ge=0, le=1, description="Of all values, those that differ.")
+    nearest_model: str | None = Field(None, description="The staged model that these weights are nearest to.")
+    nearest_delta: float | None = Field(None, ge=0, description="Relative distance to it.")
+    parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
+    parent_delta: float | None = Field(None, ge=0)
+    commonest_output_share: float | None = Field(None, ge=0, le=1)
+    reason: str | None = Field(None, description="Why something is unknown.")
+    took_s: float = Field(0.0, ge=0)
+    grader: str = ""
+
+
+class Contaminated(Strict):
+    """Held-out items found in one file that the agent left readable."""
+
+    file: str
+    split: Split
+    how: Literal["ngram", "exact"]
+    items: int = Field(ge=1)
+    first_items: tuple[str, ...] = Field((), description="Ids of the first few.")
+
+
+class Contamination(Strict):
+    """What of the held-out items stood in the workspace when a submission was made (or at the end). Never a verdict."""
+
+    submission_id: int | None = Field(None, description="Null: at the end of the run.")
+    items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
+    of: dict[Split, int] = Field(default_factory=dict, description="Held-out items looked for: long enough, not in training.")
+    too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
+    found: tuple[Contaminated, ...] = ()
+    found_unlisted: int = Field(0, ge=0, description="Files beyond those listed in `found`.")
+    files_scanned: int = Field(0, ge=0)
+    bytes_scanned: int = Field(0, ge=0)
+    bytes_unchanged: int = Field(0, ge=0, description="In files that were scanned at an earlier look.")
+    bytes_skipped: int = Field(0, ge=0, description="Binary files, checkpoints, and what was beyond the limits.")
+    files_skipped: int = Field(0, ge=0)
+    complete: bool = Field(True, description="False: a limit of time, files or bytes ended the look.")
+    reason: str | None = None
+    took_s: float = Field(0.0, ge=0)
+
+
 class Sealed(Strict):
     """The end of the agent's part: these submissions are scored, later ones never."""
 
@@ -158,6 +221,8 @@ BODIES: dict[EntryKind, type[Strict]] = {
     EntryKind.ATTEMPT_ENDED: AttemptEnded,
     EntryKind.SUBMISSION: Submission,
     EntryKind.SCORE: Score,
+    EntryKind.FINGERPRINT: Fingerprint,
+    EntryKind.CONTAMINATION: Contamination,
     EntryKind.SEALED: Sealed,
     EntryKind.CLOSED: Closed,
 }
