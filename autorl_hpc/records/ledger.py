@@ -32,12 +32,16 @@ class Entry(Record):
 
 
 class SandboxUsed(Strict):
-    """The sandbox of one attempt, as it was proven on its node before the agent was started."""
+    """The sandbox of one attempt, as it was proven on its node right before the agent was started."""
 
+    attempt: int = Field(0, ge=0)
     level: SandboxLevel
     network: Network = Field(description="What is enforced, not what was asked for.")
-    holes: tuple[str, ...] = Field((), description="What this level did not stop when it was tried, in a few words each.")
+    holes: tuple[str, ...] = Field(
+        (), description="What this level did not stop when it was tried, in a few words each."
+    )
     start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
+    refused: dict[str, str] = Field(default_factory=dict, description="Why stronger levels were not taken, by name.")
 
 
 class AttemptStarted(Strict):
@@ -46,7 +50,6 @@ class AttemptStarted(Strict):
     attempt: int = Field(ge=1)
     elapsed_s: float = Field(ge=0, description="Budget already used when it began.")
     workspace: str
-    sandbox: SandboxUsed | None = Field(None, description="Null: none.")
 
 
 class AttemptEnded(Strict):
@@ -171,7 +174,9 @@ class Contamination(Strict):
 
     submission_id: int | None = Field(None, description="Null: at the end of the run.")
     items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
-    of: dict[Split, int] = Field(default_factory=dict, description="Held-out items looked for: long enough, not in training.")
+    of: dict[Split, int] = Field(
+        default_factory=dict, description="Held-out items looked for: long enough, not in training."
+    )
     too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
     found: tuple[Contaminated, ...] = ()
     found_unlisted: int = Field(0, ge=0, description="Files beyond those listed in `found`.")
@@ -220,6 +225,7 @@ BODIES: dict[EntryKind, type[Strict]] = {
     EntryKind.ATTEMPT_STARTED: AttemptStarted,
     EntryKind.ATTEMPT_ENDED: AttemptEnded,
     EntryKind.SUBMISSION: Submission,
+    EntryKind.SANDBOX: SandboxUsed,
     EntryKind.SCORE: Score,
     EntryKind.FINGERPRINT: Fingerprint,
     EntryKind.CONTAMINATION: Contamination,

@@ -128,7 +128,7 @@ class _Digest:
             visible_gain_feedback=_visible(feedback_base),
             counted=found.excluded is None,
             excluded=found.excluded,
-            ranked=self.record.sandbox not in NEVER_RANKS,
+            ranked=self.view.sandbox[0] not in NEVER_RANKS,
             fault=fault,
             reason=clean(reason),
             ended_by=view.sealed.ended_by if view.sealed else None,
@@ -141,8 +141,8 @@ class _Digest:
             task_hash=self.record.task_hash,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
-            network=clean(self.record.network) or "",
-            sandbox=clean(self.record.sandbox) or "",
+            network=self.view.sandbox[1],
+            sandbox=self.view.sandbox[0],
         )
         return summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
