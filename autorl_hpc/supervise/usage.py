@@ -148,10 +148,11 @@ def _tmpfs_bytes(pids: set[int]) -> list[int]:
     for pid in pids:
         for name in TMPFS:
             try:
-                device = os.stat(f"/proc/{pid}/root/{name}").st_dev
+                inside = os.path.join("/proc", str(pid), "root", name)
+                device = os.stat(inside).st_dev
                 if device in outer or device in found:
                     continue
-                info = os.statvfs(f"/proc/{pid}/root/{name}")
+                info = os.statvfs(inside)
             except OSError:
                 continue
             found[device] = (info.f_blocks - info.f_bfree) * info.f_frsize

@@ -16,10 +16,19 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.records.exchange import Baseline, Clock, Engine
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix
-from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Closed, Evaluation, Score, Sealed, Submission
+from autorl_hpc.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    Closed,
+    Evaluation,
+    SandboxUsed,
+    Score,
+    Sealed,
+    Submission,
+)
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
 from autorl_hpc.records.task import Recipe, Sampling, SplitPin
-from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, SandboxLevel, Split
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
 ENGINE = Engine(backend="tiny", versions={"tiny": "1"}, device="cpu", dtype="float32")
@@ -98,6 +107,9 @@ class TreeRun:
         self.write(
             EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
         )
+        network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else Network.NONE
+        used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
+        self.write(EntryKind.SANDBOX, used)
         return self
 
     def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
