@@ -96,10 +96,10 @@ class RunView:
         return RunState.INTERRUPTED if any(e.attempt == self.attempt for e in self.ended) else RunState.RUNNING
 
     @property
-    def sandbox(self) -> tuple[SandboxLevel, Network]:
-        """The weakest level that an attempt's agent ran in, and the most open network; none and open if nothing is known."""
+    def sandbox(self) -> tuple[SandboxLevel, Network] | None:
+        """The weakest level that an attempt's agent ran in, and the most open network; None: no agent was ever started."""
         if not self.sandboxes:
-            return SandboxLevel.NONE, Network.OPEN
+            return None
         levels, networks = list(SandboxLevel), list(Network)
         level = max((used.level for used in self.sandboxes), key=levels.index)
         return level, max((used.network for used in self.sandboxes), key=networks.index)

@@ -21,13 +21,11 @@ from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
-from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Gap, RunSummary
+from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
 from autorl_hpc.report.text import clean
-from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
+from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, SandboxLevel, Split, SubmissionState
 
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
-NEVER_RANKS = ("none",)
-"""Sandbox levels that stop nothing: an agent could have read what it is scored on."""
 
 
 class Library:
@@ -128,7 +126,7 @@ class _Digest:
             visible_gain_feedback=_visible(feedback_base),
             counted=found.excluded is None,
             excluded=found.excluded,
-            ranked=self.view.sandbox[0] not in NEVER_RANKS,
+            ranked=self.view.sandbox is None or self.view.sandbox[0] is not SandboxLevel.NONE,
             fault=fault,
             reason=clean(reason),
             ended_by=view.sealed.ended_by if view.sealed else None,
@@ -141,8 +139,8 @@ class _Digest:
             task_hash=self.record.task_hash,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
-            network=self.view.sandbox[1],
-            sandbox=self.view.sandbox[0],
+            network=self.view.sandbox[1] if self.view.sandbox else self.science.network,
+            sandbox=self.view.sandbox[0] if self.view.sandbox else UNTRIED,
         )
         return summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}

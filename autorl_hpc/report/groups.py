@@ -9,7 +9,16 @@ from itertools import combinations
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.summary import CellSummary, Comparable, Comparison, Excluded, Group, OverRuns, RunSummary
+from autorl_hpc.report.summary import (
+    UNTRIED,
+    CellSummary,
+    Comparable,
+    Comparison,
+    Excluded,
+    Group,
+    OverRuns,
+    RunSummary,
+)
 from autorl_hpc.scoring.stats import mean_t_interval
 
 RUNS_TO_COMPARE = 2
@@ -23,12 +32,13 @@ def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
     groups: dict[str, list[Placed]] = defaultdict(list)
     keys: dict[str, Comparable] = {}
-    engines = _engine_of_others(runs)
-    for place, run in enumerate(runs):
+    confined = _confined_as_others(runs)
+    engines = _engine_of_others(confined)
+    for place, run in enumerate(confined):
         comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
         digest = comparable.digest()
         keys[digest] = comparable
-        groups[digest].append((place, run))
+        groups[digest].append((place, runs[place]))
     order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
     return tuple(_group(keys[digest], groups[digest]) for digest in order)
 
@@ -46,6 +56,26 @@ def _comparable(run: RunSummary, engine_hash: str | None) -> Comparable:
         engine_hash=engine_hash,
         split_hashes=run.split_hashes,
     )
+
+
+def _confined_as_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """A run whose agent was never started is counted where its like are, if they all ran in one kind of sandbox."""
+    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for run in runs:
+        if run.sandbox != UNTRIED:
+            seen[_unconfined(run)].add((run.network, run.sandbox))
+    found = []
+    for run in runs:
+        of_others = seen[_unconfined(run)]
+        if run.sandbox == UNTRIED and len(of_others) == 1:
+            network, sandbox = next(iter(of_others))
+            run = run.model_copy(update={"network": network, "sandbox": sandbox})
+        found.append(run)
+    return found
+
+
+def _unconfined(run: RunSummary) -> str:
+    return _without_engine(run.model_copy(update={"network": "", "sandbox": ""}))
 
 
 def _without_engine(run: RunSummary) -> str:

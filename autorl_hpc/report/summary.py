@@ -16,6 +16,10 @@ Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "inco
 """Why a run's improvement does not enter the statistics. Failing by the agent's fault is no such reason."""
 
 
+UNTRIED = "untried"
+"""The sandbox of a run whose agent was never started."""
+
+
 class ScoreSummary(Strict):
     """One model on one split."""
 
