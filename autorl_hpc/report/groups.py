@@ -69,8 +69,9 @@ def _confined_as_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
         of_others = seen[_unconfined(run)]
         if run.sandbox == UNTRIED and len(of_others) == 1:
             network, sandbox = next(iter(of_others))
-            run = run.model_copy(update={"network": network, "sandbox": sandbox})
-        found.append(run)
+            found.append(run.model_copy(update={"network": network, "sandbox": sandbox}))
+        else:
+            found.append(run)
     return found
 
 
