@@ -25,6 +25,11 @@ def why_not(plan: Plan) -> str | None:
     return None if program() else "no apptainer here"
 
 
+def known_holes(plan: Plan) -> tuple[str, ...]:
+    """None but those that are found by trying."""
+    return ()
+
+
 def argv(plan: Plan, command: Sequence[str]) -> list[str]:
     """The command that runs `command` in the image. The image's own software is used, not the machine's."""
     assert plan.image is not None

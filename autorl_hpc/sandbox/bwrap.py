@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autorl_hpc.sandbox import mounts
 from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import Plan
+from autorl_hpc.sandbox.plan import DEVICES, HOST, Plan
 from autorl_hpc.states import Network, SandboxLevel
 
 name = SandboxLevel.BWRAP
@@ -20,6 +20,11 @@ def why_not(plan: Plan) -> str | None:
     return None if shutil.which("bwrap") else "no bwrap here"
 
 
+def known_holes(plan: Plan) -> tuple[str, ...]:
+    """None but those that are found by trying."""
+    return ()
+
+
 def argv(plan: Plan, command: Sequence[str]) -> list[str]:
     """The command that runs `command` inside.
 
@@ -28,20 +33,13 @@ def argv(plan: Plan, command: Sequence[str]) -> list[str]:
     """
     made = [
         shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox",
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", HOST,
     ]  # fmt: skip
     if plan.network is not Network.OPEN:
         made.append("--unshare-net")
     made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", "/run", "--dir", "/var"]
     for device in plan.devices:
-        if os.path.dirname(device) != "/dev" or os.path.basename(device) not in (
-            "null",
-            "zero",
-            "full",
-            "random",
-            "urandom",
-            "tty",
-        ):
+        if os.path.dirname(device) != "/dev" or os.path.basename(device) not in DEVICES:
             made += ["--dev-bind", device, device]
     for step in mounts.steps(plan):
         if step.kind == "link":

@@ -57,8 +57,9 @@ def _landlock(job: dict[str, Any]) -> None:
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()
-    landlock.apply(rules, job["ports"])
-    if job["ports"] is not None:
+    spans = job["ports"]
+    landlock.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
+    if spans is not None:
         sockets.only_tcp()
 
 
@@ -75,7 +76,7 @@ def _namespaces(job: dict[str, Any]) -> None:
     if first:
         _outside(first)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    linux.call("sethostname", b"sandbox", ctypes.c_size_t(7))
+    linux.call("sethostname", job["host"].encode(), ctypes.c_size_t(len(job["host"])))
     if not job["open"]:
         _loopback()
     _mount(job)

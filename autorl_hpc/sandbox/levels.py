@@ -21,6 +21,10 @@ class Level(Protocol):
         """Why it can't even be tried on this node; None: it can, which doesn't say that it works."""
         ...
 
+    def known_holes(self, plan: Plan) -> tuple[str, ...]:
+        """What it does not stop by its very nature, beside what is found by trying."""
+        ...
+
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
         """The command that runs `command` inside. No secret stands in it: the environment is handed on as it is."""
         ...
@@ -34,6 +38,10 @@ class Nothing:
     def why_not(self, plan: Plan) -> str | None:
         """None, unless the network is to be closed."""
         return None if plan.network is Network.OPEN else "nothing closes the network"
+
+    def known_holes(self, plan: Plan) -> tuple[str, ...]:
+        """Everything."""
+        return ("everything that the user may do",)
 
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
         """The command itself."""

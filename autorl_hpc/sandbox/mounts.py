@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal, NamedTuple
 
-from autorl_hpc.sandbox.plan import INSIDE, Plan, below, inside_script
+from autorl_hpc.sandbox.plan import HOSTS_NAME, INSIDE, Plan, below, inside_script
+from autorl_hpc.states import Network
 
 
 class Step(NamedTuple):
@@ -33,6 +34,8 @@ def steps(plan: Plan) -> list[Step]:
     made += [Step("readable", source, target) for source, target in plan.placed]
     if plan.socket_folder is not None:
         made.append(Step("readable", plan.socket_folder, INSIDE))
+        if plan.network is not Network.OPEN and os.path.isfile("/etc/hosts"):
+            made.append(Step("readable", f"{plan.socket_folder}/{HOSTS_NAME}", "/etc/hosts"))
     made.append(Step("readable", inside_script(), f"{INSIDE}-inside.py"))
     order = {"readable": 0, "link": 0, "empty": 1, "writable": 2}
     return sorted(made, key=lambda step: (step.target.rstrip("/").count("/"), order[step.kind]))

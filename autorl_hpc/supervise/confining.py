@@ -16,7 +16,7 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import SandboxUsed
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.sandbox.choose import Chosen, choose
-from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, slurm_programs, software
+from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.laying import Placing, placed
 
@@ -42,6 +42,7 @@ class Confinement:
         self.spec = spec
         self.workspace = workspace
         self.socket_folder = tempfile.mkdtemp(prefix="autorl-", dir=SHORT)
+        lay_way_out(self.socket_folder)
         outer = dict(os.environ)
         self.programs = slurm_programs(outer)
         hidden = _hidden(root, experiment, workspace)
