@@ -68,16 +68,17 @@ class Landlock:
         return None
 
     def known_holes(self, plan: Plan) -> tuple[str, ...]:
-        """Rules name ports and not addresses."""
-        if plan.network is Network.OPEN:
-            return ()
-        free = _free_ports()
-        return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
+        """Rules name ports and not addresses, and /proc must stay writable for CUDA."""
+        found = [] if os.geteuid() else ["root may change the node's settings in /proc/sys"]
+        if plan.network is not Network.OPEN:
+            free = _free_ports()
+            found.append(f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself")
+        return tuple(found)
 
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
         """See the Protocol in levels.py."""
         sources = [source for source, _ in plan.placed]
-        readable = [*carved(plan.readable, [*plan.hidden, *plan.masked]), *sources, "/proc"]
+        readable = [*carved(plan.readable, [*plan.hidden, *plan.masked]), *sources]
         job: dict[str, object] = {
             "level": "landlock",
             "readable": sorted({os.path.realpath(path) for path in readable}),

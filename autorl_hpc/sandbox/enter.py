@@ -54,6 +54,7 @@ def _landlock(job: dict[str, Any]) -> None:
     read = landlock.READ | landlock.EXECUTE
     for path in job["readable"]:
         rules.append((path, read if os.path.isdir(path) else read & landlock.OF_A_FILE))
+    rules.append(("/proc", read | landlock.WRITE_FILE))  # CUDA names its threads there, and doesn't start without
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()
