@@ -54,7 +54,9 @@ def _landlock(job: dict[str, Any]) -> None:
     read = landlock.READ | landlock.EXECUTE
     for path in job["readable"]:
         rules.append((path, read if os.path.isdir(path) else read & landlock.OF_A_FILE))
-    rules.append(("/proc", read | landlock.WRITE_FILE))  # CUDA names its threads there, and doesn't start without
+    rules.append(
+        ("/proc", read | landlock.WRITE_FILE | landlock.TRUNCATE)
+    )  # CUDA names its threads there, and doesn't start without
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()
