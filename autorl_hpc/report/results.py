@@ -25,6 +25,7 @@ def check_results(experiment: ExperimentDir, run: RunDir, view: RunView, problem
         evaluations.append((f"{view.closed.selected:06d}", view.closed.report))
     for name, evaluation in evaluations:
         if evaluation.items_sha256 is None:
+            problems += [] if evaluation.score is None else [f"the score of submission {name} names no items file"]
             continue
         path = run.items / f"{name}.{evaluation.split}.jsonl.gz"
         if path.exists():
