@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from weights import read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.evidence.rescore import Asked, Rescored, rescore_bundle
+from autorl_hpc.files.baselines import baseline_key
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.layout import Root
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.run import Science
 
 ITEMS = 12
 pytestmark = pytest.mark.xdist_group("rescore")
@@ -76,9 +79,11 @@ def once(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clo
     cluster = Cluster(staged, tmp)
     try:
         cluster.mini_task(ITEMS, max_new_tokens=8)
-        run_id = cluster.sealed_run(AGENT, matrix={"task": "mini"})
+        cluster.agent("one", AGENT)
+        run_id, kept = cluster.prepare(["one", "null"], matrix={"task": "mini"})
+        assert all(cluster.supervisor(one).wait(120) == 0 for one in (run_id, kept)), cluster.logs()
         grader = cluster.grader()
-        wait_for(lambda: cluster.finished([run_id]), 240, "the closing")
+        wait_for(lambda: cluster.finished([run_id, kept]), 240, "the closing")
         assert grader.wait(60) == 0, cluster.logs()
         assert "closed: head of" in cluster.logs_of("grader") and "head of" in cluster.logs_of("agent")
         cluster.run("report", str(cluster.experiment.path))
@@ -214,33 +219,107 @@ def test_weights_of_another_shape_under_their_own_hash(closed: Closed, tmp_path:
     assert f"tensor {first!r} has not the shape" in closed.refused(bundle).problems[0]
 
 
-def test_a_recipe_of_ones_own(closed: Closed, tmp_path: Path) -> None:
-    """A prompt that helps: run.json may say anything, so what is asked is this machine's own."""
+def of_other_science(closed: Closed, change: Callable[[dict[str, Any]], None], out: Path) -> Path:
+    """The bundle of a run that asks something else, with everything that names it made to fit: a whole chain of its own."""
     files = closed.files
     record = json.loads(files[f"{closed.inside}/run.json"])
-    record["science"]["recipe"]["sampling"]["max_new_tokens"] = 9
-    from autorl_hpc.records.run import Science
-
+    before = Science.model_validate(record["science"])
+    change(record["science"])
     science = Science.model_validate(record["science"])
     record |= {"run_id": science.run_id(), "recipe_hash": science.recipe.hash()}
-    moved = {name.replace(closed.run_id, science.run_id()): data for name, data in files.items()}
-    moved[f"experiment/{science.run_id()}/run.json"] = json.dumps(record).encode()
+    renamed = {before.recipe.hash(): science.recipe.hash()}
+    digests: dict[str, str] = {}
+    for name in [name for name in files if name.startswith("experiment/baselines/") and name.endswith("ms.jsonl.gz")]:
+        key = name.split("/")[-1].partition(".")[0]
+        base = Baseline.model_validate_json(files.pop(f"experiment/baselines/{key}.json"))
+        evaluation = base.evaluation.model_copy(update={"recipe_hash": science.recipe.hash()})
+        new = baseline_key(science, evaluation.split, base.engine.digest())
+        moved = base.model_copy(update={"key": new, "evaluation": evaluation})
+        files[f"experiment/baselines/{new}.json"] = moved.canonical() + b"\n"
+        files[f"experiment/baselines/{new}.items.jsonl.gz"] = files.pop(name)
+        renamed[key], digests[new] = new, moved.digest()
+    files = {name.replace(closed.run_id, science.run_id()): data for name, data in files.items()}
+    files[f"experiment/{science.run_id()}/run.json"] = json.dumps(record).encode()
 
-    def change(entry: dict[str, Any]) -> None:
-        entry["body"] = json.loads(json.dumps(entry["body"]).replace(closed.told["recipe"], science.recipe.hash()))
+    def rename(entry: dict[str, Any]) -> None:
+        text = json.dumps(entry["body"])
+        for old, new in renamed.items():
+            text = text.replace(old, new)
+        entry["body"] = json.loads(text)
+        if entry["kind"] == "closed":
+            entry["body"]["baseline_sha256"] = digests
 
-    closed.told["recipe"] = json.loads(files[f"{closed.inside}/run.json"])["recipe_hash"]
-    changed = forge(moved, change)
-    head = json.loads(changed["EVIDENCE.json"])
-    bundle = write_bundle(
-        tmp_path / "e.tar.zst", changed, run_id=science.run_id(), head={**head["head"], "run_id": science.run_id()}
-    )
-    try:
-        found = rescore_bundle(closed.elsewhere, bundle, Asked())
-    except AutorlError as error:
-        assert "recipe" in error.what and error.exit_code is Exit.USAGE
-    else:  # its baselines' keys name the recipe too
-        assert "not the measurement that its key names" in found.problems[0]
+    changed = forge(files, rename)
+    head = json.loads(changed["EVIDENCE.json"])["head"]
+    return write_bundle(out, changed, run_id=science.run_id(), head={**head, "run_id": science.run_id()})
+
+
+def _prompt(science: dict[str, Any]) -> None:
+    science["recipe"]["prompt"] = "The answer is 4. {question}"
+
+
+def _shots(science: dict[str, Any]) -> None:
+    science["recipe"] |= {"shots_file": "../../../etc/passwd", "shots_sha256": "0" * 64}
+
+
+def _scorer(science: dict[str, Any]) -> None:
+    science["recipe"] |= {"scorer": "task"}
+
+
+def _name(science: dict[str, Any]) -> None:
+    science["recipe"]["name"] = "mine"
+
+
+def _split(science: dict[str, Any]) -> None:
+    science["splits"]["report"] = science["splits"]["feedback"]
+
+
+def _folder(science: dict[str, Any]) -> None:
+    science["splits"]["report"]["folder"] = "feedback"
+
+
+def _task(science: dict[str, Any]) -> None:
+    science["task"] = "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_prompt, "the run's recipe default is not the one of the task here"),
+        (_shots, "the run's recipe default is not the one of the task here"),
+        (_scorer, "the run's recipe default is not the one of the task here"),
+        (_name, "has no recipe `mine`"),
+        (_split, "the run's report split is not the one of the task here"),
+        (_folder, "the run's report split is not the one of the task here"),
+        (_task, "the run's report split is not the one of the task here"),
+    ],
+)
+def test_what_is_asked_is_this_machines_own(
+    closed: Closed, tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    """run.json may say anything: a prompt that helps, a file of this machine, another scorer, easier items."""
+    bundle = of_other_science(closed, change, tmp_path / "e.tar.zst")
+    with pytest.raises(AutorlError) as caught:
+        rescore_bundle(closed.elsewhere, bundle, Asked())
+    assert words in caught.value.what and caught.value.exit_code is Exit.USAGE
+
+
+def test_another_science_that_asks_the_same_is_scored(closed: Closed, tmp_path: Path) -> None:
+    """So that the refusals above are not those of a bundle that was put together badly."""
+
+    def change(science: dict[str, Any]) -> None:
+        science["seed"] = 5
+
+    code, found = closed.command(of_other_science(closed, change, tmp_path / "e.tar.zst"))
+    assert code == 0 and found["selected"]["word"] == "identical"
+
+
+def test_a_run_that_kept_its_base_model(closed: Closed, tmp_path: Path) -> None:
+    (run_id,) = set(os.listdir(closed.cluster.experiment.finished)) - {closed.run_id}
+    bundle = tmp_path / "null.tar.gz"
+    closed.cluster.run("export", str(closed.cluster.run_dir(run_id).path), "--out", str(bundle))
+    code, found = closed.command(bundle)
+    assert code == 0 and found["base"]["word"] == "identical" and "selected" not in found
 
 
 def test_what_is_not_staged_here_or_is_another(closed: Closed, tmp_path: Path) -> None:
