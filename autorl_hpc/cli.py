@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autorl_hpc import __version__
+from autorl_hpc import __version__, cli_evidence
 from autorl_hpc.cli_jobs import JsonOption, job_app, print_json
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, default_root
@@ -197,21 +197,7 @@ def report(
         print_summary(merged, Console(), where)
 
 
-@app.command()
-def verify(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered.
-
-    Example: autorl-hpc verify runs/
-    """
-    from autorl_hpc.report.verify import as_lines, verify_paths
-
-    results = verify_paths(paths)
-    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
-    if any(not result.whole for result in results):
-        raise typer.Exit(Exit.FAILED)
+cli_evidence.add_to(app)
 
 
 @app.command()

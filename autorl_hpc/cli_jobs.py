@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from autorl_hpc.errors import Exit
-from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.layout import ExperimentDir, RunDir
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
@@ -21,6 +21,25 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 
+def _print_head(run: RunDir) -> None:
+    """Into the job's log: whoever keeps that elsewhere can tell later whether the chain is still the same."""
+    from autorl_hpc.errors import AutorlError
+    from autorl_hpc.files.heads import in_words, run_head
+
+    try:
+        print(in_words(run_head(run)), flush=True)
+    except (AutorlError, OSError) as error:
+        print(f"head of {run.run_id}: unknown: {error}", flush=True)
+
+
+def _report(experiment: ExperimentDir) -> None:
+    """What the report job does when its experiment is over: the report, and where the chains stand then."""
+    from autorl_hpc.report import api
+
+    api.write_reports(api.build([experiment.path]), None)
+    print("\n".join(api.keep_heads(experiment)), flush=True)
+
+
 Pids = Annotated[list[int] | None, typer.Option()]
 
 
@@ -28,7 +47,9 @@ Pids = Annotated[list[int] | None, typer.Option()]
 def _job_agent(experiment: Path, run_id: str) -> None:
     from autorl_hpc.supervise.supervisor import run_agent_job
 
-    raise typer.Exit(run_agent_job(ExperimentDir(experiment), run_id))
+    code = run_agent_job(ExperimentDir(experiment), run_id)
+    _print_head(ExperimentDir(experiment).run(run_id))
+    raise typer.Exit(code)
 
 
 @job_app.command("grader")
@@ -55,10 +76,9 @@ def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
 @job_app.command("report")
 def _job_report(experiment: Path, after: Pids = None) -> None:
     from autorl_hpc.launch.payload import wait_for_end
-    from autorl_hpc.report import api
 
     wait_for_end(ExperimentDir(experiment), after or [])
-    api.write_reports(api.build([experiment]), None)
+    _report(ExperimentDir(experiment))
 
 
 @job_app.command("task")
@@ -71,10 +91,9 @@ def _job_task(experiment: Path, number: int) -> None:
 @job_app.command("finish")
 def _job_finish(experiment: Path) -> None:
     from autorl_hpc.grading.watcher import seal_what_is_lost
-    from autorl_hpc.report import api
 
     seal_what_is_lost(ExperimentDir(experiment))
-    api.write_reports(api.build([experiment]), None)
+    _report(ExperimentDir(experiment))
 
 
 @job_app.command("seal")

@@ -28,5 +28,5 @@ def read_baseline(folder: Path, key: str) -> Baseline | None:
         if path.name not in reading.list_names(folder):
             return None
         return parse_record(Baseline, json.loads(reading.read_listed(path)), path)
-    except (AutorlError, OSError, ValueError):
+    except (AutorlError, OSError, ValueError, RecursionError):
         return None

@@ -106,6 +106,11 @@ class ExperimentDir:
         return self.path / "baselines"
 
     @property
+    def heads(self) -> Path:
+        """Where the chains stood when the report job looked last."""
+        return self.path / "heads.json"
+
+    @property
     def finished(self) -> Path:
         """One empty file per closed run: how a grader sees, by one listing, that the experiment is over."""
         return self.path / "finished"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ UNSEEN_PATIENCE_S = 40.0
 UNSEEN_PAUSE_S = 0.1
 MAX_RECORD_BYTES = 32 * 1024 * 1024
 """No record of ours comes near this; a larger file under a record's name is damage, not data."""
+
+MAX_UNPACKED_BYTES = 512 * 1024 * 1024
+"""Of an items file: some hundred bytes an item."""
 
 
 def list_names(folder: Path) -> list[str]:
@@ -87,6 +91,24 @@ def read_listed(path: Path) -> bytes:
             if path.name not in list_names(path.parent) or time.monotonic() > deadline:
                 raise
         time.sleep(UNSEEN_PAUSE_S)
+
+
+def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
+    """The bytes that were packed by gzip.
+
+    Raises:
+        ValueError: it is no gzip, or unpacks to more than `max_bytes`: a few kilobytes may hold gigabytes.
+    """
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        found = unpacker.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"not readable as gzip ({error})") from None
+    if len(found) > max_bytes:
+        raise ValueError(f"it unpacks to more than {max_bytes} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("not readable as gzip (it breaks off, or something follows)")
+    return found
 
 
 def read_json(path: Path) -> Any:

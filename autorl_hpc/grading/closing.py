@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.baselines import baseline_key, read_baseline
+from autorl_hpc.files.heads import in_words, run_head
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
@@ -16,6 +18,8 @@ from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Closed, Evaluation, Submission
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
+
+log = logging.getLogger("autorl_hpc.grader")
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Closing:
                 EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None
             )
             view = RunView.of(ledger.read())
+            log.info("closed: %s", in_words(run_head(run)))
         self.finish(run, ledger, view)
 
     def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:

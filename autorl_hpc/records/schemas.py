@@ -6,6 +6,7 @@ from typing import Any
 
 from autorl_hpc.records.base import SCHEMA_VERSION, Strict
 from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
+from autorl_hpc.records.evidence import Anchor, EvidenceManifest, Heads
 from autorl_hpc.records.exchange import (
     Baseline,
     BundleManifest,
@@ -41,6 +42,9 @@ FILES: tuple[type[Strict], ...] = (
     StoreManifest,
     EnvironmentPointer,
     BundleManifest,
+    Heads,
+    Anchor,
+    EvidenceManifest,
     TaskFile,
 )
 """Every record that is a file of its own, and the body of each kind of ledger entry."""

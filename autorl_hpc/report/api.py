@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.report.summary import MergedReport
 
 
@@ -31,3 +32,27 @@ def write_reports(merged: MergedReport, out: Path | None) -> Path:
     from autorl_hpc.report.write import write_all
 
     return write_all(merged, Path(merged.default_out) if out is None else out)
+
+
+def keep_heads(experiment: ExperimentDir) -> list[str]:
+    """Writes where the chains stand into heads.json and, where this is a job that may, into its comment; lines for the log.
+
+    Raises:
+        OSError: heads.json can't be written.
+    """
+    from autorl_hpc.cluster import told
+    from autorl_hpc.errors import AutorlError
+    from autorl_hpc.files.heads import heads_of, in_words, run_head, write_heads
+    from autorl_hpc.report.places import runs_on_disk
+
+    found, lines = [], []
+    for run_id in runs_on_disk(experiment):
+        try:
+            found.append(run_head(experiment.run(run_id)))
+            lines.append(in_words(found[-1]))
+        except (AutorlError, OSError) as error:
+            lines.append(f"head of {run_id}: unknown: {error}")
+    heads = heads_of(experiment, found)
+    write_heads(experiment, heads)
+    where = "in this job's comment too" if told.tell(heads.short) else "in this log and in heads.json alone"
+    return [*lines, f"head of {heads.experiment}: {heads.head} ({where}; keep it where this account can't write)"]

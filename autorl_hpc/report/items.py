@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -91,12 +89,12 @@ def _parse(path: Path, wanted: str) -> Items:
     if hashlib.sha256(data).hexdigest() != wanted:
         raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
     try:
-        lines = gzip.decompress(data).splitlines()
+        lines = reading.gunzip(data).splitlines()
         rows = json.loads(b"[" + b",".join(lines) + b"]")  # one call: a tenth of the time of one a line
         ids = tuple(str(row["id"]) for row in rows)
         outcomes = tuple(float(row["outcome"]) for row in rows)
         outputs = Counter(row.get("output_sha256") for row in rows)
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")

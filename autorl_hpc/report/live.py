@@ -13,12 +13,15 @@ from typing import Any
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
+from autorl_hpc.files.heads import heads_of
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.records import read_run
 from autorl_hpc.files.view import RunView
+from autorl_hpc.records.evidence import RunHead
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.jobs import Jobs
+from autorl_hpc.report.places import experiments_in, runs_of
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import RunState
 
@@ -34,59 +37,6 @@ ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
 
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 _HASH = re.compile(r"-[0-9a-f]{8}$")
-
-
-def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
-    """The experiments in the given folders: experiments themselves, or folders of them.
-
-    One that lost its experiment.json is found by the runs in it.
-
-    Raises:
-        AutorlError: there is none in one of the folders.
-    """
-    found: list[ExperimentDir] = []
-    for path in paths:
-        if _is_experiment(path):
-            here = [path]
-        else:
-            try:
-                here = [path / name for name in reading.list_names(path) if _is_experiment(path / name)]
-            except NotADirectoryError:
-                here = []
-        if not here:
-            raise nothing_in(path)
-        found += [ExperimentDir(one) for one in here]
-    return found
-
-
-def nothing_in(path: Path) -> AutorlError:
-    """The error for a given path that holds nothing of ours."""
-    what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
-    next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
-    return AutorlError(what, where=path, next_step=next_step)
-
-
-def _is_experiment(path: Path) -> bool:
-    try:
-        names = reading.list_names(path)
-        return "experiment.json" in names or any((path / name / "run.json").is_file() for name in names)
-    except OSError:
-        return False
-
-
-def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
-    """The experiment's run_ids, and what is wrong with its experiment.json: then they are those of the folders there."""
-    try:
-        return list(read_experiment(experiment).runs), None
-    except (AutorlError, OSError) as error:
-        what = error.what if isinstance(error, AutorlError) else str(error)
-        what = what if experiment.resolved.name in what else f"{experiment.resolved.name}: {what}"
-        return runs_on_disk(experiment), what
-
-
-def runs_on_disk(experiment: ExperimentDir) -> list[str]:
-    """The run folders that lie in the experiment's folder, named by experiment.json or not."""
-    return [name for name in reading.list_names(experiment.path) if experiment.run(name).record.is_file()]
 
 
 class Watch:
@@ -130,6 +80,8 @@ class Watch:
             selected=view.closed.selected if view.closed else None,
             report=view.closed.report.score if view.closed and view.closed.report else None,
             last_entry_at=last,
+            entries=len(ledger.entries),
+            head=ledger.head(),
         )
         ending = view.closed or view.sealed
         if ending is not None:
@@ -148,18 +100,29 @@ class Watch:
             for name in reading.list_names(experiment.graders)
             if isinstance(value := reading.read_json_or_none(experiment.graders / name), dict)
         ]
+        rows = [{**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)} for run_id in run_ids]
+        over = damage is None and set(run_ids) <= set(reading.list_names(experiment.finished))
         return {
             "experiment": str(experiment.path),
             "damage": damage,
-            "runs": [{**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)} for run_id in run_ids],
+            "runs": rows,
             "graders": [g for g in graders if g.get("state") != "ended" and jobs.may_live(g)],
             "graders_in_agents_jobs": jobs.step,
             "queue": queues.waiting(experiment.queue),
             "jobs": jobs.roles,
             "jobs_text": jobs.text,
             "jobs_trouble": jobs.trouble,
-            "over": damage is None and set(run_ids) <= set(reading.list_names(experiment.finished)),
+            "over": over,
+            "head": _head(experiment, rows) if over else None,
         }
+
+
+def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
+    """The head over all chains, None if one of them is damaged. Shown when it no longer moves."""
+    if any(row.get("head") is None for row in rows):
+        return None
+    heads = (RunHead(run_id=row["run_id"], entries=row["entries"], head=row["head"]) for row in rows)
+    return heads_of(experiment, heads).head
 
 
 def collect(paths: Sequence[Path], watch: Watch | None = None) -> list[dict[str, Any]]:
@@ -197,6 +160,8 @@ class Block:
         lines = [Text(self.facts["experiment"], style="bold"), Text(clean(summary) or "")]
         if self.facts["jobs_trouble"]:
             lines.append(Text(f"look at: {clean(self.facts['jobs_trouble'])}", style="yellow"))
+        if self.facts.get("head"):
+            lines.append(Text(f"head {self.facts['head']}", style="dim"))
         if self.facts["damage"]:
             lines.append(Text(f"damaged: {clean(self.facts['damage'])}", style="red"))
         elif not jobs and not self.facts["over"]:

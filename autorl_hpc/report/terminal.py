@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from autorl_hpc.files.heads import heads_of
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.records.evidence import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.pages import outcome
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
@@ -43,8 +46,23 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
         console.print(Text(note, style="yellow"))
     for left in merged.left_out:
         console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
+    for line in head_lines(merged):
+        console.print(Text(line, style="dim"))
     console.print(Text(_legend(wide)))
     console.print(Text(f"report: {where}"), soft_wrap=True)
+
+
+def head_lines(merged: MergedReport) -> list[str]:
+    """The head of each experiment whose chains are whole, as `verify` gives it for all of its runs."""
+    found: dict[Path, list[RunHead]] = {}
+    for run, folder in zip(merged.runs, merged.run_folders, strict=True):
+        if run.damage is None:
+            head = RunHead(run_id=Path(folder).name, entries=run.ledger_entries, head=run.ledger_head)
+            found.setdefault(Path(folder).parent, []).append(head)
+    return [
+        f"head of {path.name}: {heads_of(ExperimentDir(path), heads).head} ({len(heads)} runs)"
+        for path, heads in sorted(found.items())
+    ]
 
 
 def _legend(wide: bool) -> str:

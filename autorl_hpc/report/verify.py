@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import artifacts, reading
-from autorl_hpc.files.baselines import baseline_key, read_baseline
-from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files import reading
 from autorl_hpc.files.frozen import frozen_is_whole
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Evaluation
-from autorl_hpc.records.run import Science
-from autorl_hpc.report.live import experiments_in, nothing_in, runs_of, runs_on_disk
+from autorl_hpc.records.evidence import Heads
+from autorl_hpc.report.anchors import Known, fit, present, slurm_word, written_heads
+from autorl_hpc.report.broken import first_altered
+from autorl_hpc.report.places import experiments_in, nothing_in, runs_of, runs_on_disk
+from autorl_hpc.report.results import check_results
+from autorl_hpc.report.written import check_merged_report, check_run_report
+from autorl_hpc.states import EntryKind
 
 NOTE = (
     "A whole chain shows that nothing was altered after the head was known elsewhere. It proves tampering only if this "
     "head was kept outside the account that holds the runs; whoever can write here can also write a new chain."
 )
-
-
+ANCHORED_NOTE = (
+    "An anchor shows that what it covers is as it was when the anchor was made: as far as the account that holds the runs "
+    "could not write the anchor too. It says nothing about what was done before."
+)
 SHARED = "experiment.json and code"
 """The name of the verdict on what the runs of an experiment share."""
+
+EXPECTED = "--expect"
+"""The name of the verdict on a head that was given and not found."""
+
+MAY_COME_LATE = (EntryKind.ATTEMPT_STARTED, EntryKind.ATTEMPT_ENDED, EntryKind.FINGERPRINT, EntryKind.CONTAMINATION)
+"""Entries that may follow the closing: an attempt that Slurm started late, looks off the critical path."""
 
 
 @dataclass
 class Verdict:
-    """The result for one run, or for what the runs of an experiment share."""
+    """The result for one run, or for what the runs of an experiment share.
+
+    Attributes:
+        hashes: of a run, those of run.json and of each entry that could be read.
+        anchored_by: what proves it from outside.
+    """
 
     run_id: str
     of: Literal["run", "experiment"] = "run"
@@ -46,6 +57,8 @@ class Verdict:
     head: str | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    anchored_by: list[str] = field(default_factory=list)
+    hashes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -67,32 +80,50 @@ class Verdict:
             "whole": self.whole,
             "problems": self.problems,
             "notes": self.notes,
-            "anchored": False,
-            "note": NOTE,
+            "anchored": self.whole and bool(self.anchored_by),
+            "anchored_by": self.anchored_by,
+            "note": ANCHORED_NOTE if self.anchored_by else NOTE,
         }
 
 
-def verify_paths(paths: Sequence[Path]) -> list[Verdict]:
+def verify_paths(paths: Sequence[Path], known: Known = Known()) -> list[Verdict]:  # noqa: B008  frozen, and empty
     """Verdicts of all runs in `paths` (runs, experiments, or folders of them), and of what each experiment shares.
 
     Raises:
         AutorlError: one of the paths is not there or holds nothing to verify.
     """
     verdicts: list[Verdict] = []
+    open_heads = set(known.expected)
     for path in paths:
         if (path / "run.json").is_file():
-            verdicts.append(verify_run(ExperimentDir(path.absolute().parent), RunDir(path.absolute())))
+            experiment = ExperimentDir(path.absolute().parent)
+            verdict = verify_run(experiment, RunDir(path.absolute()))
+            _anchor(experiment, None, [verdict], known, open_heads)
+            verdicts.append(verdict)
             continue
         before = len(verdicts)
         for experiment in experiments_in([path]):
-            verdicts += verify_experiment(experiment)
+            verdicts += verify_experiment(experiment, known, open_heads)
         if len(verdicts) == before:
             raise nothing_in(path)
+    for head in sorted(open_heads):
+        problem = f"no run or experiment here has, or had, the head {head}: it was altered since, or is another one's"
+        verdicts.append(
+            Verdict(f"{EXPECTED} {head[:16]}...", of="experiment", experiment="expected", problems=[problem])
+        )
     return verdicts
 
 
-def verify_experiment(experiment: ExperimentDir) -> list[Verdict]:
-    """Checks experiment.json, the frozen code and every run; one that is damaged hides no other."""
+def verify_experiment(
+    experiment: ExperimentDir,
+    known: Known = Known(),  # noqa: B008
+    open_heads: set[str] | None = None,
+) -> list[Verdict]:
+    """Checks experiment.json, the frozen code and every run; one that is damaged hides no other.
+
+    Args:
+        open_heads: those of `known.expected` that nothing has had yet; what is met here is taken out.
+    """
     run_ids, damage = runs_of(experiment)
     shared = Verdict(SHARED, of="experiment", experiment=experiment.path.absolute().name)
     if damage is not None:
@@ -107,7 +138,11 @@ def verify_experiment(experiment: ExperimentDir) -> list[Verdict]:
             shared.notes.append("code/ is not here, so the code that ran was not checked")
         else:
             return []
-    return [shared, *(verify_run(experiment, experiment.run(run_id)) for run_id in run_ids)]
+    runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
+    _anchor(experiment, shared, runs, known, open_heads if open_heads is not None else set(known.expected))
+    if damage is None and all(run.whole for run in runs):
+        _check_report(experiment, shared)
+    return [shared, *runs]
 
 
 def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: Verdict) -> None:
@@ -129,7 +164,7 @@ def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: Verdict)
 
 
 def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
-    """Checks one run: chain, run.json, sealed copy, items files, accepted copies that are kept."""
+    """Checks one run: chain, run.json, sealed copy, items files, accepted copies that are kept, its report."""
     verdict = Verdict(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
@@ -139,23 +174,41 @@ def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
                 f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
             )
         ledger.read()
-    except (AutorlError, OSError) as error:
-        verdict.problems.append(error.what if isinstance(error, AutorlError) else str(error))
+    except AutorlError as error:
+        verdict.problems.append(first_altered(run, ledger, error.what))
+    except OSError as error:
+        verdict.problems.append(str(error))
     verdict.entries = len(ledger.entries)
+    try:
+        verdict.hashes = (ledger.genesis(), *(linked.sha256 for linked in ledger.entries))
+    except (OSError, ValueError):
+        pass  # run.json can't be read, which was said
     if not verdict.problems:
         verdict.head = ledger.head()
         _check_closing(experiment, run, ledger, verdict)
         _check_sealed(run, ledger, verdict)
-        _check_evidence(experiment, run, RunView.of(ledger.entries), verdict)
+        check_results(experiment, run, RunView.of(ledger.entries), verdict.problems, verdict.notes)
+    if not verdict.problems:
+        check_run_report(run, verdict.problems, verdict.notes)
     return verdict
 
 
 def _check_closing(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
-    """A chain whose tail was cut is whole in itself: the mark that the grader left last tells."""
-    if RunView.of(ledger.entries).closed is None and run.run_id in reading.list_names(experiment.finished):
-        verdict.problems.append(
-            f"finished, but its ledger has no closing entry: entries after {len(ledger.entries):06d} are missing"
-        )
+    """A chain whose tail was cut is whole in itself: the mark that the grader left last tells. One that was lengthened is
+    whole too: what nothing of ours writes after the closing tells."""
+    closed = next((i for i, linked in enumerate(ledger.entries) if linked.kind is EntryKind.CLOSED), None)
+    if closed is None:
+        if run.run_id in reading.list_names(experiment.finished):
+            verdict.problems.append(
+                f"finished, but its ledger has no closing entry: entries after {len(ledger.entries):06d} are missing"
+            )
+        return
+    for linked in ledger.entries[closed + 1 :]:
+        if linked.kind not in MAY_COME_LATE:
+            verdict.problems.append(
+                f"ledger entry {linked.entry.seq:06d} ({linked.kind}) was added after the closing entry {closed + 1:06d}"
+            )
+            return
 
 
 def _check_sealed(run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
@@ -179,95 +232,91 @@ def _only_late(ledger: Ledger, count: int) -> bool:
     return RunView.of(ledger.entries[:count]).closed is not None
 
 
-def _check_evidence(experiment: ExperimentDir, run: RunDir, view: RunView, verdict: Verdict) -> None:
-    evaluations = [(f"{number:06d}", s.evaluation) for number, s in view.scores.items()]
-    if view.closed and view.closed.report and view.closed.selected:
-        evaluations.append((f"{view.closed.selected:06d}", view.closed.report))
-    for name, evaluation in evaluations:
-        if evaluation.items_sha256 is None:
-            continue
-        path = run.items / f"{name}.{evaluation.split}.jsonl.gz"
-        if path.exists():
-            _check_items(path, f"items/{path.name}", evaluation, verdict)
-        elif not _is_baseline_items(experiment, evaluation.items_sha256):
-            verdict.problems.append(f"items/{path.name} is missing")
-    if view.closed:
-        for key in sorted({k for k in (view.closed.baseline_feedback, view.closed.baseline_report) if k}):
-            _check_baseline(experiment, key, read_run(run).science, view.closed.baseline_sha256.get(key), verdict)
-    for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
-        folder = experiment.artifacts / content
-        if artifacts.artifact_ready(experiment.artifacts, content):
-            _check_artifact(folder, content, verdict)
-        elif folder.exists():
-            verdict.problems.append(f"artifacts/{content[:16]}... has lost its manifest")
-        elif view.closed and view.closed.selected and view.submissions[view.closed.selected].content_hash == content:
-            verdict.notes.append(f"artifacts/{content[:16]}..., the selected checkpoint, is not here: not checked")
+def _check_report(experiment: ExperimentDir, verdict: Verdict) -> None:
+    from autorl_hpc.report.merge import merge
 
-
-def _check_items(path: Path, name: str, evaluation: Evaluation, verdict: Verdict) -> None:
-    """The items file is the one that was named, and its outcomes give the score."""
-    data = reading.read_bytes(path)
-    if hashlib.sha256(data).hexdigest() != evaluation.items_sha256:
-        verdict.problems.append(f"{name} was altered: its hash is not the one in the record of its score")
+    if not experiment.report.is_dir():
         return
-    outcomes = [float(json.loads(line)["outcome"]) for line in gzip.decompress(data).splitlines()]
-    recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
-    if (
-        len(outcomes) != evaluation.n
-        or recorded is None
-        or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), recorded, abs_tol=1e-6)
-    ):
-        verdict.problems.append(f"{name} doesn't give the recorded score {recorded}")
-
-
-def _check_baseline(
-    experiment: ExperimentDir, key: str, science: Science, sha256: str | None, verdict: Verdict
-) -> None:
-    """The base model's score that the run is compared with: the closing entry holds its hash, its items and key fit."""
-    record = read_baseline(experiment.baselines, key)
-    if record is None:
-        verdict.problems.append(f"baselines/{key[:16]}... is missing or can't be read")
-        return
-    if sha256 is not None and record.digest() != sha256:
-        verdict.problems.append(f"baselines/{key[:16]}... was altered: its hash is not the closing entry's")
-        return
-    evaluation = record.evaluation
-    if (
-        record.key != key
-        or baseline_key(science, evaluation.split, record.engine.digest()) != key
-        or evaluation.engine_hash != record.engine.digest()
-    ):
-        verdict.problems.append(f"baselines/{key[:16]}... is not the measurement that its key names")
-    path = experiment.baselines / f"{key}.items.jsonl.gz"
-    if not path.exists():
-        verdict.problems.append(f"baselines/{key[:16]}... has no items file")
-        return
-    _check_items(path, f"baselines/{key[:16]}...items.jsonl.gz", evaluation, verdict)
-
-
-def _check_artifact(folder: Path, content: str, verdict: Verdict) -> None:
     try:
-        digest = folder_content_hash(folder, drop=_dropped(folder))
-    except Exception as error:
-        verdict.problems.append(f"artifacts/{content[:16]}... can't be read: {error}")
+        merged = merge([experiment.path])
+    except AutorlError as error:
+        verdict.notes.append(f"report/ was not compared: {error.what}")
         return
-    if digest != content:
-        verdict.problems.append(f"artifacts/{content[:16]}... was altered: its content hash is {digest[:16]}...")
+    check_merged_report(experiment, merged, verdict.problems, verdict.notes)
 
 
-def _dropped(folder: Path) -> frozenset[str]:
-    value = reading.read_json_or_none(folder / artifacts.READY_NAME)
-    names = value.get("not_in_hash", []) if isinstance(value, dict) else []
-    return frozenset(str(name) for name in names)
+def _anchor(
+    experiment: ExperimentDir, shared: Verdict | None, runs: list[Verdict], known: Known, open_heads: set[str]
+) -> None:
+    """Holds the chains against what is known of them elsewhere, heads.json included.
+
+    Args:
+        shared: the experiment's own verdict; None if its runs are looked at one by one.
+    """
+    chains = {run.run_id: run.hashes for run in runs if run.hashes}
+    now = present(experiment, chains)
+    before, damage = written_heads(experiment)
+    if damage is not None:
+        (shared or runs[0]).problems.append(damage)
+    fits = False
+    if before is not None:
+        fits = _hold(before, "heads.json", chains, shared, runs)
+    if shared is not None:
+        shared.head, shared.entries = now.head, sum(run.entries for run in runs)
+        word = slurm_word(experiment, now, before if fits else None)
+        shared.problems += [word.problem] if word.problem else []
+        shared.notes += [word.note] if word.note else []
+        if word.fits:
+            _proven(word.fits, shared, runs)
+    for head in known.expected:
+        if _expected(head, now if shared is not None else None, before if fits else None, shared, runs):
+            open_heads.discard(head)
+    mine = [anchor for anchor in known.anchors if anchor.heads.experiment == experiment.path.absolute().name]
+    for anchor in mine:
+        source = f"the anchor of {anchor.made_at}"
+        _hold(anchor.heads, source, chains, shared, runs)
+        held = fit(anchor.heads, chains, source).since
+        _proven(f"{source} (second user's key)", None, [run for run in runs if run.run_id in held])
+    if known.anchors and not mine:
+        (shared or runs[0]).notes.append("the anchors file says nothing of it")
 
 
-def _is_baseline_items(experiment: ExperimentDir, digest: str) -> bool:
-    """The base model's own submission has the baseline's items, which lie in baselines/."""
-    for name in reading.list_names(experiment.baselines):
-        if (
-            re.fullmatch(r"[0-9a-f]{64}\.items\.jsonl\.gz", name)
-            and hashlib.sha256((experiment.baselines / name).read_bytes()).hexdigest() == digest
-        ):
+def _hold(
+    heads: Heads, source: str, chains: dict[str, tuple[str, ...]], shared: Verdict | None, runs: list[Verdict]
+) -> bool:
+    """Says of each run whether it fits these heads; True if all do."""
+    by_id = {run.run_id: run for run in runs}
+    found = fit(heads, chains, source)
+    for run_id, problem in found.problems.items():
+        if run_id in by_id:
+            by_id[run_id].problems.append(problem)
+        elif shared is not None:
+            shared.problems.append(f"{run_id}: {problem}")
+    for run_id, count in found.since.items():
+        if count:
+            by_id[run_id].notes.append(f"{count} entries were added since {source}")
+    looked_at = set(by_id) if shared is None else {run.run_id for run in heads.runs}
+    return not looked_at & set(found.problems)
+
+
+def _proven(by: str, shared: Verdict | None, runs: list[Verdict]) -> None:
+    for verdict in (*([shared] if shared else []), *runs):
+        if by not in verdict.anchored_by:
+            verdict.anchored_by.append(by)
+
+
+def _expected(head: str, now: Heads | None, before: Heads | None, shared: Verdict | None, runs: list[Verdict]) -> bool:
+    """Whether a head that was given is, or was, the experiment's or a run's."""
+    by = f"the head that you gave, {head[:16]}..."
+    if any(heads is not None and heads.head.startswith(head) for heads in (now, before)):
+        _proven(by, shared, runs)
+        return True
+    for run in runs:
+        place = next((i for i, entry in enumerate(run.hashes) if entry.startswith(head)), None)
+        if place is not None:
+            _proven(by, None, [run])
+            if place < len(run.hashes) - 1:
+                run.notes.append(f"{len(run.hashes) - 1 - place} entries were added since the head that you gave")
             return True
     return False
 
@@ -276,12 +325,19 @@ def as_lines(verdicts: list[Verdict]) -> list[str]:
     """For people."""
     lines = []
     for verdict in verdicts:
-        chain = f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" else ""
+        chain = (
+            f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" or verdict.head else ""
+        )
         lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.name}{chain}")
-        lines += [f"         {text}" for text in (*verdict.problems, *verdict.notes)]
+        anchored = [f"anchored by {by}" for by in verdict.anchored_by] if verdict.whole else []
+        lines += [f"         {text}" for text in (*verdict.problems, *verdict.notes, *anchored)]
     runs = [verdict for verdict in verdicts if verdict.of == "run"]
     counts = f"{len(runs)} runs, {sum(not verdict.whole for verdict in runs)} damaged"
     shared = sum(not verdict.whole for verdict in verdicts if verdict.of == "experiment")
     counts += f"; {shared} damaged in {SHARED}" if shared else ""
-    lines += ["", f"{counts}. {NOTE}"]
+    anchored_runs = sum(run.whole and bool(run.anchored_by) for run in runs)
+    worth = f"{anchored_runs} anchored. {ANCHORED_NOTE if anchored_runs else NOTE}"
+    if 0 < anchored_runs < len(runs):
+        worth += f" Of the others: {NOTE}"
+    lines += ["", f"{counts}. {worth}"]
     return lines

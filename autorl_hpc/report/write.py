@@ -14,8 +14,32 @@ from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.report import pages, tables
 from autorl_hpc.report.summary import MergedReport, RunSummary
 
+SUMMARY_NAME = "summary.json"
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
+
+
+def run_files(run: RunSummary) -> dict[str, bytes]:
+    """The files of one run's report."""
+    return {
+        SUMMARY_NAME: readable_json(run.model_dump(mode="json")),
+        "run.md": pages.run_md(run).encode(),
+        "run.html": pages.run_html(run).encode(),
+    }
+
+
+def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
+    """The files of a merged report.
+
+    Args:
+        links: of each run's place in it, the address of its page.
+    """
+    return {
+        SUMMARY_NAME: readable_json(merged.model_dump(mode="json")),
+        "summary.csv": tables.as_csv(merged).encode(),
+        "summary.md": pages.index_md(merged).encode(),
+        "index.html": pages.index_html(merged, links).encode(),
+    }
 
 
 def write_all(merged: MergedReport, out: Path) -> Path:
@@ -32,10 +56,7 @@ def write_all(merged: MergedReport, out: Path) -> Path:
             home = RunDir(Path(folder))
             page = _write_run(run, home.report, out / "runs" / f"{place + 1:04d}-{home.run_id}")
             links[place] = quote(Path(os.path.relpath(page, out)).as_posix())
-        _put(out / "summary.json", readable_json(merged.model_dump(mode="json")))
-        _put(out / "summary.csv", tables.as_csv(merged).encode())
-        _put(out / "summary.md", pages.index_md(merged).encode())
-        _put(out / "index.html", pages.index_html(merged, links).encode())
+        _put_files(out, merged_files(merged, links))
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / "index.html"
@@ -43,11 +64,7 @@ def write_all(merged: MergedReport, out: Path) -> Path:
 
 def _write_run(run: RunSummary, home: Path, elsewhere: Path) -> Path:
     """Writes one run's report into its folder, or beside the index where that is not ours to write."""
-    files = {
-        "summary.json": readable_json(run.model_dump(mode="json")),
-        "run.md": pages.run_md(run).encode(),
-        "run.html": pages.run_html(run).encode(),
-    }
+    files = run_files(run)
     try:
         folder = _put_files(home, files)
     except OSError as error:

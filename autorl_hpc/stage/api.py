@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.archive import SUFFIXES, packing_of
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.stage.archive import SUFFIXES, packing_of
 from autorl_hpc.stage.bundle import check_bundle_name, make_bundle
 from autorl_hpc.stage.environments import PREFIX, stage_environment
 from autorl_hpc.stage.models import is_model, stage_model

@@ -6,24 +6,21 @@ the others follow sorted by name: `store/models/...`, `store/tasks/...`, `vault/
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
+from autorl_hpc.files.archive import Hashed, add, suffix_of, writing, zstandard_module
 from autorl_hpc.files.environments import IMAGE, LOCK, WHEELS, find_environment
 from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME
 from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.records.exchange import BundleManifest, BundlePart, StoreFile, StoreManifest
-from autorl_hpc.stage.archive import add, suffix_of, writing, zstandard_module
 from autorl_hpc.stage.progress import Say, in_words, progress
 from autorl_hpc.stage.space import check_space
 from autorl_hpc.states import Fault
@@ -88,7 +85,7 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         check_space(out.parent, total, f"the bundle {out.name}")
         say(f"{out.name}: packing {len(ordered)} files, {in_words(total)}")
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "wb") as raw:
-            sink = _Hashed(raw)
+            sink = Hashed(raw)
             with progress(out.name, say) as shown, writing(sink, suffix_of(out)) as archive:
                 head = readable_json(manifest.model_dump(mode="json"))
                 add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
@@ -96,7 +93,7 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
                 for entry in ordered:
                     mode = VAULT_MODE if entry.file.path.startswith("vault/") else STORE_MODE
                     with open(entry.path, "rb") as file:
-                        source = _Hashed(file)
+                        source = Hashed(file)
                         if os.fstat(file.fileno()).st_size == entry.file.size_bytes:
                             add(archive, entry.file.path, entry.file.size_bytes, mode, source)
                     if source.digest() != entry.file.sha256:
@@ -154,30 +151,3 @@ def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[Ent
 
 def _entry(place: str, folder: Path, file: StoreFile) -> Entry:
     return Entry(file.model_copy(update={"path": f"{place}/{file.path}"}), folder / file.path)
-
-
-class _Hashed:
-    """A file that is hashed as it is read or written."""
-
-    def __init__(self, inner: IO[bytes]) -> None:
-        self._inner = inner
-        self._sha256 = hashlib.sha256()
-        self.size_bytes = 0
-        self.digest: Callable[[], str] = self._sha256.hexdigest
-
-    def _count(self, data: bytes) -> None:
-        self._sha256.update(data)
-        self.size_bytes += len(data)
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._inner.read(size)
-        self._count(data)
-        return data
-
-    def write(self, data: bytes) -> int:
-        self._inner.write(data)
-        self._count(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._inner.flush()

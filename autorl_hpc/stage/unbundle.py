@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.files.archive import Damaged, Reading, packing_of
 from autorl_hpc.files.environments import IMAGE, LOCK, WHEELS
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, read_manifest, verify_model
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import BundleManifest, BundlePart, StoreFile, StoreManifest
 from autorl_hpc.records.names import MODEL_NAME_PATTERN, is_name
-from autorl_hpc.stage.archive import Damaged, Reading, packing_of
 from autorl_hpc.stage.bundle import BUNDLE_NAME
 from autorl_hpc.stage.environments import PREFIX, build_environment, install_image, python_tag
 from autorl_hpc.stage.models import check_unpacked, full_name

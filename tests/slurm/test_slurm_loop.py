@@ -11,6 +11,9 @@ import pytest
 from helpers import SUBMITS_ONE
 from slurm_world import SLEEPS, World
 
+from autorl_hpc.cluster import told
+from autorl_hpc.records.evidence import Heads
+
 if TYPE_CHECKING:
     from conftest import Sandbox
 
@@ -31,17 +34,40 @@ def test_two_agents_a_chain_and_a_report(world: MakeWorld, slurm: Sandbox) -> No
     assert null.sealed is not None and null.sealed.fault is None
     assert (here.experiment.report / "index.html").stat().st_size > 1000
     assert set(here.queue().values()) == {"COMPLETED"}
+    assert_anchored(here)
     again = here.launch_facts()
     assert again["jobs"] == []
     assert "squeue" not in here.run("status", str(here.experiment.path)).stderr
 
 
-def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox) -> None:
+def assert_anchored(here: World) -> None:
+    """The head in the report job's comment is the one that these chains give, and doesn't fit them once they are altered."""
+    experiment = str(here.experiment.path)
+    said = here.run("verify", experiment).stdout
+    assert said.count("anchored by the comment of Slurm job") == 1 + len(here.runs), said
+    ledger = here.run_dir(here.runs[0]).ledger
+    last = max(ledger.iterdir())
+    before = last.read_bytes()
+    last.unlink()
+    said = here.run("verify", experiment, check=False).stdout
+    assert "names the head" in said and "anchored by" not in said, said
+    last.write_bytes(before)
+    here.run("verify", experiment)
+
+
+def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(slurm_accounting)
     here.agent("one", SUBMITS_ONE)
     here.launch(["one", "null"])
     here.wait_over()
     here.assert_whole()
+    assert_anchored(here)
+    # What the controller has forgotten, the database still tells.
+    monkeypatch.setenv("SLURM_CONF", slurm_accounting.env["SLURM_CONF"])
+    monkeypatch.setattr(told, "_queue", lambda names: [])
+    (word,) = told.told(here.submitted)
+    heads = json.loads((here.experiment.path / "heads.json").read_text())
+    assert heads["runs"] and word.short == Heads.model_validate(heads).short
 
 
 def test_arrays_of_at_most_four(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:

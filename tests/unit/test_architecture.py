@@ -18,8 +18,8 @@ LEVELS = [
     {"files"},
     {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
-    {"quickstart"},
-    {"cli", "cli_jobs", "__main__"},
+    {"quickstart", "evidence"},
+    {"cli", "cli_jobs", "cli_evidence", "__main__"},
 ]
 """Design section 4: cli -> launch | supervise | grading | report | stage -> rollouts, scoring, tasks -> files -> records,
 states. Rooms of the fourth level don't know each other."""

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import archive
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import archive, unbundle
+from autorl_hpc.stage import unbundle
 from autorl_hpc.stage.api import Ways, is_bundle
 from autorl_hpc.stage.api import stage as stage_all
 from autorl_hpc.tasks.loader import load_task

@@ -14,7 +14,7 @@ from autorl_hpc.agents import AgentFile, load_agent
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
-from autorl_hpc.records import cluster, exchange, experiment, ledger, run, task
+from autorl_hpc.records import cluster, evidence, exchange, experiment, ledger, run, task
 from autorl_hpc.records.base import NewerVersion, Strict, parse_record
 from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.records.names import is_name, printable
@@ -58,6 +58,7 @@ SPEC = experiment.ExperimentSpec(
 EVALUATION = ledger.Evaluation(
     split=Split.FEEDBACK, content_hash=HASH, score=12.5, n=8, correct=1, recipe_hash=HASH, engine_hash=HASH
 )
+HEADS = evidence.Heads(experiment="exp", runs=(evidence.RunHead(run_id="a", entries=3, head=HASH),))
 RECORDS: list[Strict] = [
     exchange.Manifest(model_path="output/v1 é 漢", id="v1", note="a note", final=True),
     SPEC,
@@ -106,6 +107,19 @@ RECORDS: list[Strict] = [
         at="now",
         writer=ledger.Writer(role="grader", host="node1", pid=1),
         body={"a": [1, 2.5, None, {"b": True}]},
+    ),
+    HEADS,
+    evidence.Anchor(heads=HEADS, made_at="now", hmac_sha256=HASH),
+    evidence.EvidenceManifest(
+        tool_version="1",
+        run_id="a",
+        experiment="exp",
+        head=HEADS.runs[0],
+        base_model="org/model",
+        base_model_content_hash=HASH,
+        weights=evidence.ExportedWeights(submission_id=1, content_hash=HASH, not_in_hash=("lm_head.weight",)),
+        emptied=("root",),
+        files=(exchange.StoreFile(path="experiment/experiment.json", sha256=HASH, size_bytes=1),),
     ),
     ledger.AttemptStarted(attempt=1, elapsed_s=0.0, workspace="w"),
     ledger.AttemptEnded(attempt=1, elapsed_s=1.5, reason="signal 15"),

@@ -81,7 +81,8 @@ def test_summary_comes_first(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     (tree.experiment.finished / tree.finished(seed=0, solved=30).dir.run_id).touch()
     lines = shown(live.collect([tree.path]), 120)
-    assert lines[1].startswith("1 of 1 runs finished; queue 0; graders: none") and lines[2].startswith("run")
+    assert lines[1].startswith("1 of 1 runs finished; queue 0; graders: none") and lines[2].startswith("head ")
+    assert lines[3].startswith("run")
 
 
 def test_fifty_runs_on_a_small_terminal(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archives of bundles: tar, plain or packed by gzip or zstandard; the same files give the same bytes.
+"""Archives, of staged things and of evidence: tar, plain or packed by gzip or zstandard; the same files give the same bytes.
 
 What is read is taken for hostile: nothing but plain files, no header larger than it need be, no more bytes than allowed.
 """
@@ -6,9 +6,10 @@ What is read is taken for hostile: nothing but plain files, no header larger tha
 from __future__ import annotations
 
 import gzip
+import hashlib
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -175,3 +176,30 @@ class Reading:
 
     def close(self) -> None:
         self._raw.close()
+
+
+class Hashed:
+    """A file that is hashed as it is read or written."""
+
+    def __init__(self, inner: IO[bytes]) -> None:
+        self._inner = inner
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = 0
+        self.digest: Callable[[], str] = self._sha256.hexdigest
+
+    def _count(self, data: bytes) -> None:
+        self._sha256.update(data)
+        self.size_bytes += len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._inner.read(size)
+        self._count(data)
+        return data
+
+    def write(self, data: bytes) -> int:
+        self._inner.write(data)
+        self._count(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._inner.flush()

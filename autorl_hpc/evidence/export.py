@@ -1,0 +1,253 @@
+"""`export`: a closed run's evidence and its selected weights in one file.
+
+What goes in is named one by one; nothing is packed because it happens to lie there. The same run gives the same bytes. Held-out
+texts, secrets, caches, logs and workspaces stay out. Records are hashed, so that they go in as they are: `attempt_started`
+names the workspace's path, every entry its writer's host and job, submissions the agent's notes and folder names.
+experiment.json, which no hash covers, is emptied of paths, of the cluster and of the judge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc import __version__
+from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.evidence import places
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.archive import Hashed, add, suffix_of, writing, zstandard_module
+from autorl_hpc.files.checkpoint import weight_files
+from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.canonical import readable_json
+from autorl_hpc.records.evidence import EvidenceManifest, ExportedWeights, RunHead
+from autorl_hpc.records.exchange import StoreFile
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.results import not_in_hash
+from autorl_hpc.report.verify import verify_run
+from autorl_hpc.stage.progress import Say, in_words
+from autorl_hpc.stage.space import check_space
+from autorl_hpc.states import Fault
+
+EMPTIED: dict[str, Any] = {"root": "", "scratch": None, "host": {}, "cluster": None}
+EMPTIED_SPEC: dict[str, Any] = {"judge": None, "cluster": "local"}
+MODE = 0o444
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A bundle that was written."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    manifest: EvidenceManifest
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        weights = self.manifest.weights
+        return {
+            "bundle": str(self.path),
+            "sha256": self.sha256,
+            "size_bytes": self.size_bytes,
+            "run_id": self.manifest.run_id,
+            "head": self.manifest.head.head,
+            "entries": self.manifest.head.entries,
+            "weights": weights.content_hash if weights else None,
+            "files": len(self.manifest.files),
+        }
+
+    def as_text(self) -> str:
+        """For people."""
+        weights = self.manifest.weights
+        kept = f"weights {weights.content_hash[:16]}..." if weights else "no weights: the base model is what was kept"
+        return (
+            f"{self.path}: {len(self.manifest.files)} files, {in_words(self.size_bytes)}, {kept}\n"
+            f"sha256 {self.sha256}\n"
+            f"head {self.manifest.head.head} ({self.manifest.head.entries} entries): tell it by another way than the bundle"
+        )
+
+
+@dataclass
+class _Packing:
+    """The files of a bundle: those that lie somewhere, and those that are made."""
+
+    lying: dict[str, Path] = field(default_factory=dict)
+    made: dict[str, bytes] = field(default_factory=dict)
+
+    def described(self) -> Iterator[StoreFile]:
+        for name in sorted({*self.lying, *self.made}):
+            data = self.made.get(name)
+            if data is not None:
+                yield StoreFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+            else:
+                path = self.lying[name]
+                yield StoreFile(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+
+
+def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exported:
+    """Packs the run in `folder` into `out`.
+
+    Raises:
+        AutorlError: it is no closed run, it does not verify, its weights are gone, or the bundle can't be written.
+    """
+    run, experiment = RunDir(folder.absolute()), ExperimentDir(folder.absolute().parent)
+    record = read_run(run)
+    out = (out or Path(f"{run.run_id}.tar.zst")).absolute()
+    if suffix_of(out) == ".tar.zst":
+        zstandard_module()
+    try:
+        view, head = _whole(experiment, run)
+        packing = _Packing()
+        _add_records(packing, experiment, run, record, view)
+        weights = _add_weights(packing, experiment, run, view)
+        _add_task(packing, experiment, record)
+        manifest = EvidenceManifest(
+            tool_version=__version__,
+            run_id=run.run_id,
+            experiment=record.experiment,
+            head=head,
+            base_model=record.science.base_model,
+            base_model_content_hash=record.science.base_model_content_hash,
+            weights=weights,
+            emptied=(*EMPTIED, *(f"spec.{name}" for name in EMPTIED_SPEC)),
+            files=tuple(packing.described()),
+        )
+        return _write(out, manifest, packing, say)
+    except OSError as error:
+        raise from_os_error(error, f"exporting {run.run_id}", error.filename or out) from error
+
+
+def _whole(experiment: ExperimentDir, run: RunDir) -> tuple[RunView, RunHead]:
+    ledger = Ledger(run)
+    verdict = verify_run(experiment, run)
+    if verdict.problems:
+        raise AutorlError(
+            f"this run does not verify: {verdict.problems[0]}",
+            where=run.path,
+            fault=Fault.CLUSTER,
+            next_step=f"see: autorl-hpc verify {run.path}",
+            exit_code=Exit.FAILED,
+        )
+    view = RunView.of(ledger.read())
+    if view.closed is None:
+        raise AutorlError(
+            "this run is not closed yet",
+            where=run.path,
+            next_step="wait until `autorl-hpc status` calls it finished",
+            exit_code=Exit.FAILED,
+        )
+    return view, RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head())
+
+
+def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> None:
+    inside = f"{places.EXPERIMENT}/{run.run_id}"
+    packing.lying[f"{inside}/run.json"] = run.record
+    for name in reading.list_names(run.ledger):
+        packing.lying[f"{inside}/ledger/{name}"] = run.ledger / name
+    if run.sealed_ledger.exists():
+        packing.lying[f"{inside}/ledger.jsonl"] = run.sealed_ledger
+    assert view.closed is not None
+    evaluations = [(number, score.evaluation) for number, score in view.scores.items()]
+    if view.closed.report and view.closed.selected:
+        evaluations.append((view.closed.selected, view.closed.report))
+    elsewhere: set[str] = set()  # items of the base model's own submissions
+    for number, evaluation in evaluations:
+        path = run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
+        if evaluation.items_sha256 is not None and path.exists():
+            packing.lying[f"{inside}/items/{path.name}"] = path
+        elif evaluation.items_sha256 is not None:
+            elsewhere.add(evaluation.items_sha256)
+    keys = {key for key in (view.closed.baseline_feedback, view.closed.baseline_report) if key}
+    for name in reading.list_names(experiment.baselines):
+        key = name.partition(".")[0]
+        items = experiment.baselines / f"{key}.items.jsonl.gz"
+        if key in keys or (elsewhere and items.exists() and file_sha256(items) in elsewhere):
+            packing.lying[f"{places.EXPERIMENT}/baselines/{name}"] = experiment.baselines / name
+    given = read_experiment(experiment).model_dump(mode="json")
+    packing.made[f"{places.EXPERIMENT}/experiment.json"] = readable_json(
+        {**given, **EMPTIED, "runs": [run.run_id], "spec": {**given["spec"], **EMPTIED_SPEC}}
+    )
+    packing.made[f"{inside}/report/summary.json"] = _summary(run)
+    packing.made[places.RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
+
+
+def _summary(run: RunDir) -> bytes:
+    from autorl_hpc.report.digest import Library, digest
+
+    return readable_json(digest(run, Library()).model_dump(mode="json"))
+
+
+def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view: RunView) -> ExportedWeights | None:
+    assert view.closed is not None
+    selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    if selected is None or selected.is_base or selected.content_hash is None:
+        return None  # known by the base model's hash; its weights are anybody's to stage
+    folder = experiment.artifacts / selected.content_hash
+    names = weight_files(folder) if folder.is_dir() else []
+    if not names:
+        raise AutorlError(
+            f"the selected checkpoint, artifacts/{selected.content_hash[:16]}..., is not here",
+            where=folder,
+            fault=Fault.CLUSTER,
+            next_step="put it back from where the run was made; without it nothing can be scored again",
+            exit_code=Exit.FAILED,
+        )
+    for name in names:
+        packing.lying[f"{places.EXPERIMENT}/artifacts/{selected.content_hash}/{name}"] = folder / name
+    return ExportedWeights(
+        submission_id=selected.submission_id, content_hash=selected.content_hash, not_in_hash=not_in_hash(folder)
+    )
+
+
+def _add_task(packing: _Packing, experiment: ExperimentDir, record: RunRecord) -> None:
+    """The frozen task.yaml, where the task has one: pins, licence and recipes, no items."""
+    path = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
+    if path.is_file():
+        packing.lying[places.TASK_FILE] = path
+
+
+def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -> Exported:
+    for file in manifest.files:
+        content = manifest.weights.content_hash if manifest.weights else None
+        if not places.is_record(file.path, manifest.run_id) and not places.is_weights(file.path, content):
+            raise AutorlError(f"{file.path} is no file of a run as this suite writes it", where=out)
+    total = sum(file.size_bytes for file in manifest.files)
+    check_space(out.parent, total, f"the bundle {out.name}")
+    say(f"{out.name}: packing {len(manifest.files)} files, {in_words(total)}")
+    temporary = out.parent / f"{atomic.TEMPORARY_PREFIX}{out.name}.{os.getpid()}.{secrets.token_hex(6)}"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as raw:
+            sink = Hashed(raw)
+            with writing(sink, suffix_of(out)) as archive:
+                first = readable_json(manifest.model_dump(mode="json"))
+                add(archive, places.MANIFEST_NAME, len(first), MODE, io.BytesIO(first))
+                for file in manifest.files:
+                    data = packing.made.get(file.path)
+                    with io.BytesIO(data) if data is not None else open(packing.lying[file.path], "rb") as source:
+                        counted = Hashed(source)
+                        add(archive, file.path, file.size_bytes, MODE, counted)
+                    if counted.digest() != file.sha256:
+                        raise AutorlError(
+                            f"{file.path} was changed while it was packed",
+                            where=packing.lying.get(file.path),
+                            fault=Fault.CLUSTER,
+                            next_step="run the same command again",
+                            exit_code=Exit.FAILED,
+                        )
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(temporary, out)
+        atomic.fsync_directory(out.parent)
+    finally:
+        atomic.unlink_quietly(temporary)
+    return Exported(out, sink.digest(), sink.size_bytes, manifest)

@@ -1,0 +1,350 @@
+"""`rescore`: scores an exported run again, by the graders' own path, and compares.
+
+Three things have to hold: the evidence (chain, items and scores fit each other), the weights (they are what the chain names), and
+the score (what this machine measures is what was claimed, but for noise). None of them needs trust in who made the bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError, Exit, Refused
+from autorl_hpc.evidence import places
+from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
+from autorl_hpc.evidence.here import check_shapes, check_task, judge_spec, weights_allowed
+from autorl_hpc.evidence.unpack import unpack_evidence
+from autorl_hpc.files.baselines import read_baseline
+from autorl_hpc.files.claims import Claims, HeartbeatWatch
+from autorl_hpc.files.host import host_name
+from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
+from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.records.evidence import EvidenceManifest
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.experiment import GraderSpec
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.verify import ANCHORED_NOTE, NOTE, verify_run
+from autorl_hpc.stage.progress import Say
+from autorl_hpc.stage.work import work_folder
+from autorl_hpc.states import Fault, Split
+
+MAX_BATCH_TOKENS = 1 << 20
+"""A bundle may ask for the batches that its run had, which is what makes answers alike; not for all of a machine's memory."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller gives beside the bundle."""
+
+    device: str = "auto"
+    judge_url: str | None = None
+    judge_key: Path | None = None
+    expect: str | None = None
+
+
+@dataclass
+class Rescored:
+    """What came of it.
+
+    Attributes:
+        problems: of the evidence; with any, nothing was scored.
+        anchored: whether the run's head is the one that the caller was told elsewhere; None if none was given.
+    """
+
+    manifest: EvidenceManifest
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    anchored: bool | None = None
+    engine: dict[str, Any] | None = None
+    claimed_engine: dict[str, Any] | None = None
+    noise_here: float | None = None
+    noise_claimed: float | None = None
+    compared: list[Compared] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.problems and bool(self.compared) and all(one.holds for one in self.compared)
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        if self.problems:
+            return f"the evidence does not hold: {self.problems[0]}"
+        if not self.holds:
+            return "; ".join(f"{one.what} {one.word}" for one in self.compared if not one.holds)
+        return "the evidence is whole, and the score was measured again"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "run_id": self.manifest.run_id,
+            "experiment": self.manifest.experiment,
+            "head": self.manifest.head.head,
+            "entries": self.manifest.head.entries,
+            "anchored": bool(self.anchored),
+            "holds": self.holds,
+            "verdict": self.verdict,
+            "problems": self.problems,
+            "notes": self.notes,
+            "engine": self.engine,
+            "claimed_engine": self.claimed_engine,
+            "noise_here": self.noise_here,
+            "noise_claimed": self.noise_claimed,
+            **{one.what: one.as_dict() for one in self.compared},
+            "note": ANCHORED_NOTE if self.anchored else NOTE,
+        }
+
+    def as_lines(self) -> list[str]:
+        """For people."""
+        lines = [f"{'HOLDS  ' if self.holds else 'DOES NOT HOLD'}  {self.manifest.run_id}: {self.verdict}"]
+        lines += [f"         {problem}" for problem in self.problems]
+        lines += [f"         {one.as_text()}" for one in self.compared]
+        if self.compared:
+            lines.append(f"         engine there: {_shown(self.claimed_engine)}; here: {_shown(self.engine)}")
+            lines.append(
+                f"         base model's own repeat: there {_points(self.noise_claimed)}, here {_points(self.noise_here)}"
+            )
+        lines += [f"         {note}" for note in self.notes]
+        lines += [f"         head {self.manifest.head.head} ({self.manifest.head.entries} entries)"]
+        return [*lines, "", ANCHORED_NOTE if self.anchored else NOTE]
+
+
+def _shown(engine: dict[str, Any] | None) -> str:
+    if engine is None:
+        return "unknown"
+    versions = " ".join(f"{name} {version}" for name, version in sorted(engine["versions"].items()))
+    return f"{engine['hash'][:12]}... ({engine['backend']}, {versions}, {engine['device']}, {engine['dtype']})"
+
+
+def _points(noise: float | None) -> str:
+    return "unknown" if noise is None else f"{noise:.2f}"
+
+
+def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: None) -> Rescored:
+    """Unpacks, verifies and scores `bundle`; everything that is written lies in a folder of `root` that is removed again.
+
+    Raises:
+        AutorlError: the bundle is none or is damaged; the task, split, recipe, scorer or base model is not the one that is staged
+            here; this machine can't score.
+    """
+    if asked.device not in ("auto", "cpu", "cuda"):
+        raise AutorlError(f"--device {asked.device}: it is auto, cpu or cuda", next_step="choose one")
+    if not root.path.is_dir():
+        raise AutorlError(
+            "there is no such folder", where=root.path, next_step="give the root that the task is staged in"
+        )
+    with work_folder(root.path, "rescore", mode=0o700) as work:
+        manifest = unpack_evidence(bundle, work, lambda head: weights_allowed(root, head))
+        done = Rescored(manifest)
+        experiment = ExperimentDir(work / places.EXPERIMENT)
+        run = experiment.run(manifest.run_id)
+        record, view = _verified(experiment, run, manifest, asked, done)
+        if done.problems or record is None or view is None:
+            return done
+        _check_weights(root, experiment, manifest, view, done)
+        if done.problems:
+            return done
+        done.notes += check_task(root, record)
+        say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
+        _Again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done).score()
+        return done
+
+
+def _verified(
+    experiment: ExperimentDir, run: RunDir, manifest: EvidenceManifest, asked: Asked, done: Rescored
+) -> tuple[RunRecord | None, RunView | None]:
+    """The run, if its evidence holds; else `done.problems` says why."""
+    try:
+        verdict = verify_run(experiment, run)
+        done.problems += verdict.problems
+        done.notes += verdict.notes
+        if done.problems:
+            return None, None
+        ledger = Ledger(run)
+        view, record = RunView.of(ledger.read()), read_run(run)
+    except (AutorlError, OSError, ValueError) as error:
+        done.problems.append(error.what if isinstance(error, AutorlError) else str(error))
+        return None, None
+    if ledger.head() != manifest.head.head or len(ledger.entries) != manifest.head.entries:
+        done.problems.append(f"{places.MANIFEST_NAME} names another head than the ledger has")
+    if asked.expect is not None:
+        done.anchored = ledger.head().startswith(asked.expect)
+        if not done.anchored:
+            done.problems.append(f"the ledger's head is {ledger.head()}, not the one that you expect")
+    if view.closed is None or view.closed.report is None:
+        done.problems.append("the run was not closed with a score on the report split: there is nothing to compare")
+    else:
+        done.problems += _strange(view, view.closed.report, record)
+    science = record.science
+    if (science.base_model, science.base_model_content_hash) != (
+        manifest.base_model,
+        manifest.base_model_content_hash,
+    ):
+        done.problems.append(f"{places.MANIFEST_NAME} names another base model than run.json")
+    return record, view
+
+
+def _strange(view: RunView, report: Evaluation, record: RunRecord) -> list[str]:
+    """What the closing entry claims is a score of the selected checkpoint, on the report split, by the run's recipe."""
+    assert view.closed is not None
+    selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    content = selected.content_hash if selected else record.science.base_model_content_hash
+    if view.closed.selected is not None and (selected is None or selected.status != "accepted"):
+        return ["the closing entry selects a submission that was not accepted"]
+    if (report.split, report.content_hash, report.recipe_hash) != (Split.REPORT, content, record.recipe_hash):
+        return [
+            "the closing entry's score is not one of the selected checkpoint on the report split by the run's recipe"
+        ]
+    return []
+
+
+def _check_weights(
+    root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView, done: Rescored
+) -> None:
+    """The weights are those of the selected submission. That their content has its hash, `verify_run` has seen."""
+    assert view.closed is not None
+    selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    wanted = None if selected is None or selected.is_base else selected.content_hash
+    held = manifest.weights.content_hash if manifest.weights else None
+    if wanted != held:
+        done.problems.append(
+            f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
+        )
+        return
+    if selected is not None and selected.is_base and selected.content_hash != manifest.base_model_content_hash:
+        done.problems.append("the selected submission calls itself the base model, and has not its content hash")
+    if manifest.weights is None:
+        return
+    try:
+        problem = check_shapes(
+            root,
+            manifest.base_model,
+            experiment.artifacts / manifest.weights.content_hash,
+            manifest.weights.not_in_hash,
+        )
+    except Refused as error:
+        problem = error.message
+    if problem:
+        done.problems.append(f"the weights are no checkpoint of the base model: {problem}")
+
+
+@dataclass
+class _Again:
+    """The measuring, by the code that graders run. `fresh` holds what is measured here: never the bundle's own records."""
+
+    root: Root
+    experiment: ExperimentDir
+    fresh: ExperimentDir
+    record: RunRecord
+    view: RunView
+    asked: Asked
+    done: Rescored
+
+    def score(self) -> None:
+        """Fills `done` with the comparisons: the base model first, whose noise the checkpoint's is held against."""
+        judge = judge_spec(self.record.science.recipe, self.asked.judge_url, self.asked.judge_key)
+        for folder in self.fresh.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(self.root, self._grader(), lambda: judge)
+        try:
+            base = self._base(bench)
+            self._selected(bench, base)
+        except (ClusterTrouble, NotReady) as error:
+            raise AutorlError(
+                f"this machine can't score it: {error}",
+                fault=Fault.CLUSTER,
+                next_step="see the message; another --device may do",
+                exit_code=Exit.ENVIRONMENT,
+            ) from error
+        finally:
+            bench.drop_engine()
+
+    def _grader(self) -> GraderSpec:
+        """The run's own batches, since they decide how rounding falls, on the device of the caller's choice."""
+        spec = read_experiment(self.experiment).grader
+        return GraderSpec.model_validate(
+            {
+                "device": self.asked.device,
+                "threads": min(spec.threads, os.cpu_count() or 1),
+                "batch_tokens": min(spec.batch_tokens, MAX_BATCH_TOKENS),
+            }
+        )
+
+    def _base(self, bench: Bench) -> Baseline:
+        """Measured twice, as every base model is."""
+        grader = f"rescore-{secrets.token_hex(4)}"
+        watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
+        claims = Claims(self.fresh.claims, grader, host_name(), watch)
+        here = Baselines(self.fresh, claims, bench, grader).ensure(self.record.science, Split.REPORT)
+        assert here is not None  # nobody else claims anything in this folder
+        self.done.engine = _facts(here)
+        self.done.noise_here = here.noise()
+        key = self.view.closed.baseline_report if self.view.closed else None
+        claimed = read_baseline(self.experiment.baselines, key) if key else None
+        if claimed is None:
+            self.done.notes.append("the run names no score of its base model")
+            return here
+        self.done.claimed_engine = _facts(claimed)
+        self.done.noise_claimed = claimed.noise()
+        self.done.compared.append(
+            compare(
+                "base",
+                claimed.evaluation,
+                self._rows(self.experiment.baselines / f"{key}.items.jsonl.gz"),
+                here.evaluation,
+                self._rows(self.fresh.baselines / f"{here.key}.items.jsonl.gz"),
+                scorer=self.record.science.recipe.scorer,
+                noise=self._noise(),
+            )
+        )
+        return here
+
+    def _selected(self, bench: Bench, base: Baseline) -> None:
+        assert self.view.closed is not None
+        claimed, number = self.view.closed.report, self.view.closed.selected
+        submission = self.view.submissions.get(number) if number else None
+        if claimed is None or submission is None or submission.is_base or submission.content_hash is None:
+            return  # the base model is what was kept
+        name = f"{number:06d}.{Split.REPORT}.jsonl.gz"
+        items = self.fresh.run(self.record.run_id).items / name
+        attempts = Attempts(self.experiment, bench)
+        here: Evaluation = attempts.evaluate(
+            self.record.science, submission.content_hash, Split.REPORT, items, "the bundle's checkpoint", 1
+        )
+        again = next((one for one in self.done.compared if one.what == "base"), None)
+        self.done.compared.append(
+            compare(
+                "selected",
+                claimed,
+                self._rows(self.experiment.run(self.record.run_id).items / name),
+                here,
+                self._rows(items),
+                scorer=self.record.science.recipe.scorer,
+                noise=self._noise(),
+                reproducible=again is not None and again.same_engine and again.same_texts == again.n,
+            )
+        )
+
+    def _noise(self) -> float:
+        return max(self.done.noise_here or 0.0, self.done.noise_claimed or 0.0)
+
+    def _rows(self, path: Path) -> dict[str, Row]:
+        try:
+            return read_rows(path)
+        except FileNotFoundError:
+            return {}  # of a score that is null
+        except ValueError as error:
+            raise AutorlError(str(error), where=path, exit_code=Exit.FAILED) from None
+
+
+def _facts(baseline: Baseline) -> dict[str, Any]:
+    return {"hash": baseline.engine.digest(), **baseline.engine.model_dump(mode="json")}

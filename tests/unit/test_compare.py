@@ -1,0 +1,108 @@
+"""Two measurements of one checkpoint: what is noise, and what is a claim that doesn't hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.states import Fault, Split
+
+HASH, OTHER = "a" * 64, "b" * 64
+
+
+def evaluation(values: list[float] | None, engine: str = HASH) -> Evaluation:
+    score = None if values is None else 100.0 * sum(values) / len(values)
+    facts = {} if values is not None else {"fault": Fault.ARTIFACT, "reason": "it breaks the engine"}
+    return Evaluation(
+        split=Split.REPORT,
+        content_hash=HASH,
+        score=score,
+        n=len(values or []),
+        recipe_hash=HASH,
+        engine_hash=engine,
+        **facts,
+    )
+
+
+def rows(values: list[float], texts: str = "t") -> dict[str, Row]:
+    return {f"q{i}": Row(value, f"{texts}{i}") for i, value in enumerate(values)}
+
+
+def solved(count: int, n: int = 200) -> list[float]:
+    return [1.0] * count + [0.0] * (n - count)
+
+
+def compared(
+    claimed: list[float], here: list[float], *, texts: str = "u", engine: str = HASH, **more: object
+) -> Compared:
+    given: dict[str, object] = {"scorer": "gsm8k", "noise": 0.0, **more}
+    return compare(  # type: ignore[arg-type]
+        "selected", evaluation(claimed), rows(claimed), evaluation(here, engine), rows(here, texts), **given
+    )
+
+
+def test_the_same() -> None:
+    found = compared(solved(80), solved(80), texts="t")
+    assert (found.word, found.holds, found.difference, found.same_texts) == ("identical", True, 0.0, 200)
+
+
+def test_a_claim_that_is_too_high() -> None:
+    found = compared(solved(100), solved(80))
+    assert found.word == "differs" and (found.up, found.down, found.difference) == (0, 20, -10.0)
+    assert found.p_value is not None and found.p_value < 1e-5
+    assert not compared(solved(60), solved(80)).holds  # nor one that is too low
+
+
+def test_chance_and_noise() -> None:
+    moved = [0.0, 0.0, 0.0, *solved(82, 197)]  # three down, five up
+    found = compared(solved(80), moved)
+    assert found.word == "within noise" and found.changed > 0
+    assert compared(solved(80), solved(74), noise=3.0).word == "within noise"
+    assert compared(solved(80), solved(74), noise=2.9).word == "differs"
+
+
+def test_one_text_with_two_outcomes_is_no_noise() -> None:
+    found = compared(solved(81), solved(80), texts="t")
+    assert found.word == "differs" and found.same_text_other_outcome == 1 and "same text" in found.why
+    assert compared(solved(81), solved(80), texts="t", scorer="humaneval").holds  # a program may run out of time
+
+
+def test_an_engine_without_noise_explains_nothing() -> None:
+    assert compared(solved(81), solved(80), reproducible=True).word == "differs"
+    assert compared(solved(81), solved(80), reproducible=True, engine=OTHER).holds  # not that engine
+
+
+def test_other_items_and_no_scores() -> None:
+    found = compare(
+        "selected", evaluation([1.0, 1.0]), {}, evaluation([1.0, 1.0]), rows([1.0, 1.0]), scorer="gsm8k", noise=99.0
+    )
+    assert found.word == "differs" and "items" in found.why
+    null = compare("selected", evaluation([1.0]), rows([1.0]), evaluation(None), {}, scorer="gsm8k", noise=99.0)
+    assert (null.word, null.why, null.holds) == ("not scored", "it breaks the engine", False)
+    assert null.as_dict()["difference"] is None and "not scored" in null.as_text()
+
+
+def test_a_score_that_its_items_do_not_explain() -> None:
+    claimed = evaluation(solved(80)).model_copy(update={"score": 55.0})
+    found = compare(
+        "base", claimed, rows(solved(80)), evaluation(solved(80)), rows(solved(80)), scorer="alpacaeval", noise=0.0
+    )
+    assert found.word == "differs"
+
+
+@pytest.mark.parametrize("text", ["[]", '{"id": 1}', "{", "1", '{"id": "a", "outcome": "x", "output_sha256": ""}'])
+def test_items_files_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "i.gz").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(ValueError):
+        read_rows(tmp_path / "i.gz")
+
+
+def test_items_files(tmp_path: Path) -> None:
+    line = json.dumps({"id": "a", "outcome": 0.5, "output_sha256": "x", "tokens": 1})
+    (tmp_path / "i.gz").write_bytes(gzip.compress(line.encode()))
+    assert read_rows(tmp_path / "i.gz") == {"a": Row(0.5, "x")}

@@ -1,0 +1,274 @@
+"""`verify` names what was done to a finished experiment: each test does one alteration, and nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from treemaker import Tree, TreeRun
+
+from autorl_hpc.files.ledger import sha256_hex
+from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.report import api
+from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+class Place:
+    """An experiment of two closed runs, with reports."""
+
+    def __init__(self, path: Path) -> None:
+        self.tree = Tree(path)
+        self.tree.experiment.code.rmdir()
+        self.run, self.other = self.tree.finished(seed=0, solved=60), self.tree.finished(seed=1, solved=30)
+        for run in (self.run, self.other):
+            (self.tree.experiment.finished / run.dir.run_id).touch()
+        api.write_reports(api.build([path]), None)
+
+    def entry(self, number: int) -> Path:
+        return self.run.dir.ledger / f"{number:06d}.json"
+
+    def last(self) -> int:
+        return len(list(self.run.dir.ledger.iterdir()))
+
+    def write(self, path: Path, data: bytes) -> None:
+        os.chmod(path, 0o644) if path.exists() else None
+        path.write_bytes(data)
+
+    def alter(self, number: int, **fields: object) -> None:
+        """Another body, as this suite would write it."""
+        value = json.loads(self.entry(number).read_bytes())
+        value["body"] |= fields
+        self.write(self.entry(number), canonical_json(value) + b"\n")
+
+    def chain_anew(self, first: int = 1, *, count: int | None = None) -> None:
+        """Links all entries from `first` on again, as one would who may write everything; and the copy of them."""
+        count = count or self.last()
+        before = self.run.dir.record if first == 1 else self.entry(first - 1)
+        prev = sha256_hex(before.read_bytes())
+        for number in range(first, count + 1):
+            value = json.loads(self.entry(number).read_bytes()) | {"prev": prev, "seq": number}
+            data = canonical_json(value) + b"\n"
+            self.write(self.entry(number), data)
+            prev = sha256_hex(data)
+        lines = [self.entry(number).read_bytes() for number in range(1, count + 1)]
+        self.write(self.run.dir.sealed_ledger, b"".join(lines))
+
+    def problems(self) -> list[str]:
+        """Of the run that was altered; the other one must be whole."""
+        found = {v.run_id: v.problems for v in verify_paths([self.tree.path])}
+        assert found[self.other.dir.run_id] == []
+        return found[self.run.dir.run_id]
+
+    def shared(self) -> list[str]:
+        return next(v.problems for v in verify_paths([self.tree.path]) if v.run_id == SHARED)
+
+    def notes(self) -> list[str]:
+        return [note for verdict in verify_paths([self.tree.path]) for note in verdict.notes]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path / "exp")
+    assert made.problems() == [] and made.shared() == []
+    return made
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_altered_entry(place: Place, number: int, copy: bool) -> None:
+    field = {1: {"elapsed_s": 1.0}, 2: {"note": "x"}, 3: {"generation": 9}, 5: {"generation": 9}}[number]
+    if not copy:
+        place.run.dir.sealed_ledger.unlink()
+    place.alter(number, **field)
+    (problem,) = place.problems()
+    told = (
+        f"ledger.jsonl, written at the end of the run, is entry {number:06d}" if copy else f"it was entry {number:06d}"
+    )
+    assert problem.endswith(told), problem
+
+
+def test_the_last_entry_altered(place: Place) -> None:
+    last = place.last()
+    place.alter(last, grader="another")
+    assert place.problems() == [f"ledger.jsonl line {last} differs from ledger entry {last:06d}"]
+
+
+def test_an_entry_that_no_longer_parses(place: Place) -> None:
+    place.write(place.entry(3), place.entry(3).read_bytes()[:-20])
+    assert place.problems()[0].startswith("ledger entry 000003 is damaged")
+    place.write(place.entry(3), b"[" * 200_000)
+    assert place.problems()[0].startswith("ledger entry 000003 is damaged")
+
+
+def test_swapped_entries(place: Place) -> None:
+    a, b = place.entry(3), place.entry(4)
+    first, second = a.read_bytes(), b.read_bytes()
+    place.write(a, second), place.write(b, first)
+    assert place.problems() == ["ledger entry 000003 calls itself number 4: the order was changed"]
+    renumbered = [canonical_json(json.loads(data) | {"seq": n}) + b"\n" for n, data in ((3, second), (4, first))]
+    place.write(a, renumbered[0]), place.write(b, renumbered[1])
+    (problem,) = place.problems()
+    assert "breaks before ledger entry 000003" in problem and problem.endswith("is entry 000003")
+
+
+def test_a_deleted_middle(place: Place) -> None:
+    place.entry(3).unlink()
+    assert place.problems() == ["ledger entry 000003.json is missing, though 000004.json is there"]
+    last = place.last() + 1
+    for number in range(4, last + 1):  # the gap closed
+        place.entry(number).rename(place.entry(number - 1))
+    assert place.problems() == ["ledger entry 000003 calls itself number 4: the order was changed"]
+
+
+def test_a_cut_end(place: Place) -> None:
+    last = place.last()
+    place.entry(last).unlink()
+    (problem, *_) = place.problems()
+    assert problem == f"finished, but its ledger has no closing entry: entries after {last - 1:06d} are missing"
+
+
+def test_an_inserted_entry(place: Place) -> None:
+    for number in range(place.last(), 2, -1):
+        place.entry(number).rename(place.entry(number + 1))
+    place.write(place.entry(3), place.entry(2).read_bytes())
+    assert place.problems() == ["ledger entry 000003 calls itself number 2: the order was changed"]
+    value = json.loads(place.entry(2).read_bytes()) | {"seq": 3, "prev": sha256_hex(place.entry(2).read_bytes())}
+    place.write(place.entry(3), canonical_json(value) + b"\n")
+    assert place.problems() == ["ledger entry 000004 calls itself number 3: the order was changed"]
+
+
+@pytest.mark.parametrize("kind", ["score", "closed", "sealed", "submission"])
+def test_an_entry_appended_after_the_end(place: Place, kind: str) -> None:
+    last = place.last()
+    value = next(v for n in range(1, last + 1) if (v := json.loads(place.entry(n).read_bytes()))["kind"] == kind)
+    value |= {"seq": last + 1, "prev": sha256_hex(place.entry(last).read_bytes())}
+    place.write(place.entry(last + 1), canonical_json(value) + b"\n")
+    named = f"ledger entry {last + 1:06d} ({kind}) was added after the closing entry {last:06d}"
+    assert place.problems() == [named]
+
+
+def test_run_json_changed(place: Place) -> None:
+    record = json.loads(place.run.dir.record.read_text())
+    place.run.dir.record.write_text(json.dumps(record | {"sandbox": "apptainer"}))
+    (problem,) = place.problems()
+    assert problem.endswith("says that it was run.json")
+    place.run.dir.sealed_ledger.unlink()
+    (problem,) = place.problems()
+    assert problem.endswith("it was run.json")
+    record["science"]["seed"] = 7
+    place.run.dir.record.write_text(json.dumps(record))
+    assert place.problems()[0].startswith("run.json doesn't belong to this folder")
+
+
+def test_items_edited_or_of_another_run(place: Place) -> None:
+    path = place.run.dir.items / "000002.report.jsonl.gz"
+    before = path.read_bytes()
+    lines = gzip.decompress(before).replace(b'"outcome":0.0', b'"outcome":1.0', 1)
+    named = "items/000002.report.jsonl.gz was altered: its hash is not the one in the record of its score"
+    for data in (gzip.compress(lines, mtime=0), (place.other.dir.items / path.name).read_bytes(), b"", before[:-1]):
+        place.write(path, data)
+        assert place.problems() == [named]
+    path.unlink()
+    assert place.problems() == ["items/000002.report.jsonl.gz is missing"]
+
+
+def test_items_that_unpack_to_too_much(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autorl_hpc.files import reading
+
+    monkeypatch.setattr(reading.gunzip, "__kwdefaults__", {"max_bytes": 1000})
+    assert any("no items file" in problem for v in verify_paths([place.tree.path]) for problem in v.problems)
+
+
+def test_a_baseline_changed(place: Place) -> None:
+    for path in place.tree.experiment.baselines.glob("*.json"):
+        value = json.loads(path.read_bytes())
+        if value["evaluation"]["split"] == "report":
+            value["evaluation"]["score"] = 1.0
+            place.write(path, canonical_json(value) + b"\n")
+    found = {v.run_id: v.problems for v in verify_paths([place.tree.path]) if v.of == "run"}
+    assert all(any("baselines/" in p and "doesn't give the recorded score" in p for p in ps) for ps in found.values())
+
+
+Edit = Callable[[dict[str, object]], None]
+
+
+def _set(name: str, value: object) -> Edit:
+    def edit(summary: dict[str, object]) -> None:
+        *path, last = name.split(".")
+        for part in path:
+            summary = summary[part]  # type: ignore[assignment]
+        summary[last] = value
+
+    return edit
+
+
+@pytest.mark.parametrize("name", ["report.score", "improvement.difference", "selected", "counted", "sandbox"])
+def test_a_result_changed_in_a_report(place: Place, name: str) -> None:
+    own, merged = place.run.dir.report / "summary.json", place.tree.experiment.report / "summary.json"
+    for path in (own, merged):
+        value = json.loads(path.read_text())
+        rows = value["runs"] if path is merged else [value]
+        _set(name, 77)(next(row for row in rows if row["run_id"] == place.run.dir.run_id))
+        path.write_text(json.dumps(value))
+    (problem,) = place.problems()
+    assert problem.startswith(f"report/summary.json was altered: `{name}` is 77, and the ledger gives ")
+    place.tree.experiment.run(place.run.dir.run_id).report.joinpath("summary.json").unlink()
+    (problem,) = place.shared()
+    assert f"{place.run.dir.run_id}: `{name}` is 77" in problem
+
+
+@pytest.mark.parametrize("name", ["run.md", "run.html"])
+def test_a_page_changed(place: Place, name: str) -> None:
+    path = place.run.dir.report / name
+    path.write_text(path.read_text().replace("60", "99"))
+    assert place.problems() == [f"report/{name} was altered: it is not what report/summary.json and the ledgers give"]
+
+
+@pytest.mark.parametrize("name", ["index.html", "summary.csv", "summary.md"])
+def test_a_merged_page_changed(place: Place, name: str) -> None:
+    path = place.tree.experiment.report / name
+    path.write_text(path.read_text() + "<p>99</p>")
+    assert place.shared() == [f"report/{name} was altered: it is not what report/summary.json and the ledgers give"]
+
+
+def test_a_report_that_is_older_than_its_ledger_is_no_damage(place: Place) -> None:
+    place.run.start()  # an attempt that came late
+    assert place.problems() == [] and place.shared() == []
+    assert any("was written 1 entries ago" in note for note in place.notes())
+    value = json.loads((place.run.dir.report / "summary.json").read_text())
+    (place.run.dir.report / "summary.json").write_text(json.dumps(value | {"ledger_head": "0" * 64}))
+    assert "names a head that this ledger never had" in place.problems()[0]
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"[" * 200_000])
+def test_a_report_that_is_none(place: Place, data: bytes) -> None:
+    (place.run.dir.report / "summary.json").write_bytes(data)
+    assert len(place.problems()) == 1
+
+
+def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> None:
+    """What nobody can see without an anchor: so the verdict doesn't claim it."""
+    place.alter(2, note="another past")
+    place.chain_anew(3)
+    api.write_reports(api.build([place.tree.path]), None)
+    assert place.problems() == [] and place.shared() == []
+    text = "\n".join(as_lines(verify_paths([place.tree.path])))
+    assert "0 anchored" in text and "whoever can write here can also write a new chain" in text
+
+
+def test_two_runs_in_one_place(place: Place) -> None:
+    """The ledger of one run put into another's folder doesn't link to its run.json."""
+    for path in place.other.dir.ledger.iterdir():
+        place.write(place.entry(int(path.stem)), path.read_bytes())
+    assert "breaks before ledger entry 000001" in place.problems()[0]
+    run: TreeRun = place.run
+    assert run.dir.run_id != place.other.dir.run_id
