@@ -36,7 +36,9 @@ class SandboxUsed(Strict):
 
     level: SandboxLevel
     network: Network = Field(description="What is enforced, not what was asked for.")
-    holes: tuple[str, ...] = Field((), description="What this level did not stop when it was tried, in a few words each.")
+    holes: tuple[str, ...] = Field(
+        (), description="What this level did not stop when it was tried, in a few words each."
+    )
     start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
 
 
@@ -159,9 +161,9 @@ class Fingerprint(Strict):
 class Contaminated(Strict):
     """Held-out items found in one file that the agent left readable."""
 
-    file: str
+    file: str = Field(description="Relative to the workspace, or `agent.log`; escaped.")
     split: Split
-    how: Literal["ngram", "exact"]
+    how: Literal["ngram", "exact"] = Field(description="ngram: 13 words in a row of it; exact: all of it.")
     items: int = Field(ge=1)
     first_items: tuple[str, ...] = Field((), description="Ids of the first few.")
 
@@ -170,9 +172,19 @@ class Contamination(Strict):
     """What of the held-out items stood in the workspace when a submission was made (or at the end). Never a verdict."""
 
     submission_id: int | None = Field(None, description="Null: at the end of the run.")
+    also: tuple[int, ...] = Field(
+        (),
+        description="Submissions taken in while the look before was at work, or before the end: it stands for them too.",
+    )
     items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
-    of: dict[Split, int] = Field(default_factory=dict, description="Held-out items looked for: long enough, not in training.")
+    whole: dict[Split, int] = Field(
+        default_factory=dict, description="Of these, those of which a whole text was found."
+    )
+    of: dict[Split, int] = Field(
+        default_factory=dict, description="Held-out items looked for: long enough, and not given to the agent."
+    )
     too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
+    given: int = Field(0, ge=0, description="Items that stand whole in the training data or in what the suite laid.")
     found: tuple[Contaminated, ...] = ()
     found_unlisted: int = Field(0, ge=0, description="Files beyond those listed in `found`.")
     files_scanned: int = Field(0, ge=0)
