@@ -45,7 +45,7 @@ CACHED_BYTES = 64
 _SPACE = ord(" ")
 _FOLD = bytes(c if c >= 128 or chr(c).isalnum() else _SPACE for c in range(256)).lower()
 _CODED = re.compile(rb"\\\\*(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
-_ESCAPE = re.compile(rb"\\\\*[nrtbfv]?")
+_ESCAPE = re.compile(rb"\\\\*[nrtbfvNRTBFV]?")
 _WIDE = re.compile(rb"[ -~]?[\x80-\xff]+")
 """Signs beyond ASCII, with the letter before them that an accent may belong to."""
 

@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
 import threading
 import time
@@ -177,6 +178,9 @@ class Scanner:
             fd = os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # no agent has been started
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return
         self._file(look, meter, fd, self.log.name)
 
     def _tree(self, look: Look, meter: Meter) -> None:
