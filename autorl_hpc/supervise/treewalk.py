@@ -61,6 +61,8 @@ def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], boo
         parts = folders.popleft()
         try:
             fd = open_below(root_fd, parts, DIR_FLAGS)
+        except FileNotFoundError:
+            continue
         except OSError:
             listing.whole = False
             continue
@@ -70,7 +72,10 @@ def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], boo
                     entries_seen += 1
                     if entries_seen % TICK_ENTRIES == 0:
                         meter.tick()
-                    status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                    try:
+                        status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # removed under our eyes: that must not hide its neighbours
                     here = (*parts, entry.name)
                     if status.st_dev != device or skip(here):
                         continue
@@ -88,7 +93,7 @@ def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], boo
         except Limit:
             raise
         except OSError:
-            listing.whole = False  # removed or replaced under our eyes
+            listing.whole = False
         finally:
             os.close(fd)
     return listing
