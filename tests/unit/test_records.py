@@ -119,6 +119,18 @@ RECORDS: list[Strict] = [
         ignored_files=("optimizer.pt", "logs/"),
     ),
     ledger.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
+    ledger.Contamination(
+        submission_id=3,
+        also=(2,),
+        items={Split.FEEDBACK: 0, Split.REPORT: 2},
+        whole={Split.FEEDBACK: 0, Split.REPORT: 1},
+        of={Split.FEEDBACK: 300, Split.REPORT: 500},
+        found=(
+            ledger.Contaminated(file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1", "r-2")),
+        ),
+        complete=False,
+        reason="limit of the look: time",
+    ),
     ledger.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
     ledger.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
     exchange.QueueEntry(
