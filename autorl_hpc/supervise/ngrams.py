@@ -35,6 +35,9 @@ OTHER_SHARE = 0.5
 """Answers, and other texts of a row, count if half of their runs stand in one file. A single run of an answer is often
 common property (the loop that tests for a prime), and a sum of few words comes about anew."""
 
+LEAST_TELLING = 3
+"""Words of a run that are more than a number or a letter: `1 2 3 4 5 6 7 8 9 a b c d` stands in many a program."""
+
 MAX_WINDOWS_PER_TEXT = 1000
 """Of longer texts (a game's file), the first so many."""
 
@@ -148,14 +151,16 @@ class Index:
         self._text_item = np.array([text.item for text, _ in kept], dtype=np.int64)
         self._text_asked = np.array([text.asked for text, _ in kept], dtype=bool)
         self.items = items
-        self.short = items - len(set(self._text_item.tolist()))
         self.cut_off = 0
         hashes: list[Any] = []
         owners: list[Any] = []
         total = 0
-        for number, (_, ids) in enumerate(kept):
+        telling = np.array([False, *map(_telling, self._vocabulary)])
+        for number, (_, found_ids) in enumerate(kept):
+            ids = np.array(found_ids, dtype=np.int64)
             length = min(WINDOW, len(ids))
-            own = np.unique(_runs(values[np.array(ids, dtype=np.int64)], length)[:MAX_WINDOWS_PER_TEXT])
+            counts = np.convolve(telling[ids], np.ones(length, dtype=np.int64), "valid")
+            own = np.unique(_runs(values[ids], length)[counts >= LEAST_TELLING][:MAX_WINDOWS_PER_TEXT])
             total += len(own)
             if total > MAX_WINDOWS:
                 self.cut_off += 1
@@ -168,6 +173,7 @@ class Index:
         self._hashes, self._pattern = np.unique(every, return_inverse=True)
         self._alive = np.ones(len(self._hashes), dtype=bool)
         self._arrange()
+        self.short = items - len(self.looked_for())
 
     def _arrange(self) -> None:
         """Puts what is alive into the order that searching needs."""
@@ -227,6 +233,10 @@ class Index:
         found: dict[int, How] = {int(self._text_item[n]): "ngram" for n in np.flatnonzero(enough)}
         found.update({int(self._text_item[n]): "exact" for n in np.flatnonzero(all_of_it)})
         return found
+
+
+def _telling(word: bytes) -> bool:
+    return not word.isascii() or (len(word) > 1 and not word.isdigit())
 
 
 def _salt(length: int) -> Any:

@@ -151,6 +151,13 @@ def test_thirteen_words_in_a_row_are_needed(tmp_path: Path) -> None:
     assert [line.how for line in look.found] == ["ngram"] and look.whole == {Split.REPORT: 0}
 
 
+def test_runs_of_numbers_and_letters_say_nothing(tmp_path: Path) -> None:
+    digits = "1 2 3 4 5 6 7 8 9 A B C D E F"
+    (tmp_path / "file").write_text(f"DIGITS = '{digits}'")
+    assert found(tmp_path, [f"You are given a string of hexadecimal digits, one of {digits}, and count primes."]) == 0
+    assert scanner(tmp_path, [digits]).look(meter()).too_short == 1
+
+
 def test_a_short_text_must_be_whole_and_a_shorter_one_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("put a clean cup on shelf. " + SHORT.removesuffix(" born?"))
     look = scanner(tmp_path, [SHORT, "put a clean cup on shelf."]).look(meter())
