@@ -192,7 +192,7 @@ class Contamination(Strict):
     bytes_unchanged: int = Field(0, ge=0, description="In files that were scanned at an earlier look.")
     bytes_skipped: int = Field(0, ge=0, description="Binary files, checkpoints, and what was beyond the limits.")
     files_skipped: int = Field(0, ge=0)
-    complete: bool = Field(True, description="False: a limit of time, files or bytes ended the look.")
+    complete: bool = Field(description="False: a limit of time, files or bytes ended the look.")
     reason: str | None = None
     took_s: float = Field(0.0, ge=0)
 
