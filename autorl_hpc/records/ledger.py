@@ -162,9 +162,9 @@ class Fingerprint(Strict):
 class Contaminated(Strict):
     """Held-out items found in one file that the agent left readable."""
 
-    file: str
+    file: str = Field(description="Relative to the workspace, or `agent.log`; escaped.")
     split: Split
-    how: Literal["ngram", "exact"]
+    how: Literal["ngram", "exact"] = Field(description="ngram: 13 words in a row of it; exact: all of it.")
     items: int = Field(ge=1)
     first_items: tuple[str, ...] = Field((), description="Ids of the first few.")
 
@@ -173,11 +173,19 @@ class Contamination(Strict):
     """What of the held-out items stood in the workspace when a submission was made (or at the end). Never a verdict."""
 
     submission_id: int | None = Field(None, description="Null: at the end of the run.")
+    also: tuple[int, ...] = Field(
+        (),
+        description="Submissions taken in while the look before was at work, or before the end: it stands for them too.",
+    )
     items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
+    whole: dict[Split, int] = Field(
+        default_factory=dict, description="Of these, those of which a whole text was found."
+    )
     of: dict[Split, int] = Field(
-        default_factory=dict, description="Held-out items looked for: long enough, not in training."
+        default_factory=dict, description="Held-out items looked for: long enough, and not given to the agent."
     )
     too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
+    given: int = Field(0, ge=0, description="Items that stand whole in the training data or in what the suite laid.")
     found: tuple[Contaminated, ...] = ()
     found_unlisted: int = Field(0, ge=0, description="Files beyond those listed in `found`.")
     files_scanned: int = Field(0, ge=0)
@@ -185,7 +193,7 @@ class Contamination(Strict):
     bytes_unchanged: int = Field(0, ge=0, description="In files that were scanned at an earlier look.")
     bytes_skipped: int = Field(0, ge=0, description="Binary files, checkpoints, and what was beyond the limits.")
     files_skipped: int = Field(0, ge=0)
-    complete: bool = Field(True, description="False: a limit of time, files or bytes ended the look.")
+    complete: bool = Field(description="False: a limit of time, files or bytes ended the look.")
     reason: str | None = None
     took_s: float = Field(0.0, ge=0)
 

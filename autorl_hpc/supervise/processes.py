@@ -13,6 +13,9 @@ import time
 
 MARK_VARIABLE = "AUTORL_RUN_MARK"
 PR_SET_CHILD_SUBREAPER = 36
+OWN: set[int] = set()
+"""Children of the supervisor that are the suite's: they are not ended with the agent."""
+
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
 
@@ -113,7 +116,7 @@ def end_all(
     def targets() -> set[int]:
         if collect:
             reap()
-        return (descendants(root) | marked(mark)) - spare - {root, os.getpid()}
+        return (descendants(root) | marked(mark)) - spare - OWN - {root, os.getpid()}
 
     if grace_s > 0:
         _send(_asked_to_end(targets()), signal.SIGTERM)

@@ -39,6 +39,7 @@ from autorl_hpc.supervise.bridge import Bridge
 from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.chain import Chain, Superseded
 from autorl_hpc.supervise.confining import Confinement
+from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.environment import agent_environment, environment_venv
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
@@ -77,6 +78,7 @@ class Supervisor:
         self.chain = Chain(self.run)
         self.seals = Seals(experiment, self.record, self.chain)
         self.marks = self.seals.marks
+        self.contamination = ContaminationWatch(experiment, run_id, lambda: self.workspace_path, self.chain)
         self._signal: int | None = None
         self._superseded = threading.Event()
         self._intake_stop = threading.Event()
@@ -219,6 +221,7 @@ class Supervisor:
         usage.start()
         taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
         taker.start()
+        self.contamination.start()
         try:
             ended_by = self._watch(process, workspace, clock, intake.answers, usage)
             process.stop(0.0 if ended_by is EndedBy.AGENT_EXIT else STOP_GRACE_S)
@@ -238,6 +241,7 @@ class Supervisor:
         self._patiently(lambda: intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled()))
         if self._signal is not None and intake.left():
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}", ended_by, exit_code)
+        self.contamination.finish(stop=lambda: self._signal is not None)
         self._seal(ended_by, exit_code, clock, intake)
         intake.answers.update(self.chain.look())
         return 0

@@ -1,4 +1,4 @@
-"""Held-out items out of the vault. Only graders call this."""
+"""Held-out items out of the vault. Called by graders, and by the scanner that looks for them in workspaces."""
 
 from __future__ import annotations
 

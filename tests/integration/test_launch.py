@@ -75,9 +75,9 @@ def journal(cluster: Cluster, run_id: str) -> list[str]:
 
 
 def kinds(cluster: Cluster, run_id: str) -> list[str]:
-    """Kinds of a run's entries, in order, without those that say how an attempt was confined."""
+    """Kinds of a run's entries, in order, without those that come when they come or say how an attempt was confined."""
     found = [json.loads(data)["kind"] for _, data in sorted(ledger_bytes(cluster, run_id).items())]
-    return [kind for kind in found if kind != "sandbox"]
+    return [kind for kind in found if kind not in ("sandbox", "contamination", "fingerprint")]
 
 
 def status(cluster: Cluster) -> dict[str, Any]:

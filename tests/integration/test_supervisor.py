@@ -81,10 +81,9 @@ def one(cluster: Cluster, script: str, **changes: Any) -> str:
 
 
 def kinds(cluster: Cluster, run_id: str) -> list[str]:
-    """The kinds of the run's ledger entries, those apart that say how each attempt was confined."""
-    return [
-        str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read() if linked.kind is not EntryKind.SANDBOX
-    ]
+    """The kinds of the run's ledger entries, without those that come when they come or say how an attempt was confined."""
+    apart = (EntryKind.SANDBOX, EntryKind.CONTAMINATION)
+    return [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read() if linked.kind not in apart]
 
 
 def ticks(cluster: Cluster, run_id: str) -> list[float]:

@@ -1,0 +1,235 @@
+"""Looks for held-out items in the workspace: after submissions, and once after the agent's end.
+
+It runs beside the run and has no say in it: a thread waits for accepted submissions and asks the scanner, a process of
+the lowest priority; what that finds goes into the ledger and to nobody else. See docs/contamination.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.states import EntryKind
+from autorl_hpc.supervise.chain import Chain, Superseded
+from autorl_hpc.supervise.processes import OWN
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+POLL_S = 0.5
+LOOK_S = 120.0
+"""Of one look while the agent works."""
+
+REST_FACTOR = 3.0
+"""A look is followed by a rest so many times as long: at most a quarter of a core goes to looking."""
+
+REST_LEAST_S = 2.0
+
+END_S = 10.0
+"""Of the last look, from the agent's end to the seal, whatever is still to be read then."""
+
+SETTLE_S = 2.0
+"""How long a look that is at work at the end may go on, and then may take to hear that it must not."""
+
+KILL_AFTER_S = 5.0
+"""A scanner that overstays by this hangs in a file."""
+
+MAX_ALSO = 1000
+TRIES = 3
+"""A file at which the scanner died is left out the next time."""
+
+
+class ScannerLost(Exception):
+    """The scanner ended, or had to be ended, without an answer."""
+
+
+class ScannerProcess:
+    """One started scanner, as its supervisor sees it. Used by one thread at a time, but for `interrupt` and `kill`."""
+
+    def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Path) -> None:
+        env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        env.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
+            env=env,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        OWN.add(self._process.pid)
+        self._buffer = b""
+        self.at: list[int] | None = None
+        job = {"experiment": str(experiment.path.absolute()), "run": run_id, "workspace": str(workspace.absolute())}
+        self._send(job)
+
+    def look(self, seconds: float, avoid: list[list[int]]) -> Contamination:
+        """One look of that many seconds at most. Raises ScannerLost."""
+        self.at = None
+        deadline = time.monotonic() + seconds + KILL_AFTER_S
+        self._send({"seconds": seconds, "avoid": avoid})
+        while True:
+            value = self._receive(deadline)
+            if "done" in value:
+                return Contamination.model_validate(value["done"])
+            self.at = value.get("at")
+
+    def interrupt(self) -> None:
+        """Asks for an answer now."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """Ends it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        try:
+            self._process.wait(timeout=1.0)  # one that hangs in the kernel is left to it
+        except subprocess.TimeoutExpired:
+            return
+        OWN.discard(self._process.pid)
+
+    def _send(self, value: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise ScannerLost("the scanner was ended from outside, or could not start") from error
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ScannerLost("the scanner hung and was ended")
+            if select.select([out], [], [], min(left_s, 1.0))[0]:
+                data = os.read(out, 1 << 16)
+                if not data:
+                    raise ScannerLost("the scanner was ended from outside, or died of a file")
+                self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ScannerLost("the scanner's answer can't be read") from error
+        return value if isinstance(value, dict) else {}
+
+
+class ContaminationWatch:
+    """Has the workspace of one run looked at. Nothing that happens here reaches the run."""
+
+    def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Callable[[], Path], chain: Chain) -> None:
+        self.experiment, self.run_id, self.workspace, self.chain = experiment, run_id, workspace, chain
+        self._scanner: ScannerProcess | None = None
+        self._avoid: list[list[int]] = []
+        self._ending, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="contamination", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look after accepted submissions."""
+        self._thread.start()
+
+    def finish(self, stop: Callable[[], bool]) -> None:
+        """The last look, of END_S seconds at most, for the submissions that have none yet too. Call it before the seal.
+
+        Args:
+            stop: asked ten times a second; True ends it without an entry, for the next attempt to do.
+        """
+        last = threading.Thread(target=self._last, name="contamination-end", daemon=True)
+        deadline = time.monotonic() + END_S + KILL_AFTER_S
+        self._ending.set()
+        last.start()
+        while last.is_alive() and not stop() and time.monotonic() < deadline:
+            last.join(0.1)
+        self._closed.set()
+        self._end_scanner()
+        if last.is_alive() and not stop():
+            self._write(Contamination(complete=False, reason="no look: the last one hung"), None, [])
+
+    def _last(self) -> None:
+        begun = time.monotonic()
+        if self._thread.ident is not None:
+            self._thread.join(SETTLE_S)
+            scanner = self._scanner
+            if self._thread.is_alive() and scanner is not None:
+                scanner.interrupt()
+                self._thread.join(SETTLE_S)
+            if self._thread.is_alive():
+                self._end_scanner()  # it hangs in a file
+                self._thread.join(1.0)
+        try:
+            body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
+            if not self._closed.is_set():
+                self._write(body, None, self._due())
+        except Exception:
+            log.exception("the last look for held-out items failed")
+
+    def _watch(self) -> None:
+        rest_until = 0.0
+        while not self._ending.wait(POLL_S):
+            due = self._due() if time.monotonic() >= rest_until else []
+            if not due:
+                continue
+            begun = time.monotonic()
+            try:
+                body = self._look(LOOK_S, self._ending)
+                if body.complete or not self._ending.is_set():  # else the last look stands for these submissions
+                    self._write(body, due[-1], due[:-1])
+            except Exception:  # a defect: the next look may go well
+                log.exception("a look for held-out items failed")
+            rest_until = time.monotonic() + max(REST_LEAST_S, REST_FACTOR * (time.monotonic() - begun))
+
+    def _due(self) -> list[int]:
+        """Accepted submissions that no look stands for, in order."""
+        view = self.chain.view
+        seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
+        return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
+
+    def _look(self, seconds: float, over: threading.Event) -> Contamination:
+        deadline, what = time.monotonic() + seconds, ""
+        for _ in range(TRIES):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or over.is_set():
+                break
+            scanner = None
+            try:
+                scanner = self._scanner or ScannerProcess(self.experiment, self.run_id, self.workspace())
+                self._scanner = scanner
+                return scanner.look(left_s, self._avoid)
+            except (ScannerLost, OSError) as error:
+                what = str(error)
+                log.warning("no look for held-out items: %s", what)
+                if scanner is not None and scanner.at is not None:
+                    self._avoid.append(scanner.at)
+                self._end_scanner()
+        return Contamination(complete=False, reason=f"no look: {what}"[:500])
+
+    def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
+        # Beyond MAX_ALSO the oldest are named: the rest stays due, and the last look names what it can of it.
+        body = body.model_copy(update={"submission_id": submission_id, "also": tuple(also[:MAX_ALSO])})
+        try:
+            self.chain.write(EntryKind.CONTAMINATION, body)
+        except Superseded:
+            pass  # the supervisor's own look meets the newer attempt too
+        except (OSError, AutorlError) as error:
+            log.warning("a look for held-out items could not be recorded: %s", error)
+
+    def _end_scanner(self) -> None:
+        scanner, self._scanner = self._scanner, None
+        if scanner is not None:
+            scanner.kill()

@@ -1,0 +1,263 @@
+"""Held-out texts as hashes of their runs of words, and the search for them in other text.
+
+The measure is the field's: runs of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020,
+appendix C). Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
+
+A chunk of text costs a split into words, one dictionary look-up a word, and a few passes of numpy; no Python loop runs
+over its n-grams.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Patterns = NDArray[np.int64]
+
+WINDOW = 13
+"""Words in a row that are no accident."""
+
+LEAST_WORDS = 8
+"""A text of fewer words says nothing where it turns up: `put a clean cup on shelf`."""
+
+OTHER_LEAST_WORDS = 2 * WINDOW
+OTHER_SHARE = 0.5
+"""Answers, and other texts of a row, count if half of their runs stand in one file. A single run of an answer is often
+common property (the loop that tests for a prime), and a sum of few words comes about anew."""
+
+LEAST_TELLING = 3
+"""Words of a run that are more than a number or a letter: `1 2 3 4 5 6 7 8 9 a b c d` stands in many a program."""
+
+MAX_WINDOWS_PER_TEXT = 1000
+"""Of longer texts (a game's file), the first so many."""
+
+MAX_WINDOWS = 5_000_000
+"""40 bytes each while the index is built."""
+
+CACHED_BYTES = 64
+_SPACE = ord(" ")
+_FOLD = bytes(c if c >= 128 or chr(c).isalnum() else _SPACE for c in range(256)).lower()
+_CODED = re.compile(rb"\\\\*(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
+_ESCAPE = re.compile(rb"\\\\*[nrtbfvNRTBFV]?")
+_WIDE = re.compile(rb"[ -~]?[\x80-\xff]+")
+"""Signs beyond ASCII, with the letter before them that an accent may belong to."""
+
+_ENTITY = re.compile(rb"&(?:quot|apos|amp|lt|gt|nbsp|#[0-9]{2,5}|#[xX][0-9a-fA-F]{2,4});")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]+")
+_NOT_A_WORD = re.compile(r"[^\x00-\x7f\w]+")
+_SOLO = re.compile("([\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
+"""Scripts without spaces: each sign is a word."""
+
+_FACTOR = 0x9E3779B97F4A7C15
+_SEED = 13
+
+How = Literal["ngram", "exact"]
+
+
+def words(text: bytes) -> list[bytes]:
+    """The words of a text in UTF-8: letters and digits, folded (NFKC, lower case); all else is between words.
+
+    Backslash escapes are undone the same way whether they stood in the text (LaTeX) or came with a file format, however
+    often it was quoted: `\\n` and `\\\\n` part two words, a backslash before anything else is dropped, `\\uXXXX` is its sign.
+    """
+    if b"\\" in text:
+        if _CODED.search(text):
+            text = _decode_surrogates(_CODED.sub(_sign, text))
+        text = _ESCAPE.sub(b" ", text)
+    if b"&" in text:
+        text = _ENTITY.sub(_entity, text)
+    if not text.isascii():
+        text = _WIDE.sub(_fold_wide, text)
+    return text.translate(_FOLD).split()
+
+
+def _fold_wide(match: re.Match[bytes]) -> bytes:
+    return _fold_known(match[0]) if len(match[0]) <= CACHED_BYTES else _fold(match[0])
+
+
+@lru_cache(maxsize=1 << 16)
+def _fold_known(piece: bytes) -> bytes:
+    return _fold(piece)
+
+
+def _fold(piece: bytes) -> bytes:
+    """A piece of text beyond ASCII with only letters and digits left in it."""
+    wide = unicodedata.normalize("NFKC", _INVISIBLE.sub("", piece.decode("utf-8", "replace"))).lower()
+    return _SOLO.sub(r" \1 ", _NOT_A_WORD.sub(" ", wide)).encode("utf-8", "replace")
+
+
+def _sign(match: re.Match[bytes]) -> bytes:
+    return chr(int(match[1] or match[2], 16)).encode("utf-8", "surrogatepass")
+
+
+def _decode_surrogates(text: bytes) -> bytes:
+    """Signs beyond U+FFFF are written as two escapes."""
+    if b"\xed" not in text:
+        return text
+    wide = text.decode("utf-8", "surrogatepass") if _whole(text) else text.decode("utf-8", "replace")
+    return wide.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _whole(text: bytes) -> bool:
+    try:
+        text.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _entity(match: re.Match[bytes]) -> bytes:
+    return html.unescape(match[0].decode("ascii")).encode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text of a held-out item; `item` is the item's place in the caller's list."""
+
+    item: int
+    text: str
+    asked: bool  # it is the question, of which every run counts
+
+
+class Index:
+    """The runs of words that are looked for.
+
+    Attributes:
+        short: items none of whose texts is long enough.
+    """
+
+    def __init__(self, texts: Iterable[Text], items: int) -> None:
+        import numpy as np
+
+        self._vocabulary: dict[bytes, int] = {}
+        kept: list[tuple[Text, list[int]]] = []
+        for text in texts:
+            found = words(text.text.encode("utf-8", "replace"))
+            if len(found) >= (LEAST_WORDS if text.asked else OTHER_LEAST_WORDS):
+                kept.append((text, [self._vocabulary.setdefault(w, len(self._vocabulary) + 1) for w in found]))
+        values = np.random.default_rng(_SEED).integers(1, 2**64, len(self._vocabulary) + 1, dtype=np.uint64)
+        values[0] = 0  # every word that no held-out text has
+        self._values = values
+        self._text_item = np.array([text.item for text, _ in kept], dtype=np.int64)
+        self._text_asked = np.array([text.asked for text, _ in kept], dtype=bool)
+        self.items = items
+        self.cut_off = 0
+        hashes: list[Any] = []
+        owners: list[Any] = []
+        total = 0
+        telling = np.array([False, *map(_telling, self._vocabulary)])
+        for number, (_, found_ids) in enumerate(kept):
+            ids = np.array(found_ids, dtype=np.int64)
+            length = min(WINDOW, len(ids))
+            counts = np.convolve(telling[ids], np.ones(length, dtype=np.int64), "valid")
+            own = np.unique(_runs(values[ids], length)[counts >= LEAST_TELLING][:MAX_WINDOWS_PER_TEXT])
+            total += len(own)
+            if total > MAX_WINDOWS:
+                self.cut_off += 1
+                continue
+            hashes.append(own)
+            owners.append(np.full(len(own), number, dtype=np.int64))
+        self._lengths = sorted({min(WINDOW, len(ids)) for _, ids in kept})
+        every = np.concatenate(hashes) if hashes else np.zeros(0, dtype=np.uint64)
+        self._owner = np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64)
+        self._hashes, self._pattern = np.unique(every, return_inverse=True)
+        self._alive = np.ones(len(self._hashes), dtype=bool)
+        self._arrange()
+        self.short = items - len(self.looked_for())
+
+    def _arrange(self) -> None:
+        """Puts what is alive into the order that searching needs."""
+        import numpy as np
+
+        bits = min(24, max(16, len(self._hashes).bit_length() + 4))
+        self._shift = np.uint64(64 - bits)
+        self._filter = np.zeros(1 << bits, dtype=bool)
+        self._filter[self._hashes[self._alive] >> self._shift] = True
+        living = self._alive[self._pattern]
+        self._living_owner = self._owner[living]
+        self._living_pattern = self._pattern[living]
+        self._runs_of = np.bincount(self._living_owner, minlength=len(self._text_item))
+
+    def search(self, text: bytes) -> Patterns:
+        """The runs that stand in a chunk of text, as sorted numbers for `found` and `forget`."""
+        import numpy as np
+
+        tokens = words(text)
+        ids = np.fromiter(map(self._vocabulary.get, tokens, repeat(0)), dtype=np.int64, count=len(tokens))
+        values = self._values[ids]
+        hits = []
+        done, state = 0, np.zeros(len(values), dtype=np.uint64)
+        for length in self._lengths:
+            if length > len(values):
+                break
+            state, done = _extend(state, values, done, length), length
+            salted = state ^ _salt(length)
+            maybe = salted[self._filter[salted >> self._shift]]
+            if len(maybe):
+                at = np.minimum(np.searchsorted(self._hashes, maybe), len(self._hashes) - 1)
+                at = at[self._hashes[at] == maybe]
+                hits.append(at[self._alive[at]])
+        return np.unique(np.concatenate(hits)) if hits else np.zeros(0, dtype=np.int64)
+
+    def forget(self, patterns: Sequence[Patterns]) -> None:
+        """Leaves out runs that the agent was given."""
+        for some in patterns:
+            self._alive[some] = False
+        self._arrange()
+
+    def looked_for(self) -> list[int]:
+        """The items that have a run to look for, in order."""
+        return sorted(set(self._text_item[self._runs_of > 0].tolist()))
+
+    def found(self, patterns: Patterns) -> dict[int, How]:
+        """The items that the runs of one file show; `exact`: all runs of one of the item's texts were there."""
+        import numpy as np
+
+        if not len(patterns):
+            return {}
+        present = np.zeros(len(self._hashes), dtype=bool)
+        present[patterns] = True
+        there = np.bincount(self._living_owner[present[self._living_pattern]], minlength=len(self._text_item))
+        all_of_it = (there > 0) & (there == self._runs_of)
+        enough = (there > 0) & (self._text_asked | (there >= OTHER_SHARE * self._runs_of))
+        found: dict[int, How] = {int(self._text_item[n]): "ngram" for n in np.flatnonzero(enough)}
+        found.update({int(self._text_item[n]): "exact" for n in np.flatnonzero(all_of_it)})
+        return found
+
+
+def _telling(word: bytes) -> bool:
+    return not word.isascii() or (len(word) > 1 and not word.isdigit())
+
+
+def _salt(length: int) -> Any:
+    """Keeps a text of 8 words from being found by the hash of a run of 13."""
+    import numpy as np
+
+    return np.uint64((length * _FACTOR) % 2**64)
+
+
+def _extend(state: Any, values: Any, done: int, length: int) -> Any:
+    """Polynomial hashes of runs of `length` words from those of `done` words. Wraps around at 2**64."""
+    import numpy as np
+
+    factor = np.uint64(_FACTOR)
+    for k in range(done, length):
+        state = state[: len(values) - k] * factor + values[k:]
+    return state
+
+
+def _runs(values: Any, length: int) -> Any:
+    """Hashes of all runs of `length` words."""
+    import numpy as np
+
+    return _extend(np.zeros(len(values), dtype=np.uint64), values, 0, length) ^ _salt(length)

@@ -1,0 +1,251 @@
+"""The text in a file that an agent wrote: whatever it is, in bounded time and memory.
+
+The file comes as an open descriptor. Plain text in any folding, text inside binary files (Arrow, pickles, databases) and
+compressed text are read; weights are told by samples and left aside. Chunks overlap, so that no run of words is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import IO, Any
+
+CHUNK_BYTES = 1 << 20
+OVERLAP_BYTES = 4096
+"""More than 13 words take, escaped twice."""
+
+WHOLE_BYTES = 1 << 20
+"""Smaller files are read whatever is in them."""
+
+SAMPLES, SAMPLE_BYTES = 32, 4096
+TEXT_SAMPLES = 2
+"""So many of the samples must be text: a file of weights begins with a header that is."""
+
+MAX_BAD_SHARE = 0.15
+MAX_FILE_BYTES = 512 << 20
+MAX_INFLATED_BYTES = 256 << 20
+"""Of one compressed file: what a bomb can cost is seconds."""
+
+MAX_MEMBERS = 10_000
+MAX_DIRECTORY_BYTES = 16 << 20
+"""Of a zip: the standard library reads the directory at once, and takes ten times its size for it."""
+
+XZ_MEMORY_BYTES = 256 << 20
+ZSTD_WINDOW_BYTES = 1 << 27
+
+_TEXT = bytes([9, 10, 13, *range(32, 127)])
+
+
+class Limit(Exception):
+    """A look has used up its time or its bytes, or is asked to end."""
+
+
+class TooMuch(Exception):
+    """One file holds more than is read of a file; the rest is skipped."""
+
+
+@dataclass
+class Meter:
+    """What one look may still use."""
+
+    deadline: float
+    bytes_left: int
+    stopped: Callable[[], bool] = lambda: False
+
+    def tick(self) -> None:
+        """Raises Limit if the time is over."""
+        if self.stopped():
+            raise Limit("asked to end")
+        if monotonic() > self.deadline:
+            raise Limit("time")
+
+    def take(self, count: int) -> None:
+        """Counts bytes of text. Raises Limit."""
+        self.tick()
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            raise Limit("bytes")
+
+
+def chunks(fd: int, meter: Meter) -> Iterator[bytes]:
+    """The text of an open regular file, none for a file of weights.
+
+    Raises:
+        Limit: the look is over.
+        TooMuch: the file's rest is left out.
+        OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read.
+    """
+    size = min(os.fstat(fd).st_size, MAX_FILE_BYTES + 1)
+    head = os.pread(fd, 8, 0)
+    reader = next((reader for magic, reader in _FORMATS if head.startswith(magic)), None)
+    if reader is not None:
+        yield from _overlapping(_bounded(reader(fd), meter, MAX_INFLATED_BYTES))
+    elif head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        for chunk in _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES)):
+            yield chunk.decode("utf-16-be" if head[0] == 0xFE else "utf-16-le", "replace").encode("utf-8", "replace")
+    elif size <= WHOLE_BYTES or _is_text(fd, size):
+        yield from _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES))
+
+
+def _overlapping(parts: Iterator[bytes]) -> Iterator[bytes]:
+    tail = b""
+    for part in parts:
+        yield tail + part
+        tail = (tail + part)[-OVERLAP_BYTES:]
+
+
+def _bounded(parts: Iterator[bytes], meter: Meter, limit: int) -> Iterator[bytes]:
+    taken = 0
+    for part in parts:
+        if taken > limit:
+            raise TooMuch(f"more than {limit >> 20} MiB")
+        meter.take(len(part))
+        taken += len(part)
+        if part:
+            yield part
+
+
+def _plain(fd: int, size: int) -> Iterator[bytes]:
+    """The bytes that the file had when it was opened; holes are passed over, so that a sparse giant costs nothing."""
+    stat = os.fstat(fd)
+    sparse = stat.st_blocks * 512 < stat.st_size
+    at = 0
+    while at < size:
+        if sparse:
+            try:
+                at = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == 6:  # ENXIO: nothing but a hole follows
+                    return
+                sparse = False
+        data = os.pread(fd, min(CHUNK_BYTES, size - at), at)
+        if not data:
+            return
+        at += len(data)
+        yield data
+
+
+def _is_text(fd: int, size: int) -> bool:
+    step = max(1, (size - SAMPLE_BYTES) // (SAMPLES - 1))
+    return sum(looks_like_text(os.pread(fd, SAMPLE_BYTES, n * step)) for n in range(SAMPLES)) >= TEXT_SAMPLES
+
+
+def looks_like_text(sample: bytes) -> bool:
+    """Whether nearly all of it is text in UTF-8."""
+    other = sample.translate(None, _TEXT)
+    high = bytes(c for c in other if c >= 128)
+    bad = len(other) - len(high)
+    if high:
+        bad += sample.decode("utf-8", "replace").count("\ufffd")
+    return bool(sample) and bad <= MAX_BAD_SHARE * len(sample)
+
+
+def _file(fd: int) -> IO[bytes]:
+    """A file object with a place of its own."""
+    file = os.fdopen(os.dup(fd), "rb")
+    file.seek(0)
+    return file
+
+
+def _gzip(fd: int) -> Iterator[bytes]:
+    with _file(fd) as file:
+        data = file.read(CHUNK_BYTES)
+        while data:
+            inflater = zlib.decompressobj(31)
+            while data and not inflater.eof:
+                yield inflater.decompress(data, CHUNK_BYTES)
+                data = inflater.unconsumed_tail or (inflater.unused_data if inflater.eof else b"")
+                data = data or file.read(CHUNK_BYTES)
+            if not data.startswith(b"\x1f\x8b"):
+                return  # what follows the last member is no text of it
+
+
+def _xz(fd: int) -> Iterator[bytes]:
+    yield from _inflate(fd, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES))
+
+
+def _bzip2(fd: int) -> Iterator[bytes]:
+    import bz2
+
+    yield from _inflate(fd, bz2.BZ2Decompressor)
+
+
+def _inflate(fd: int, new: Callable[[], Any]) -> Iterator[bytes]:
+    with _file(fd) as file:
+        data = file.read(CHUNK_BYTES)
+        while data:
+            inflater = new()
+            while not inflater.eof:
+                yield inflater.decompress(data, CHUNK_BYTES)
+                data = b""
+                if inflater.needs_input and not inflater.eof:
+                    data = file.read(CHUNK_BYTES)
+                    if not data:
+                        return
+            data = inflater.unused_data.lstrip(b"\0") or file.read(CHUNK_BYTES)
+
+
+def _zstd(fd: int) -> Iterator[bytes]:
+    import zstandard
+
+    with _file(fd) as file:
+        reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(
+            file, read_across_frames=True
+        )
+        while data := reader.read(CHUNK_BYTES):
+            yield data
+
+
+def _zip(fd: int) -> Iterator[bytes]:
+    import zipfile
+
+    _refuse_huge_directory(fd)
+    with _file(fd) as file, zipfile.ZipFile(file) as archive:
+        for info in archive.infolist()[:MAX_MEMBERS]:
+            if info.is_dir() or info.flag_bits & 1:
+                continue
+            with archive.open(info) as member:
+                data = member.read(CHUNK_BYTES)
+                if len(data) == CHUNK_BYTES and not any(
+                    looks_like_text(data[at : at + SAMPLE_BYTES]) for at in range(0, CHUNK_BYTES, CHUNK_BYTES // 8)
+                ):
+                    continue  # weights
+                while data:
+                    yield data
+                    data = member.read(CHUNK_BYTES)
+            yield b" "
+
+
+def _refuse_huge_directory(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, 65557, max(0, size - 65557))
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < 22:
+        raise ValueError("a zip without an end")
+    entries, length = struct.unpack("<HI", tail[at + 10 : at + 16])
+    if length > MAX_DIRECTORY_BYTES or entries == 0xFFFF:
+        raise TooMuch("a zip with too large a directory")
+
+
+def _parquet(fd: int) -> Iterator[bytes]:
+    import pyarrow.parquet  # no part of the suite's core: without it such files are skipped
+
+    with _file(fd) as file, pyarrow.parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches(batch_size=1024, use_threads=False):
+            yield json.dumps(batch.to_pylist(), ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+_FORMATS: list[tuple[bytes, Callable[[int], Iterator[bytes]]]] = [
+    (b"\x1f\x8b", _gzip),
+    (b"\xfd7zXZ\0", _xz),
+    (b"BZh", _bzip2),
+    (b"\x28\xb5\x2f\xfd", _zstd),
+    (b"PK\3\4", _zip),
+    (b"PAR1", _parquet),
+]

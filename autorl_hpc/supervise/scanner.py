@@ -1,0 +1,364 @@
+"""The scanner: a process of the supervisor's that looks for held-out items in a workspace.
+
+A process of its own, since what it reads is an agent's: a file that hangs or kills its reader costs a look and nothing
+else. It runs at the lowest priority, ends with its supervisor, and keeps from look to look which files it has read.
+
+Protocol: one JSON line in (experiment, run, workspace), then one for each look (seconds, avoid); JSON lines out: `at`, the
+file that is read next, and `done`, a Contamination without its submission. SIGUSR1 ends a look early.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.share import PACKAGE, share
+from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.records.names import printable
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import Split
+from autorl_hpc.supervise.folders import DIR_FLAGS
+from autorl_hpc.supervise.ngrams import How, Index, Text
+from autorl_hpc.supervise.plaintext import Limit, Meter, TooMuch, chunks
+from autorl_hpc.supervise.treewalk import Found, Identity, identity_of, list_files, open_regular
+from autorl_hpc.tasks.heldout import Item, load_items
+from autorl_hpc.tasks.loader import load_task
+
+if TYPE_CHECKING:
+    from autorl_hpc.supervise.ngrams import Patterns
+
+NICE = 19
+MEMORY_BYTES = 6 << 30
+"""Of address space: what a decompressor or a table reader may want before it is refused."""
+
+LOOK_BYTES = 4 << 30
+"""Of text in one look, inflated."""
+
+GIVEN_BYTES = 64 << 30
+MAX_FILE_LINES = 20
+FIRST_ITEMS = 5
+MAX_KNOWN = 200_000
+WATCH_PARENT_S = 1.0
+
+FIRST_SUFFIXES = (
+    *(".py", ".sh", ".ipynb", ".md", ".txt", ".log", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml"),
+    *(".gz", ".xz", ".bz2", ".zst", ".zip", ".parquet", ".arrow"),
+)
+"""Read first, so that a limit cuts off the least likely files."""
+
+SUITES_OWN = frozenset({"results", "submissions"})
+
+
+@dataclass
+class Heldout:
+    """The held-out items of a run, and what is looked for of them."""
+
+    index: Index
+    splits: list[Split]
+    ids: list[str]
+
+    @classmethod
+    def load(cls, root: Root, record: RunRecord) -> Heldout:
+        """Raises AutorlError: the vault can't be read, or was changed."""
+        splits: list[Split] = []
+        items: list[Item] = []
+        for name, pin in sorted(record.science.splits.items()):
+            for item in load_items(root, record.science.task, name, pin):
+                splits.append(Split(name))
+                items.append(item)
+        texts = (text for number, item in enumerate(items) for text in _texts(number, item))
+        return cls(Index(texts, len(items)), splits, [item.id for item in items])
+
+    def count(self, items: Iterator[int] | list[int]) -> dict[Split, int]:
+        """How many of these items are of each split."""
+        counts = dict.fromkeys(self.splits, 0)
+        for item in items:
+            counts[self.splits[item]] += 1
+        return counts
+
+
+def _texts(number: int, item: Item) -> Iterator[Text]:
+    yield Text(number, item.question, asked=True)
+    for value in (item.answer, *item.data.values()):
+        if isinstance(value, str):
+            yield Text(number, value, asked=False)
+
+
+def given_texts(root: Root, record: RunRecord, meter: Meter) -> Iterator[bytes]:
+    """What the suite lays into a workspace, in chunks: the same text there says nothing.
+
+    The agent's own folder is not among it: an agent may come with what it should not know.
+
+    Raises:
+        Limit, OSError: not all of it could be read.
+    """
+    task = load_task(record.science.task)
+    yield task.description.encode()
+    folders = [root.task_train(task.name), share("templates") / "workspace"]
+    if task.file.environment is not None:
+        yield (task.folder / task.file.environment.partition(":")[0]).read_bytes()
+        folders.append(PACKAGE / "rollouts")
+    for folder in folders:
+        fd = os.open(folder, DIR_FLAGS)
+        try:
+            for file in list_files(fd, meter).files:
+                found = open_regular(fd, file.parts)
+                if found is not None:
+                    try:
+                        yield from chunks(found, meter)
+                    finally:
+                        os.close(found)
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What is known of a file's content."""
+
+    found: dict[int, How]
+    skipped_bytes: int
+    scanned: bool
+    reason: str | None
+
+
+@dataclass
+class Look:
+    """What one look has met so far."""
+
+    files: dict[str, dict[int, How]] = field(default_factory=dict)
+    files_scanned: int = 0
+    bytes_scanned: int = 0
+    bytes_unchanged: int = 0
+    bytes_skipped: int = 0
+    files_skipped: int = 0
+    reasons: dict[str, None] = field(default_factory=dict)
+
+
+class Scanner:
+    """Looks at one workspace, again and again."""
+
+    def __init__(self, heldout: Heldout, given: int, workspace: Path, log: Path) -> None:
+        self.heldout = heldout
+        self.given = given
+        self.workspace = workspace
+        self.log = log
+        self.known: dict[Identity, Read] = {}
+        self.avoid: set[Identity] = set()
+        self.telling = True
+
+    def look(self, meter: Meter) -> Contamination:
+        """One look. Everything that goes wrong in it is said in the answer."""
+        started, look = time.monotonic(), Look()
+        try:
+            self._log(look, meter)
+            self._tree(look, meter)
+        except Limit as limit:
+            look.reasons[f"limit of the look: {limit}"] = None
+        except OSError as error:
+            look.reasons[f"the workspace can't be read: {error.strerror}"] = None
+        return self._answer(look, time.monotonic() - started)
+
+    def _log(self, look: Look, meter: Meter) -> None:
+        try:
+            fd = os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return  # no agent has been started
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return
+        self._file(look, meter, fd, self.log.name)
+
+    def _tree(self, look: Look, meter: Meter) -> None:
+        root, left = os.open(self.workspace, DIR_FLAGS), list[Found]()
+        try:
+            listing = list_files(root, meter, skip=lambda parts: len(parts) == 1 and parts[0] in SUITES_OWN)
+            if not listing.whole:
+                look.reasons["not all folders could be listed"] = None
+            left = sorted(listing.files, key=_order)
+            while left:
+                self._one(look, meter, root, left[-1])
+                left.pop()
+        except Limit:
+            look.files_skipped += len(left)
+            look.bytes_skipped += sum(file.size for file in left)
+            raise
+        finally:
+            os.close(root)
+
+    def _one(self, look: Look, meter: Meter, root: int, file: Found) -> None:
+        name = "/".join(file.parts)
+        known = self.known.get(file.identity)
+        if known is not None:
+            meter.tick()
+            self._count(look, name, known)
+            look.bytes_unchanged += file.size - known.skipped_bytes if known.scanned else 0
+            return
+        try:
+            fd = open_regular(root, file.parts) if file.identity not in self.avoid else None
+        except FileNotFoundError:
+            return  # removed since
+        except OSError:
+            fd = None
+        if fd is None:
+            self._count(look, name, Read({}, file.size, False, "files that can't be read"))
+        else:
+            self._file(look, meter, fd, name)
+
+    def _file(self, look: Look, meter: Meter, fd: int, name: str) -> None:
+        """Reads one open file and closes it."""
+        patterns: list[Patterns] = []
+        taken, reason = 0, None
+        try:
+            before = identity_of(os.fstat(fd))
+            if self.telling:
+                _say({"at": list(before)})
+            try:
+                for chunk in chunks(fd, meter):
+                    taken += len(chunk)
+                    patterns.append(self.heldout.index.search(chunk))
+            except Limit:
+                look.bytes_scanned += taken
+                look.files[name] = self._found(patterns)
+                raise
+            except TooMuch as much:
+                reason = f"files of which a part was read: {much}"
+            except Exception as error:  # whatever a decompressor says of what an agent made
+                reason = f"files of which a part was read: {type(error).__name__}"
+            skipped = max(0, before[2] - taken) if reason or not taken else 0
+            read = Read(self._found(patterns), skipped, bool(taken), reason)
+            look.files_scanned += read.scanned
+            look.bytes_scanned += taken
+            self._count(look, name, read)
+            if identity_of(os.fstat(fd)) == before and len(self.known) < MAX_KNOWN:
+                self.known[before] = read
+        finally:
+            os.close(fd)
+
+    def _count(self, look: Look, name: str, read: Read) -> None:
+        if read.found:
+            look.files[name] = read.found
+        if read.skipped_bytes:
+            look.files_skipped += 1
+            look.bytes_skipped += read.skipped_bytes
+        if read.reason:
+            look.reasons[read.reason] = None
+
+    def _found(self, patterns: list[Patterns]) -> dict[int, How]:
+        import numpy as np
+
+        return self.heldout.index.found(np.unique(np.concatenate(patterns))) if patterns else {}
+
+    def _answer(self, look: Look, took_s: float) -> Contamination:
+        heldout, every, whole = self.heldout, set[int](), set[int]()
+        lines: list[Contaminated] = []
+        files = {name: found for name, found in look.files.items() if found}
+        for name, found in sorted(files.items(), key=lambda pair: -len(pair[1])):
+            every |= set(found)
+            whole |= {item for item, how in found.items() if how == "exact"}
+            groups: dict[tuple[Split, How], list[str]] = {}
+            for item, how in sorted(found.items()):
+                groups.setdefault((heldout.splits[item], how), []).append(heldout.ids[item])
+            for (split, how), ids in groups.items():
+                file, first = printable(name)[:300], tuple(printable(i)[:100] for i in ids[:FIRST_ITEMS])
+                lines.append(Contaminated(file=file, split=split, how=how, items=len(ids), first_items=first))
+        listed = {line.file for line in lines[:MAX_FILE_LINES]}
+        return Contamination(
+            items=heldout.count(list(every)),
+            whole=heldout.count(list(whole)),
+            of=heldout.count(heldout.index.looked_for()),
+            too_short=heldout.index.short,
+            given=self.given,
+            found=tuple(lines[:MAX_FILE_LINES]),
+            found_unlisted=max(0, len(files) - len(listed)),
+            files_scanned=look.files_scanned,
+            bytes_scanned=look.bytes_scanned,
+            bytes_unchanged=look.bytes_unchanged,
+            bytes_skipped=look.bytes_skipped,
+            files_skipped=look.files_skipped,
+            complete=not look.reasons,
+            reason="; ".join(list(look.reasons)[:5])[:500] or None,
+            took_s=took_s,
+        )
+
+
+def _order(file: Found) -> tuple[bool, int]:
+    """For a list that is taken from its end: likely files first, small ones before large ones."""
+    return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.size
+
+
+def make_scanner(experiment: ExperimentDir, run_id: str, workspace: Path, meter: Meter) -> Scanner:
+    """The scanner of a run, its index built.
+
+    Raises:
+        AutorlError, OSError, Limit: the held-out items or the training data can't be read.
+    """
+    run = experiment.run(run_id)
+    record, root = read_run(run), Root(Path(read_experiment(experiment).root))
+    heldout = Heldout.load(root, record)
+    before = len(heldout.index.looked_for())
+    heldout.index.forget([heldout.index.search(chunk) for chunk in given_texts(root, record, meter)])
+    return Scanner(heldout, before - len(heldout.index.looked_for()), workspace, run.agent_log)
+
+
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_PARENT_S)
+    os._exit(0)
+
+
+def main() -> int:
+    """Serves one supervisor until it closes the pipe."""
+    deny_inspection()  # it holds what the agent must not read
+    os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # a scheduler signals all of a job: it is the supervisor's to decide
+    stop = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: stop.set())
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    scanner: Scanner | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        stop.clear()
+        deadline = time.monotonic() + asked["seconds"]
+        try:
+            if scanner is None:
+                given = Meter(deadline, GIVEN_BYTES, stop.is_set)
+                workspace = Path(job["workspace"])
+                scanner = make_scanner(ExperimentDir(Path(job["experiment"])), job["run"], workspace, given)
+            scanner.avoid = {tuple(identity) for identity in asked["avoid"]}
+            body = scanner.look(Meter(deadline, LOOK_BYTES, stop.is_set))
+        except Limit as limit:
+            body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
+        except AutorlError as error:
+            body = Contamination(complete=False, reason=f"no look: {error.what}"[:500])
+        except (OSError, MemoryError, ValueError) as error:
+            body = Contamination(complete=False, reason=f"no look: {type(error).__name__}: {error}"[:500])
+        _say({"done": body.model_dump(mode="json")})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The regular files of a folder that belongs to an agent, by descriptor. No link is followed, nothing else is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autorl_hpc.supervise.folders import DIR_FLAGS
+from autorl_hpc.supervise.plaintext import Limit, Meter
+
+MAX_FILES = 100_000
+MAX_FOLDERS = 50_000
+MAX_DEPTH = 64
+TICK_ENTRIES = 256
+
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
+
+Identity = tuple[int, int, int, int]
+"""Device, inode, size, ctime: only root can give a changed file its old ctime."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A regular file as the listing showed it."""
+
+    parts: tuple[str, ...]
+    identity: Identity
+
+    @property
+    def size(self) -> int:
+        return self.identity[2]
+
+
+@dataclass
+class Listing:
+    """What a walk met; `whole` is False if it was cut short, or a folder could not be read."""
+
+    files: list[Found]
+    whole: bool = True
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What tells one content from another."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], bool] = lambda parts: False) -> Listing:
+    """The regular files below an open folder, those near the top first; what lies on another device is left out.
+
+    Raises:
+        Limit: the look is over.
+    """
+    listing, device = Listing([]), os.fstat(root_fd).st_dev
+    folders: deque[tuple[str, ...]] = deque([()])
+    met = entries_seen = 0
+    while folders:
+        parts = folders.popleft()
+        try:
+            fd = open_below(root_fd, parts, DIR_FLAGS)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            listing.whole = False
+            continue
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    entries_seen += 1
+                    if entries_seen % TICK_ENTRIES == 0:
+                        meter.tick()
+                    try:
+                        status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # removed under our eyes: that must not hide its neighbours
+                    here = (*parts, entry.name)
+                    if status.st_dev != device or skip(here):
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        met += 1
+                        if met > MAX_FOLDERS or len(here) > MAX_DEPTH:
+                            listing.whole = False
+                        else:
+                            folders.append(here)
+                    elif stat.S_ISREG(status.st_mode):
+                        if len(listing.files) >= MAX_FILES:
+                            listing.whole = False
+                            return listing
+                        listing.files.append(Found(here, identity_of(status)))
+        except Limit:
+            raise
+        except OSError:
+            listing.whole = False
+        finally:
+            os.close(fd)
+    return listing
+
+
+def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
+    """Opens a file or folder part by part, following no link. Raises OSError."""
+    fd = os.dup(root_fd)
+    try:
+        for number, part in enumerate(parts):
+            following = os.open(part, flags if number == len(parts) - 1 else DIR_FLAGS, dir_fd=fd)
+            os.close(fd)
+            fd = following
+    except OSError:
+        os.close(fd)
+        raise
+    if not parts:
+        os.close(fd)
+        return os.open(".", flags, dir_fd=root_fd)
+    return fd
+
+
+def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
+    """Opens a regular file; None if something else is there by now. Raises OSError."""
+    fd = open_below(root_fd, parts, FILE_FLAGS)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None

@@ -1,0 +1,135 @@
+"""Held-out items in a workspace, found by the real supervisor's scanner while a real agent works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from helpers import VARIANTS, Cluster, wait_for
+
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.states import EntryKind, Split
+
+BASH = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS
+HONEST = BASH + "cp data/train.jsonl code/mine.jsonl\nvariants 0 1\n./submit output/v0\n"
+
+
+def looks(cluster: Cluster, run_id: str) -> list[Contamination]:
+    """The looks of a run, in order."""
+    return cluster.view(run_id).contaminations
+
+
+def items(cluster: Cluster, split: str) -> list[dict[str, str]]:
+    """The held-out items of the task."""
+    lines = (cluster.root.task_vault("arithmetic") / split / "items.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def agent_that_holds(folder: Path, cluster: Cluster, count: int = 3) -> str:
+    """An agent that copies leaked questions out of a file of the test's into its workspace, then submits."""
+    (folder / "leak.txt").write_text("\n".join(item["question"] for item in items(cluster, "report")[:count]))
+    return BASH + f"tr a-z A-Z < {folder}/leak.txt | fold -s -w 30 > code/notes.txt\nvariants 0 1\n./submit output/v0\n"
+
+
+def test_a_leak_is_found_after_the_submission_and_at_the_end(cluster: Cluster, tmp_path: Path) -> None:
+    run_id = cluster.sealed_run(agent_that_holds(tmp_path, cluster) + "sleep 4\n")
+    first, last = looks(cluster, run_id)
+    for look in (first, last):
+        assert look.items[Split.REPORT] == look.whole[Split.REPORT] == 3
+        assert look.items[Split.FEEDBACK] == 0
+        assert look.of == {Split.FEEDBACK: 300, Split.REPORT: 500} and look.given == 0
+        (found,) = look.found
+        assert (found.file, found.how, found.items) == ("code/notes.txt", "exact", 3)
+        assert found.first_items == tuple(item["id"] for item in items(cluster, "report")[:3])
+        assert look.complete and look.reason is None
+    assert (first.submission_id, last.submission_id) == (1, None)
+    assert last.bytes_unchanged > 0 and last.bytes_scanned < first.bytes_scanned
+    # Nobody tells the agent.
+    for path in cluster.workspace(run_id).rglob("*"):
+        if path.is_file() and "models" not in path.parts:
+            assert b"contaminat" not in path.read_bytes().lower(), path
+
+
+def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
+    run_id = cluster.sealed_run(HONEST)
+    last = looks(cluster, run_id)[-1]
+    assert sum(last.items.values()) == 0 and last.complete
+    assert 1 in [n for look in looks(cluster, run_id) for n in (look.submission_id, *look.also)]
+    assert cluster.view(run_id).sealed is not None
+    kinds = [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
+    assert kinds[-2:] == [str(EntryKind.CONTAMINATION), str(EntryKind.SEALED)]
+
+
+def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.agent("one", agent_that_holds(tmp_path, cluster) + "sleep 6\n")
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    killed: set[int] = set()
+    deadline = time.monotonic() + 6
+    while time.monotonic() < deadline and supervisor.poll() is None:
+        for pid in _scanners(supervisor.pid) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.05)
+    assert supervisor.wait(60) == 0, cluster.logs()
+    first, last = looks(cluster, run_id)[0], looks(cluster, run_id)[-1]
+    assert killed
+    assert not first.complete and first.reason is not None and "ended from outside" in first.reason
+    assert last.submission_id is None and last.items[Split.REPORT] == 3
+
+
+def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.agent("one", agent_that_holds(tmp_path, cluster) + "sleep 3\ntouch code/over\n")
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    stopped: set[int] = set()
+    while supervisor.poll() is None and not (cluster.workspace(run_id) / "code" / "over").exists():
+        for pid in _scanners(supervisor.pid) - stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        time.sleep(0.02)
+    ended = time.monotonic()
+    assert stopped and supervisor.wait(60) == 0, cluster.logs()
+    assert time.monotonic() - ended < 20
+    assert cluster.view(run_id).sealed is not None
+    assert looks(cluster, run_id)[-1].submission_id is None
+
+
+def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Cluster) -> None:
+    cluster.agent("one", HONEST)
+    (run_id,) = cluster.prepare(["one"])
+    path = cluster.root.task_vault("arithmetic") / "report" / "items.jsonl"
+    path.chmod(0o600)
+    path.write_text(path.read_text() + "\n")
+    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    last = looks(cluster, run_id)[-1]
+    assert not last.complete and last.reason is not None and "changed after staging" in last.reason
+    assert len(cluster.view(run_id).accepted()) == 1
+
+
+def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
+    cluster.agent("one", HONEST + "sleep 60\n")
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    (pid,) = wait_for(lambda: _scanners(supervisor.pid), what="the scanner")
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10, "the scanner's end")
+
+
+def _scanners(supervisor: int) -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                inside = b"supervise.scanner" in (path / "cmdline").read_bytes()
+                parent = int((path / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            if inside and parent == supervisor:
+                found.add(int(path.name))
+    return found

@@ -1,0 +1,384 @@
+"""What counts as a held-out text, and what is read of a workspace that wants to be hard to read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import socket
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from autorl_hpc.states import Split
+from autorl_hpc.supervise import plaintext, treewalk
+from autorl_hpc.supervise.ngrams import Index, Text, words
+from autorl_hpc.supervise.plaintext import Limit, Meter, TooMuch, chunks
+from autorl_hpc.supervise.scanner import Heldout, Scanner
+
+LONG = (
+    "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
+    "every day with four. How much does she make?"
+)
+SHORT = "In which town was the founder of Rudd Glassworks born?"
+LATEX = (
+    "Let $\\frac{x}{\\sqrt{2}} = \\nu$ and \\times\nthe sum of all \u4e2d\u6587 na\u00efve \U0001d465 "
+    "values with twelve more words that follow here be found."
+)
+TEXTS = [LONG, SHORT, LATEX]
+
+
+def scanner(folder: Path, texts: list[str] = TEXTS, given: str = "") -> Scanner:
+    """A scanner over `folder` with these questions held out."""
+    index = Index([Text(n, text, asked=True) for n, text in enumerate(texts)], len(texts))
+    index.forget([index.search(given.encode())])
+    made = Scanner(
+        Heldout(index, [Split.REPORT] * len(texts), [f"i{n}" for n in range(len(texts))]), 0, folder, folder / "no-log"
+    )
+    made.telling = False
+    return made
+
+
+def meter(seconds: float = 20.0, count: int = 1 << 30) -> Meter:
+    return Meter(time.monotonic() + seconds, count)
+
+
+def found(folder: Path, texts: list[str] = TEXTS) -> int:
+    """How many of the texts one look finds."""
+    return sum(scanner(folder, texts).look(meter()).items.values())
+
+
+def as_words(text: str) -> bytes:
+    return str(text.split()).encode()
+
+
+def in_a_notebook(text: str) -> bytes:
+    lines = [line + "\n" for line in text.replace(". ", ".\n").split("\n")]
+    return json.dumps({"cells": [{"cell_type": "code", "source": lines}]}, indent=1).encode()
+
+
+def in_a_zip(text: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("deep/down.txt", text)
+    return out.getvalue()
+
+
+def in_parquet(text: str) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = io.BytesIO()
+    rows = [{"messages": [{"role": "user", "content": text}]}, {"messages": []}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="zstd")
+    return out.getvalue()
+
+
+WAYS: dict[str, Callable[[str], bytes]] = {
+    "copied": str.encode,
+    "upper case": lambda text: text.upper().encode(),
+    "re-wrapped": lambda text: text.replace(" ", "\n   ").encode(),
+    "as a comment": lambda text: text.replace(" ", "\n# ").encode(),
+    "json": lambda text: json.dumps({"q": text}).encode(),
+    "json in json, escaped twice": lambda text: json.dumps({"row": json.dumps({"q": text})}).encode(),
+    "json without ascii": lambda text: json.dumps({"q": text}, ensure_ascii=False).encode(),
+    "csv": lambda text: ('1,"' + text.replace('"', '""') + '",7\n').encode(),
+    "python list of words": as_words,
+    "python source": lambda text: f"DATA = [{text!r}]".encode(),
+    "html entities": lambda text: text.replace("\u2019", "&#8217;").replace("$", "&#36;").encode(),
+    "a notebook": in_a_notebook,
+    "zero-width signs in words": lambda text: text.replace("a", "a\u200b").encode(),
+    "between bytes that are no text": lambda text: b"\x80\x04\x95\0\0" + text.encode() + b"\x94\x8c\xff\0",
+    "utf-16": lambda text: text.encode("utf-16"),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "gzip in two members": lambda text: gzip.compress(b"first ") + gzip.compress(text.encode()),
+    "xz": lambda text: lzma.compress(text.encode()),
+    "bzip2": lambda text: bz2.compress(text.encode()),
+    "zstd": lambda text: zstandard.compress(text.encode()),
+    "zip": in_a_zip,
+    "parquet": in_parquet,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_writing_a_text_down_is_seen_through(way: str, tmp_path: Path) -> None:
+    for text in TEXTS:
+        (tmp_path / "file").write_bytes(b"some words before\n" + WAYS[way](text) + b"\nand after") if way not in (
+            "utf-16",
+            "gzip",
+            "gzip in two members",
+            "xz",
+            "bzip2",
+            "zstd",
+            "zip",
+            "parquet",
+        ) else (tmp_path / "file").write_bytes(WAYS[way](text))
+        look = scanner(tmp_path).look(meter())
+        assert [line.first_items for line in look.found] == [(f"i{TEXTS.index(text)}",)], text
+        assert look.found[0].how == "exact" and look.complete
+
+
+UNSEEN: dict[str, Callable[[str], bytes]] = {
+    "paraphrased": lambda text: b"Every day the ducks of Janet give her sixteen eggs; three she has in the morning.",
+    "base64": lambda text: __import__("base64").b64encode(text.encode()),
+    "reversed": lambda text: text[::-1].encode(),
+    "every fifth word changed": lambda text: " ".join(
+        "x" if n % 5 == 0 else word for n, word in enumerate(text.split())
+    ).encode(),
+    "gzip in gzip": lambda text: gzip.compress(gzip.compress(text.encode())),
+}
+
+
+@pytest.mark.parametrize("way", UNSEEN)
+def test_what_the_docs_call_unseen_is_unseen(way: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(UNSEEN[way](LONG))
+    assert found(tmp_path) == 0
+
+
+def test_thirteen_words_in_a_row_are_needed(tmp_path: Path) -> None:
+    parts = LONG.split()
+    (tmp_path / "file").write_text(" ".join(parts[3:15]))  # twelve
+    assert found(tmp_path) == 0
+    (tmp_path / "file").write_text(" ".join(parts[3:16]))
+    look = scanner(tmp_path).look(meter())
+    assert [line.how for line in look.found] == ["ngram"] and look.whole == {Split.REPORT: 0}
+
+
+def test_runs_of_numbers_and_letters_say_nothing(tmp_path: Path) -> None:
+    digits = "1 2 3 4 5 6 7 8 9 A B C D E F"
+    (tmp_path / "file").write_text(f"DIGITS = '{digits}'")
+    assert found(tmp_path, [f"You are given a string of hexadecimal digits, one of {digits}, and count primes."]) == 0
+    assert scanner(tmp_path, [digits]).look(meter()).too_short == 1
+
+
+def test_a_short_text_must_be_whole_and_a_shorter_one_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("put a clean cup on shelf. " + SHORT.removesuffix(" born?"))
+    look = scanner(tmp_path, [SHORT, "put a clean cup on shelf."]).look(meter())
+    assert look.items == {Split.REPORT: 0} and look.of == {Split.REPORT: 1} and look.too_short == 1
+    (tmp_path / "file").write_text(SHORT.upper())
+    assert found(tmp_path) == 1
+
+
+def test_answers_count_from_26_words_on_and_by_half(tmp_path: Path) -> None:
+    answer = " ".join(f"word{n}" for n in range(40))  # 28 runs
+    index = Index([Text(0, "too short to tell", asked=True), Text(0, answer, asked=False)], 1)
+    for count, expected in ((12, {}), (13 + 12, {}), (13 + 13, {0: "ngram"}), (40, {0: "exact"})):
+        text = " ".join(answer.split()[:count])
+        assert index.found(index.search(text.encode())) == expected, count
+    assert Index([Text(0, " ".join(answer.split()[:25]), asked=False)], 1).short == 1
+
+
+def test_what_was_given_is_not_looked_for(tmp_path: Path) -> None:
+    shared = "the quick brown fox jumps over the lazy dog and runs far away"
+    first, second = f"{shared} one more", f"{shared} two more"
+    (tmp_path / "file").write_text(first)
+    look = scanner(tmp_path, [first, second]).look(meter())
+    assert look.items == {Split.REPORT: 2}  # both share a run
+    look = scanner(tmp_path, [first, second], given=f"Example: {shared}.").look(meter())
+    assert look.items == {Split.REPORT: 1}
+    look = scanner(tmp_path, [first, second], given=first).look(meter())
+    assert look.items == {Split.REPORT: 0} and look.of == {Split.REPORT: 1}
+
+
+def test_words_are_the_same_however_a_sign_is_written() -> None:
+    assert words(b"caf\\u00e9 \\ud835\\udc65") == words("CAFE\u0301 \U0001d465".encode()) == [b"caf\xc3\xa9", b"x"]
+    assert words(b"a_b \\\\n c\\nd \\frac &quot;e&amp;f") == [b"a", b"b", b"c", b"d", b"rac", b"e", b"f"]
+    assert words("\u4e2d\u6587".encode()) == ["\u4e2d".encode(), "\u6587".encode()]
+
+
+def test_a_run_across_the_border_of_two_chunks_is_found(tmp_path: Path) -> None:
+    for shift in (0, 37, 100, len(LONG)):
+        filler = b"x " * (plaintext.CHUNK_BYTES // 2 - shift // 2)
+        (tmp_path / "file").write_bytes(filler + LONG.encode() + b" y" * 600_000)
+        assert found(tmp_path) == 1, shift
+
+
+# ---------------------------------------------------------------- a workspace that wants to be hard to read
+
+
+def test_links_fifos_sockets_and_unreadable_files_are_passed_by(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text(LONG)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "link.txt").symlink_to(outside / "secret.txt")
+    (work / "folder").symlink_to(outside)
+    (work / "loop").symlink_to(".")
+    os.mkfifo(work / "fifo.txt")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(work / "socket"))
+        begun = time.monotonic()
+        look = scanner(work).look(meter())
+    assert look.items == {Split.REPORT: 0} and look.files_scanned == 0 and look.complete
+    assert time.monotonic() - begun < 2
+
+
+def test_a_file_that_becomes_a_fifo_or_a_link_under_our_eyes(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(LONG)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("x")
+    fd = os.open(work, os.O_RDONLY)
+    try:
+        (listed,) = treewalk.list_files(fd, meter()).files
+        (work / "a.txt").unlink()
+        os.mkfifo(work / "a.txt")
+        assert treewalk.open_regular(fd, listed.parts) is None
+        (work / "a.txt").unlink()
+        (work / "a.txt").symlink_to(tmp_path / "secret")
+        with pytest.raises(OSError):
+            treewalk.open_regular(fd, listed.parts)
+    finally:
+        os.close(fd)
+
+
+def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> None:
+    with open(tmp_path / "giant.txt", "wb") as file:
+        file.write(b"text " * 20_000)
+        file.seek(400 << 20)
+        file.write(LONG.encode() + b" text" * 20_000)
+        file.truncate(480 << 20)
+    fd = os.open(tmp_path / "giant.txt", os.O_RDONLY)
+    begun = time.monotonic()
+    read = sum(len(part) for part in plaintext._plain(fd, 480 << 20))
+    os.close(fd)
+    assert read < 4 << 20 and time.monotonic() - begun < 2
+
+
+def test_weights_are_left_aside_by_what_is_in_them(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1]}}).encode().ljust(30_000)
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + os.urandom(5 << 20))
+    (tmp_path / "table.arrow").write_bytes(b"ARROW1\0\0" + (b"plain text in a column " * 120_000) + LONG.encode())
+    look = scanner(tmp_path).look(meter())
+    assert [line.file for line in look.found] == ["table.arrow"]
+    assert look.files_skipped == 1 and look.bytes_skipped > 5 << 20
+    assert look.complete
+
+
+BOMBS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zst": zstandard.compress,
+    "zip": lambda data: in_a_zip(data.decode()),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_is_cut_off_and_the_next_file_is_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plaintext, "MAX_INFLATED_BYTES", 4 << 20)
+    (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (6 << 20)))
+    (tmp_path / "z.txt").write_text(LONG)
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 1}
+    assert not look.complete and look.reason is not None and "more than 4 MiB" in look.reason
+    assert look.bytes_scanned < 8 << 20
+
+
+@pytest.mark.parametrize("head", [b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh9", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"])
+def test_files_that_only_begin_like_an_archive(head: bytes, tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(head + b"\0garbage" * 100)
+    (tmp_path / "z.txt").write_text(LONG)
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 1}
+    assert look.files_skipped == 1 and not look.complete
+
+
+def test_a_zip_with_a_huge_directory_is_not_opened(tmp_path: Path) -> None:
+    end = b"PK\5\6" + b"\0" * 4 + (5).to_bytes(2, "little") * 2 + (1 << 30).to_bytes(4, "little") + b"\0" * 6
+    (tmp_path / "a.zip").write_bytes(b"PK\3\4" + b"\0" * 100 + end)
+    fd = os.open(tmp_path / "a.zip", os.O_RDONLY)
+    with pytest.raises(TooMuch):
+        list(chunks(fd, meter()))
+    os.close(fd)
+
+
+def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        (tmp_path / f"{n:02}.txt").write_text("some text " * 2000)
+    look = scanner(tmp_path).look(meter(count=100_000))
+    assert not look.complete and look.reason == "limit of the look: bytes"
+    assert look.files_skipped >= 24 and look.bytes_skipped >= 24 * 20_000
+    look = scanner(tmp_path).look(meter(seconds=-1))
+    assert not look.complete and look.reason == "limit of the look: time"
+    monkeypatch.setattr(treewalk, "MAX_FILES", 10)
+    look = scanner(tmp_path).look(meter())
+    assert look.files_scanned == 10 and look.reason == "not all folders could be listed"
+
+
+def test_a_look_that_is_asked_to_end_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(LONG)
+    (tmp_path / "b.txt").write_text("y" * 3_000_000)
+    asked = iter([False] * 2)
+    look = scanner(tmp_path).look(Meter(time.monotonic() + 20, 1 << 30, lambda: next(asked, True)))
+    assert look.items == {Split.REPORT: 1} and look.reason == "limit of the look: asked to end"
+
+
+def test_files_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(LONG)
+    (tmp_path / "b.txt").write_text("nothing here")
+    eye = scanner(tmp_path)
+    first = eye.look(meter())
+    again = eye.look(meter())
+    assert again.items == first.items and again.found == first.found
+    assert again.bytes_scanned == 0 and again.bytes_unchanged == first.bytes_scanned > 0
+    times = (tmp_path / "b.txt").stat()
+    (tmp_path / "b.txt").write_text("NOTHING HERE"[:11] + "!")  # the same size, and the old mtime
+    os.utime(tmp_path / "b.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "a.txt").unlink()
+    third = eye.look(meter())
+    assert third.bytes_scanned == 12 and third.items == {Split.REPORT: 0}
+
+
+def test_a_tree_that_changes_all_the_time_is_looked_at_to_the_end(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            folder = tmp_path / f"d{n % 5}"
+            folder.mkdir(exist_ok=True)
+            (folder / "f.txt").write_text("words " * (n % 1000))
+            if n % 3 == 0:
+                (folder / "f.txt").unlink()
+                try:
+                    folder.rmdir()
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        (tmp_path / "leak.txt").write_text(LONG)
+        eye = scanner(tmp_path)
+        for _ in range(20):
+            assert eye.look(meter()).items == {Split.REPORT: 1}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_names_are_escaped_and_the_list_is_bounded(tmp_path: Path) -> None:
+    for n in range(30):
+        (tmp_path / f"\x1b[31m{n}").write_text(LONG)
+    look = scanner(tmp_path).look(meter())
+    assert len(look.found) == 20 and look.found_unlisted == 10 and look.items == {Split.REPORT: 1}
+    assert all("\x1b" not in line.file for line in look.found)
+
+
+def test_a_meter_counts_what_is_inflated() -> None:
+    some = meter(count=10)
+    some.take(10)
+    with pytest.raises(Limit, match="bytes"):
+        some.take(1)
