@@ -1,74 +1,93 @@
-"""What of sandboxes is here, by doing. In this version agents run at level none whatever is here."""
+"""Which sandbox levels work here, by doing what an agent might: see sandbox/probing.py."""
 
 from __future__ import annotations
 
-import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
-from autorl_hpc.doctor.finding import Finding, note, ok
-from autorl_hpc.doctor.tools import Answer, ask
+from autorl_hpc.doctor.finding import Finding, State, note, ok
+from autorl_hpc.doctor.tools import ask
+from autorl_hpc.sandbox.levels import LEVELS, Level
+from autorl_hpc.sandbox.plan import Plan, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.probing import probe
+from autorl_hpc.states import Network, SandboxLevel
 
-LANDLOCK_CREATE_RULESET = 444
-VERSION_FLAG = 1
-"""LANDLOCK_CREATE_RULESET_VERSION: linux/landlock.h"""
-
-LATER = "no harm in this version, which runs agents at level none; a later one will use what is here"
-
-
-def level() -> Finding:
-    """The level that runs have."""
-    return note(
-        "level of runs",
-        "none",
-        "an agent can read all that you can read, held-out items too: its scores never rank",
-        "run agents that you trust; see docs/threat-model.md",
-    )
-
-
-def containers() -> list[Finding]:
-    """Apptainer or Singularity."""
-    for name in ("apptainer", "singularity"):
-        answer = ask([name, "--version"])
-        if answer is not None and answer.code == 0:
-            return [ok(name, f"{answer.out.strip()} (its version; no container was started)")]
-        if answer is not None:
-            return [note(name, f"there, but fails: {answer.said}", LATER)]
-    return [note("apptainer", "not here", LATER, "often a module: module avail apptainer")]
-
-
-def bubblewrap() -> Finding:
-    """bwrap with everything unshared."""
-    argv = ["bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-all", "true"]
-    return _doing("bwrap", ask(argv), "runs with all namespaces of its own")
-
-
-def namespaces() -> Finding:
-    """User namespaces."""
-    return _doing("user namespaces", ask(["unshare", "-Ur", "true"]), "open to you")
-
-
-def _doing(name: str, answer: Answer | None, works: str) -> Finding:
-    if answer is None:
-        return note(name, "not here" if name == "bwrap" else "can't be told: no unshare here", LATER)
-    if answer.code == 0:
-        return ok(name, works)
-    return note(name, f"refused: {answer.said}", LATER)
-
-
-def landlock() -> Finding:
-    """The kernel's own version of it."""
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        abi = libc.syscall(
-            ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(VERSION_FLAG)
-        )
-    except (OSError, AttributeError) as error:
-        return note("landlock", f"can't be told: {error}", LATER)
-    if abi > 0:
-        network = "files and TCP" if abi >= 4 else "files"
-        return ok("landlock", f"ABI {abi} ({network})")
-    return note("landlock", "not in this kernel, or off", LATER)
+UNRANKED = "an agent could read held-out items, ledgers and your files: such scores never rank"
+PORT = 29570
+"""Inside, where the way out is tried; one of those that level landlock leaves open."""
 
 
 def everything() -> list[Finding]:
-    """All of them, the level first."""
-    return [level(), *containers(), bubblewrap(), namespaces(), landlock()]
+    """The level that runs on this host would have first, then each level with what it stops."""
+    with tempfile.TemporaryDirectory(prefix="autorl-") as folder:
+        plan = _trial_plan(Path(folder))
+        found = [
+            _level(level, plan) for level in LEVELS if level.name not in (SandboxLevel.NONE, SandboxLevel.APPTAINER)
+        ]
+    works = [finding for finding in found if finding.state is State.OK]
+    if works:
+        first = ok("level of runs", f"{works[0].check} on a host like this one")
+    else:
+        first = note(
+            "level of runs",
+            "none",
+            UNRANKED,
+            "ask for user namespaces, or for a kernel with Landlock (5.13; 6.7 closes TCP too)",
+        )
+    return [first, *found, _container()]
+
+
+def _level(level: Level, plan: Plan) -> Finding:
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": f"{plan.workspace}/.home", "TMPDIR": plan.tmp}
+    if level.name is SandboxLevel.LANDLOCK:
+        link = Path(plan.placed[0][1])
+        link.rmdir()
+        link.symlink_to(plan.placed[0][0])
+    try:
+        result = probe(level, plan, env, secret=[f"{plan.hidden[0]}/items"], programs=plan.masked)
+    except (OSError, subprocess.SubprocessError) as error:
+        return note(level.name, f"can't be tried: {error}", "this level is not used here")
+    if result.failures:
+        return note(level.name, "; ".join(result.failures)[:400], "this level is not used here")
+    start = "" if result.start_s is None else f", {1000 * result.start_s:.0f} ms to start a program"
+    stops = "stops all that was tried" if not result.holes else "does not stop: " + "; ".join(result.holes)
+    return ok(level.name, f"works{start}; {stops}")
+
+
+def _container() -> Finding:
+    for name in ("apptainer", "singularity"):
+        answer = ask([name, "--version"])
+        if answer is not None and answer.code == 0:
+            return ok(
+                "apptainer", f"{answer.out.strip()} (its version; it is tried in runs whose environment is an image)"
+            )
+        if answer is not None:
+            return note("apptainer", f"there, but fails: {answer.said}", "environments that are images can't be used")
+    return note(
+        "apptainer", "not here", "environments that are images can't be used", "often a module: module avail apptainer"
+    )
+
+
+def _trial_plan(folder: Path) -> Plan:
+    """A made-up world like that of an agent."""
+    for name in ("vault", "store/data", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/data", "socket"):
+        (folder / name).mkdir(parents=True)
+    for name in ("vault/items", "store/data/train", "runs/run.json"):
+        (folder / name).write_text("x", encoding="ascii")
+    lay_way_out(str(folder / "socket"))
+    workspace, outer = folder / "scratch" / "w", dict(os.environ)
+    return Plan(
+        workspace=str(workspace),
+        tmp=str(workspace / ".tmp"),
+        readable=tuple(software([sys.prefix, sys.base_prefix], outer)),
+        hidden=tuple(str(folder / name) for name in ("vault", "store/data", "runs", "scratch")),
+        placed=((str(folder / "store" / "data"), str(workspace / "data")),),
+        devices=tuple(devices()),
+        masked=tuple(slurm_programs(outer)),
+        network=Network.NONE,
+        socket_folder=str(folder / "socket"),
+        port=PORT,
+    )

@@ -170,7 +170,7 @@ def _judge(value: dict[str, Any], plan: Plan, outside: Outside, start_s: float) 
 
 def _shown(listed: dict[str, list[str]], plan: Plan) -> Iterator[tuple[str, str]]:
     """Of the hidden folders, what can be seen in them and does not lead to something that the plan places there."""
-    placed = [plan.workspace, plan.tmp, *plan.readable, *(target for _, target in plan.placed)]
+    placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
     for path, names in listed.items():
         for name in names:
             if not any(below(each, os.path.join(path, name)) for each in placed):
