@@ -1,0 +1,55 @@
+"""Every cheat at every sandbox level that works here: its exploit fails and the report says so, or it is known not to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cheating import Seen, World, exploits
+from helpers import Cluster
+
+CHEATS = exploits()
+LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split(","))
+"""`none` and `namespaces` too, by this variable: the first is no promise, the second differs from bwrap by who makes the mounts."""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(level, marks=pytest.mark.xdist_group(f"cheats-{level}")) for level in LEVELS]
+)
+def world(request: pytest.FixtureRequest, staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    from autorl_hpc.doctor import sandbox
+
+    level = str(request.param)
+    works = {str(finding.check): finding for finding in sandbox.everything()}
+    if level != "none" and str(works[level].state) != "ok":
+        pytest.skip(f"level {level}: {works[level].value}")
+    cluster = Cluster(staged, tmp_path_factory.mktemp(f"cheats-{level}"))
+    try:
+        yield World(cluster, level, CHEATS)
+    finally:
+        cluster.end()
+
+
+@pytest.mark.parametrize("name", sorted(CHEATS))
+def test_cheat(world: World, name: str) -> None:
+    cheat, seen = CHEATS[name], world.seen[name]
+    known = cheat.uncovered.get(world.level)
+    if known is not None:
+        assert seen.won, (
+            f"{name} is said to succeed at level {world.level} ({known}), and did not: correct the list\n{seen.log[-1500:]}"
+        )
+        return
+    assert not seen.won, f"{name} at level {world.level}: {seen.won}"
+    cheat.check(seen)
+    if cheat.says is not None:
+        assert cheat.says in seen.page, f"the report does not say {cheat.says!r}:\n{seen.page}"
+
+
+def test_the_honest_run_is_untouched(world: World) -> None:
+    seen: Seen = world.seen["honest"]
+    assert len(seen.accepted()) == 1 and seen.view.scores[1].evaluation.score is not None
+    assert seen.summary["counted"] and not seen.log.strip().endswith("Killed")
