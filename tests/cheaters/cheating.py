@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -169,6 +165,6 @@ class World:
         seen = self.seen[name]
         supervisor = self.cluster.supervisor(seen.run_id)
         if cheat is not None and cheat.outside is not None:
-            wait_for(lambda: (seen.workspace / "code").is_dir(), 30, "the workspace")
+            wait_for((seen.workspace / "code").is_dir, 30, "the workspace")
             cheat.outside(Seen(name, self.level, self.cluster, seen.run_id))
         supervisor.wait(RUN_S)
