@@ -43,6 +43,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "disk_peak_bytes_estimate": disk,
+        "max_submissions": spec.budget.max_submissions,
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {
@@ -105,6 +106,8 @@ def as_text(facts: dict[str, Any]) -> str:
         f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
     )
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
+    if facts["max_submissions"] is not None:
+        lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain_points"].items():
         shown = ", ".join(
             f"{split} none (too few items)" if gain is None else f"{split} {gain} points"

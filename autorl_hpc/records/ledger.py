@@ -36,7 +36,9 @@ class SandboxUsed(Strict):
 
     level: SandboxLevel
     network: Network = Field(description="What is enforced, not what was asked for.")
-    holes: tuple[str, ...] = Field((), description="What this level did not stop when it was tried, in a few words each.")
+    holes: tuple[str, ...] = Field(
+        (), description="What this level did not stop when it was tried, in a few words each."
+    )
     start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
 
 
@@ -61,6 +63,13 @@ class AttemptEnded(Strict):
     exit_code: int | None = None
 
 
+class MergedAdapter(Strict):
+    """A LoRA adapter that was added to the base model: the content hash is that of the sum."""
+
+    rank: int = Field(ge=1, description="The largest in it.")
+    tensors: int = Field(ge=1, description="Tensors of the base model that it was added to.")
+
+
 class Submission(Strict):
     """A manifest that was taken in or refused."""
 
@@ -80,6 +89,7 @@ class Submission(Strict):
     is_base: bool = Field(False, description="The content is the base model's, tensor by tensor.")
     size_bytes: int | None = None
     tensors: int | None = None
+    adapter: MergedAdapter | None = Field(None, description="Null: full weights were submitted.")
     intake_s: float | None = None
     ignored_files: tuple[str, ...] = ()
     fault: Fault | None = None
@@ -171,7 +181,9 @@ class Contamination(Strict):
 
     submission_id: int | None = Field(None, description="Null: at the end of the run.")
     items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
-    of: dict[Split, int] = Field(default_factory=dict, description="Held-out items looked for: long enough, not in training.")
+    of: dict[Split, int] = Field(
+        default_factory=dict, description="Held-out items looked for: long enough, not in training."
+    )
     too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
     found: tuple[Contaminated, ...] = ()
     found_unlisted: int = Field(0, ge=0, description="Files beyond those listed in `found`.")

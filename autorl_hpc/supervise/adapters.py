@@ -1,0 +1,221 @@
+"""A submitted LoRA adapter, checked by its headers, and the sum of base and adapter, a block of rows at a time.
+
+transformers loads the base that an adapter names, from the working directory first. Here the factors are added to the
+staged, pinned base model and to nothing else. Arithmetic as in peft's merge: W + (B @ A) * scale in fp32, rounded to the
+base's dtype. Layout: peft's `save_pretrained`, tensors `base_model.model.<module>.lora_A.weight` (rank, in) and
+`.lora_B.weight` (out, rank).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.checkpoint import INDEX_NAME, ITEM_BYTES, TensorSpec, read_header
+from autorl_hpc.records.ledger import MergedAdapter
+from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG, MERGE_YOURSELF, LoraSettings, read_settings
+from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Matrix = npt.NDArray[np.float32]
+
+ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE})
+
+FACTOR = re.compile(r"base_model\.model\.(?P<module>[^\n]+)\.lora_(?P<side>[AB])\.weight")
+
+TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt"})
+"""Architectures whose layers store weights as (in, out): peft merges them by `fan_in_fan_out`, which is not supported."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """scale * B @ A, of A (rank, in) and B (out, rank)."""
+
+    a: TensorSpec
+    b: TensorSpec
+    scale: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An open adapter that fits the base: what it adds, by the name of the base's tensor."""
+
+    fd: int
+    deltas: dict[str, Delta]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank in it."""
+        return max(delta.a.shape[0] for delta in self.deltas.values())
+
+    def as_record(self) -> MergedAdapter:
+        """What the ledger keeps of it."""
+        return MergedAdapter(rank=self.rank, tensors=len(self.deltas))
+
+
+def lint_adapter(folder: Submitted, base: BaseModel) -> Adapter:
+    """Checks an adapter against the base model, from its config and header.
+
+    Raises:
+        Refused: with a code, the file and field, and advice.
+        OSError: the file system failed.
+    """
+    _one_adapter_alone(folder.sizes)
+    settings = read_settings(folder.read_json(ADAPTER_CONFIG), len(base.shapes))
+    if base.config.get("model_type") in TRANSPOSED_TYPES:
+        what = f"{ADAPTER_CONFIG}: adapters of a {base.config['model_type']} are not merged"
+        raise Refused("adapter_unsupported", what, MERGE_YOURSELF)
+    fd = folder.open_regular(ADAPTER_WEIGHTS)
+    modules: dict[str, dict[str, TensorSpec]] = {}
+    for tensor in read_header(fd, ADAPTER_WEIGHTS, max_header_bytes(base)):
+        found = FACTOR.fullmatch(tensor.name)
+        if found is None:
+            raise _names(f"tensor {tensor.name[:150]!r} is no lora_A or lora_B of a linear layer")
+        modules.setdefault(found["module"], {})[found["side"]] = tensor
+    return Adapter(fd, {f"{name}.weight": _delta(name, pair, settings, base) for name, pair in sorted(modules.items())})
+
+
+def _one_adapter_alone(sizes: dict[str, int]) -> None:
+    others = sorted(n for n in sizes if (n.endswith(".safetensors") or n == INDEX_NAME) and n != ADAPTER_WEIGHTS)
+    if others:
+        raise Refused(
+            "adapter_beside_model",
+            f"{sorted(ADAPTER_FILES & set(sizes))[0]} lies beside {others[0][:120]}: which is meant?",
+            "submit a folder with the adapter alone, or one with the full weights alone",
+        )
+    if ADAPTER_WEIGHTS not in sizes and ADAPTER_PICKLE in sizes:
+        raise Refused(
+            "pickle",
+            f"{ADAPTER_PICKLE}: weights as pickle are not read",
+            "save the adapter with `save_pretrained(DIR, safe_serialization=True)`",
+        )
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if name not in sizes:
+            what = f"{name} is missing beside {sorted(ADAPTER_FILES & set(sizes))[0]}"
+            raise Refused("adapter_incomplete", what, "save the adapter with `model.save_pretrained(DIR)` of peft")
+
+
+def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, base: BaseModel) -> Delta:
+    name, shown = f"{module}.weight", module[:150]
+    shape = base.shapes.get(name)
+    if shape is None and name == HEAD_NAME and base.tied:
+        raise _names(f"{HEAD_NAME} is the embedding in this base model (tied): an adapter would change both")
+    if shape is None or len(shape) != 2 or name == base.embedding:
+        raise _names(f"the base model has no linear layer {shown!r}")
+    if set(pair) != {"A", "B"}:
+        raise _names(f"layer {shown} has lora_{min(pair)} and no lora_{'B' if 'A' in pair else 'A'}")
+    if not settings.targets_module(module):
+        raise _names(f"layer {shown} is not one of target_modules in {ADAPTER_CONFIG}: peft would leave it out")
+    rank = settings.rank_of(module)
+    for tensor, needed in ((pair["A"], (rank, shape[1])), (pair["B"], (shape[0], rank))):
+        if tensor.shape != needed:
+            raise Refused(
+                "adapter_shapes",
+                f"{ADAPTER_WEIGHTS}: tensor {tensor.name[:150]} has shape {list(tensor.shape)}; the base model and rank "
+                f"{rank} of {ADAPTER_CONFIG} need {list(needed)}",
+                "train the adapter on the base model of this run, and save it with peft",
+            )
+    return Delta(pair["A"], pair["B"], settings.scale_of(module))
+
+
+def _names(what: str) -> Refused:
+    return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", MERGE_YOURSELF)
+
+
+class Merge:
+    """Adds one delta to the rows of a base weight. Holds A in fp32; B is read by blocks of rows."""
+
+    def __init__(self, adapter: Adapter, target: TensorSpec) -> None:
+        """Reads A.
+
+        Args:
+            target: the base model's tensor, (out, in).
+
+        Raises:
+            Refused: A holds NaN or Inf, or the file became shorter.
+            OSError: the file system failed.
+        """
+        self.fd, self.delta, self.target = adapter.fd, adapter.deltas[target.name], target
+        self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
+
+    def rows(self, raw: memoryview, first: int) -> memoryview:
+        """The bytes of some rows, with the adapter added, in the base's dtype.
+
+        Args:
+            raw: the base's bytes of whole rows.
+            first: number of the first of them.
+
+        Raises:
+            Refused: B, or the sum, holds NaN or Inf; or the adapter's file became shorter.
+            OSError: the file system failed.
+        """
+        import numpy as np
+
+        columns, dtype = self.target.shape[1], self.target.dtype
+        weights = as_float32(raw, dtype).reshape(-1, columns)
+        b = self._factor(self.delta.b, first, len(weights))
+        with np.errstate(all="ignore"):
+            change = (b @ self.a) * np.float32(self.delta.scale)
+            merged = weights + change
+            if not np.isfinite(merged).all():
+                raise _not_finite(f"{self.target.name} with the adapter added")
+            stored = from_float32(merged, dtype)
+        # Where nothing is added the bytes stay: -0.0 + 0.0 would be 0.0, and an untrained adapter not the base model.
+        original = np.frombuffer(raw, dtype=stored.dtype).reshape(stored.shape)
+        np.copyto(stored, original, where=change == 0)
+        return memoryview(stored.data).cast("B")
+
+    def _factor(self, tensor: TensorSpec, first: int, count: int) -> Matrix:
+        """Rows of A or B in fp32."""
+        import numpy as np
+
+        row = tensor.shape[1] * ITEM_BYTES[tensor.dtype]
+        data, begin = bytearray(count * row), tensor.begin + first * row
+        got = 0
+        while got < len(data):
+            part = os.preadv(self.fd, [memoryview(data)[got:]], begin + got)
+            if part <= 0:
+                raise Refused(
+                    "artifact_changed",
+                    f"{ADAPTER_WEIGHTS} became shorter while it was merged",
+                    "submit after the save has ended",
+                )
+            got += part
+        values = as_float32(memoryview(data), tensor.dtype)
+        if not np.isfinite(values).all():
+            raise _not_finite(tensor.name[:150])
+        return values.reshape(count, tensor.shape[1])
+
+
+def _not_finite(name: str) -> Refused:
+    what = f"{ADAPTER_WEIGHTS}: {name} holds NaN or Inf"
+    return Refused("not_finite", what, "the training diverged: submit an earlier adapter")
+
+
+def as_float32(raw: memoryview | bytes | bytearray, dtype: str) -> Matrix:
+    """Values of a safetensors dtype (F32, BF16, F16) as fp32, flat; exact."""
+    import numpy as np
+
+    if dtype == "BF16":
+        return (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, dtype="<f4" if dtype == "F32" else "<f2").astype(np.float32, copy=False)
+
+
+def from_float32(values: Matrix, dtype: str) -> npt.NDArray[Any]:
+    """Finite fp32 values in a safetensors dtype, rounded to nearest even; bf16 as uint16. Too large ones become Inf."""
+    import numpy as np
+
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
