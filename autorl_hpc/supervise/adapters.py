@@ -78,7 +78,7 @@ def lint_adapter(folder: Submitted, base: BaseModel) -> Adapter:
     for tensor in read_header(fd, ADAPTER_WEIGHTS, max_header_bytes(base)):
         found = FACTOR.fullmatch(tensor.name)
         if found is None:
-            raise _names(f"tensor {tensor.name[:150]!r} is no lora_A or lora_B of a linear layer")
+            raise _no_factor(tensor.name)
         modules.setdefault(found["module"], {})[found["side"]] = tensor
     return Adapter(fd, {f"{name}.weight": _delta(name, pair, settings, base) for name, pair in sorted(modules.items())})
 
@@ -124,6 +124,15 @@ def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, bas
                 "train the adapter on the base model of this run, and save it with peft",
             )
     return Delta(pair["A"], pair["B"], settings.scale_of(module))
+
+
+def _no_factor(name: str) -> Refused:
+    what = f"tensor {name[:150]!r} is no lora_A or lora_B of a linear layer"
+    if ".lora_" in name or not name.endswith(".weight"):
+        return _names(what)
+    # peft adds whole embeddings by itself where one is trained on, or the vocabulary was changed.
+    advice = f"save the adapter with `save_pretrained(DIR, save_embedding_layers=False)` if only lora_A and lora_B were trained; else {MERGE_YOURSELF}"
+    return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", advice)
 
 
 def _names(what: str) -> Refused:
