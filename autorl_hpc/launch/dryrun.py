@@ -27,7 +27,8 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     root = Root(plan.experiment.path.parent.parent)
     sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
     hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
-    disk = sum(sizes[cell.science.base_model] * (ARTIFACTS_PER_RUN + WORKSPACE_COPIES) for cell in plan.cells)
+    kept = min(ARTIFACTS_PER_RUN, spec.budget.max_submissions or ARTIFACTS_PER_RUN)
+    disk = sum(sizes[cell.science.base_model] * (kept + WORKSPACE_COPIES) for cell in plan.cells)
     return {
         "experiment": str(plan.experiment.path),
         "protocol": str(spec.protocol),
