@@ -1,30 +1,21 @@
-"""A submitted LoRA adapter, checked by its headers, and the sum of base and adapter, a block of rows at a time.
+"""A submitted LoRA adapter, checked by its headers and opened.
 
 transformers loads the base that an adapter names, from the working directory first. Here the factors are added to the
-staged, pinned base model and to nothing else. Arithmetic as in peft's merge: W + (B @ A) * scale in fp32, rounded to the
-base's dtype. Layout: peft's `save_pretrained`, tensors `base_model.model.<module>.lora_A.weight` (rank, in) and
+staged, pinned base model and to nothing else (merging.py). Layout: peft's `save_pretrained`, tensors `base_model.model.<module>.lora_A.weight` (rank, in) and
 `.lora_B.weight` (out, rank).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import INDEX_NAME, ITEM_BYTES, TensorSpec, read_header
+from autorl_hpc.files.checkpoint import INDEX_NAME, TensorSpec, read_header
 from autorl_hpc.records.ledger import MergedAdapter
 from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG, MERGE_YOURSELF, LoraSettings, read_settings
 from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
 from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Matrix = npt.NDArray[np.float32]
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE})
@@ -137,94 +128,3 @@ def _no_factor(name: str) -> Refused:
 
 def _names(what: str) -> Refused:
     return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", MERGE_YOURSELF)
-
-
-class Merge:
-    """Adds one delta to the rows of a base weight. Holds A in fp32; B is read by blocks of rows."""
-
-    def __init__(self, adapter: Adapter, target: TensorSpec) -> None:
-        """Reads A.
-
-        Args:
-            target: the base model's tensor, (out, in).
-
-        Raises:
-            Refused: A holds NaN or Inf, or the file became shorter.
-            OSError: the file system failed.
-        """
-        self.fd, self.delta, self.target = adapter.fd, adapter.deltas[target.name], target
-        self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
-
-    def rows(self, raw: memoryview, first: int) -> memoryview:
-        """The bytes of some rows, with the adapter added, in the base's dtype.
-
-        Args:
-            raw: the base's bytes of whole rows.
-            first: number of the first of them.
-
-        Raises:
-            Refused: B, or the sum, holds NaN or Inf; or the adapter's file became shorter.
-            OSError: the file system failed.
-        """
-        import numpy as np
-
-        columns, dtype = self.target.shape[1], self.target.dtype
-        weights = as_float32(raw, dtype).reshape(-1, columns)
-        b = self._factor(self.delta.b, first, len(weights))
-        with np.errstate(all="ignore"):
-            change = (b @ self.a) * np.float32(self.delta.scale)
-            merged = weights + change
-            if not np.isfinite(merged).all():
-                raise _not_finite(f"{self.target.name} with the adapter added")
-            stored = from_float32(merged, dtype)
-        # Where nothing is added the bytes stay: -0.0 + 0.0 would be 0.0, and an untrained adapter not the base model.
-        original = np.frombuffer(raw, dtype=stored.dtype).reshape(stored.shape)
-        np.copyto(stored, original, where=change == 0)
-        return memoryview(stored.data).cast("B")
-
-    def _factor(self, tensor: TensorSpec, first: int, count: int) -> Matrix:
-        """Rows of A or B in fp32."""
-        import numpy as np
-
-        row = tensor.shape[1] * ITEM_BYTES[tensor.dtype]
-        data, begin = bytearray(count * row), tensor.begin + first * row
-        got = 0
-        while got < len(data):
-            part = os.preadv(self.fd, [memoryview(data)[got:]], begin + got)
-            if part <= 0:
-                raise Refused(
-                    "artifact_changed",
-                    f"{ADAPTER_WEIGHTS} became shorter while it was merged",
-                    "submit after the save has ended",
-                )
-            got += part
-        values = as_float32(memoryview(data), tensor.dtype)
-        if not np.isfinite(values).all():
-            raise _not_finite(tensor.name[:150])
-        return values.reshape(count, tensor.shape[1])
-
-
-def _not_finite(name: str) -> Refused:
-    what = f"{ADAPTER_WEIGHTS}: {name} holds NaN or Inf"
-    return Refused("not_finite", what, "the training diverged: submit an earlier adapter")
-
-
-def as_float32(raw: memoryview | bytes | bytearray, dtype: str) -> Matrix:
-    """Values of a safetensors dtype (F32, BF16, F16) as fp32, flat; exact."""
-    import numpy as np
-
-    if dtype == "BF16":
-        return (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, dtype="<f4" if dtype == "F32" else "<f2").astype(np.float32, copy=False)
-
-
-def from_float32(values: Matrix, dtype: str) -> npt.NDArray[Any]:
-    """Finite fp32 values in a safetensors dtype, rounded to nearest even; bf16 as uint16. Too large ones become Inf."""
-    import numpy as np
-
-    if dtype == "F32":
-        return values
-    if dtype == "F16":
-        return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)

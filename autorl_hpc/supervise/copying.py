@@ -20,9 +20,10 @@ from pathlib import Path
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, content_hash, read_header
 from autorl_hpc.states import Fault
-from autorl_hpc.supervise.adapters import ADAPTER_WEIGHTS, Merge
+from autorl_hpc.supervise.adapters import ADAPTER_WEIGHTS
 from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
 from autorl_hpc.supervise.lint import Linted
+from autorl_hpc.supervise.merging import Merge
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """Fits the caches well enough that hash and scan read it from there, and is a large read for a shared file system."""
@@ -194,7 +195,7 @@ def _copy_tensor(
         _read(source, chunk, position, tensor.file)
         if merge is not None:
             base_digest.update(chunk)
-            chunk = merge.rows(chunk, (position - tensor.begin) // row_bytes)
+            merge.add_to(chunk, (position - tensor.begin) // row_bytes)
         digest.update(chunk)
         _refuse_not_finite(chunk, tensor, merge is not None)
         if head is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from weights import Tensors, write_safetensors
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.adapters import Merge, as_float32, from_float32
+from autorl_hpc.supervise.merging import Merge, narrow, widen
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -293,11 +295,29 @@ def test_bf16_is_rounded_to_nearest_even_as_torch_does() -> None:
     values = values[np.isfinite(values)]
     for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         with np.errstate(over="ignore"):
-            stored = from_float32(values.copy(), dtype)
-        expected = torch.from_numpy(values.copy()).to(kind).view(torch.int16).numpy().view(np.uint16)
-        assert np.array_equal(stored.view(np.uint16), expected)
-        back = as_float32(stored.tobytes(), dtype)
-        assert np.array_equal(back, torch.from_numpy(values.copy()).to(kind).float().numpy())
+            stored = narrow(values.copy(), dtype, np.empty_like(values, np.uint32))
+        stored = stored.view(np.uint16) if dtype == "F16" else stored.astype(np.uint16)
+        expected = torch.from_numpy(values.copy()).to(kind)
+        assert np.array_equal(stored, expected.view(torch.int16).numpy().view(np.uint16))
+        back = np.empty_like(values)
+        widen(stored.view(np.float16) if dtype == "F16" else stored, dtype, back)
+        assert np.array_equal(back, expected.float().numpy())
+
+
+def test_blas_is_told_to_use_one_thread() -> None:
+    """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several."""
+    pytest.importorskip("threadpoolctl")
+    script = (
+        "import numpy, threadpoolctl; from autorl_hpc.supervise.blas import use_one_thread\n"
+        "def most(): return max(i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas')\n"
+        "before = most(); print(before, use_one_thread(), most())"
+    )
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    before, told, after = done.stdout.split()
+    if before == "1":
+        pytest.skip("BLAS has one thread here anyway: a host of one core")
+    assert (told, after) == ("True", "1")
 
 
 def test_json_of_the_ledger_names_the_adapter(tmp_path: Path) -> None:
