@@ -202,11 +202,14 @@ class Evil:
         return os.system, ("touch PICKLE-WAS-RUN",)
 
 
-def pickle_only(folder: Path) -> None:
-    import pickle
+def pickle_only(name: str) -> Build:
+    def build(folder: Path) -> None:
+        import pickle
 
-    (save(folder) / SINGLE).unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
+        (save(folder) / SINGLE).unlink()
+        (folder / name).write_bytes(pickle.dumps(Evil()))
+
+    return build
 
 
 def nothing_there(folder: Path) -> None:

@@ -120,6 +120,9 @@ def test_a_tied_model_with_its_own_equal_head_has_the_hash_without_it(tmp_path: 
     assert with_head.content_hash == without.content_hash
     assert with_head.not_in_hash == (HEAD,) and without.not_in_hash == ()
     assert folder_content_hash(tmp_path / "copy-b", drop=frozenset(with_head.not_in_hash)) == without.content_hash
+    desk = Desk(tmp_path / "world")
+    shutil.copytree(tmp_path / "b", desk.checkpoint)
+    assert desk.accepted()["content_hash"] == without.content_hash
 
 
 def with_list_of_special_tokens(folder: Path) -> None:

@@ -150,6 +150,7 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("integers", stored_as("I8", 1), "dtype_unsupported", [EMBEDDING, "I8"], "quantised"),
     ("tensor missing", weights(lambda t: without(t, "model.norm.weight")), "tensor_names", ["missing 1", "model.norm.weight"], "all its tensors"),
     ("tensor added", weights(lambda t: {**t, "value_head.weight": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "value_head.weight"], "all its tensors"),
+    ("biases of qwen2", weights(lambda t: {**t, "model.layers.0.self_attn.q_proj.bias": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "q_proj.bias"], "architecture"),
     ("module. prefix", weights(lambda t: {f"module.{n}": v for n, v in t.items()}), "tensor_names", ["'module.'"], "unwrap_model"),
     ("compiled prefix", weights(lambda t: {f"_orig_mod.{n}": v for n, v in t.items()}), "tensor_names", ["'_orig_mod.'"], "unwrap_model"),
     ("a layer less", weights(lambda t: {n: v for n, v in t.items() if ".layers.1." not in n}), "tensor_names", ["missing"], "all its tensors"),
@@ -173,7 +174,8 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("auto_map further down", code("config.json", {"text_config": [{"auto_map": {}}]}), "auto_map", ["config.json"], "no code"),
     ("trust_remote_code", code("generation_config.json", {"trust_remote_code": True}), "auto_map", ["trust_remote_code"], "no code"),
     ("a file with code", code("config.json", {"custom_generate": "generate.py"}), "auto_map", ["custom_generate"], "no code"),
-    ("pickle only", pickle_only, "pickle", ["pytorch_model.bin"], "safe_serialization=True"),
+    *[(f"only {name}", pickle_only(name), "pickle", [name], "safe_serialization=True")
+      for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.pkl", "last.ckpt")],
     ("empty folder", nothing_there, "no_config", ["config.json"], "save_pretrained"),
     ("only a config", only_config, "no_weights", ["safetensors"], "safe_serialization=True"),
     ("config not JSON", config_is("{"), "not_json", ["config.json"], "save"),
