@@ -129,15 +129,27 @@ def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refuse
     raise AssertionError(f"accepted, as {copied}")
 
 
-class Desk:
-    """A run's folder, a workspace and a real intake between them."""
+def with_strange_names(folder: Path) -> None:
+    """Files whose names are no text, or would act on a terminal."""
+    for name in (b"\xff\xfe.txt", b"new\nline", b"\x1b[2J", b"a" * 255):
+        with open(os.path.join(os.fsencode(folder), name), "wb"):
+            pass
 
-    def __init__(self, path: Path) -> None:
+
+class Desk:
+    """A run's folder, a workspace and a real intake between them.
+
+    Args:
+        base: another base model than the tiny one.
+        budget: fields of the budget beside its time.
+    """
+
+    def __init__(self, path: Path, base: BaseModel | None = None, **budget: Any) -> None:
         self.experiment = Root(path).experiment("exp")
         for folder in self.experiment.folders():
             folder.mkdir(parents=True)
         task = load_task("arithmetic")
-        base = tiny_base()
+        base = base or tiny_base()
         science = Science(
             task="arithmetic",
             agent="null",
@@ -145,7 +157,7 @@ class Desk:
             base_model="autorl/tiny",
             mode="free",
             seed=0,
-            budget=Budget(wall_clock_s=3600.0),
+            budget=Budget(wall_clock_s=3600.0, **budget),
             protocol=Protocol.TWO_SPLIT,
             recipe=task.recipe(None),
             splits={str(split): pin for split, pin in task.file.splits.items()},
@@ -195,6 +207,31 @@ class Desk:
         self.drop(name, {"model_path": model_path, **fields})
         self.intake.poll()
         return self.answer(name)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where tests save what they submit; not made yet."""
+        return self.workspace / "output" / "v1"
+
+    def accepted(self) -> dict[str, Any]:
+        """The answer to what lies at `checkpoint`, which must be accepted, with its artifact as the hash says."""
+        answer = self.submit("v1", "output/v1")
+        assert answer["status"] == "accepted" and answer["error"] is None, answer
+        assert len(self.queued()) == 1
+        return answer
+
+    def refused(self) -> dict[str, Any]:
+        """The answer to what lies at `checkpoint`, which must be refused and leave nothing behind."""
+        answer = self.submit("v1", "output/v1")
+        assert answer["status"] == "refused", answer
+        assert self.artifacts() == [] and self.queued() == []
+        (kept,) = self.view().refused()
+        assert (kept.code, kept.message, kept.advice) == (answer["code"], answer["error"], answer["advice"])
+        return answer
+
+    def artifact(self, answer: dict[str, Any]) -> Path:
+        """The accepted copy."""
+        return self.experiment.artifacts / str(answer["content_hash"])
 
     def answer(self, name: str) -> dict[str, Any]:
         value: dict[str, Any] = json.loads((self.workspace / "results" / f"{name}.json").read_bytes())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import os
 import secrets
 import shutil
@@ -30,11 +31,32 @@ def artifact_ready(artifacts: Path, content_hash: str) -> bool:
         return False
 
 
-def new_folder(artifacts: Path) -> Path:
-    """An empty folder beside the artifacts to copy into."""
-    folder = artifacts / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
+    """An empty folder beside the artifacts to copy into, which bears the mark of its run and attempt."""
+    folder = artifacts / f"{_unfinished(run_id)}{attempt}-{os.getpid()}-{secrets.token_hex(8)}"
     again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # the name is ours: one that stands is a lost answer's
     return folder
+
+
+def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
+    """Removes the copies that killed attempts of a run, up to `attempt`, left unfinished; their names. What can't be seen or
+    removed now is left to the next look."""
+    mark, found = _unfinished(run_id), []
+    try:
+        names = sorted(again(lambda: os.listdir(artifacts)))
+    except OSError:
+        names = []
+    for name in names:
+        number = name.removeprefix(mark).partition("-")[0]
+        if name.startswith(mark) and number.isdecimal() and int(number) <= attempt:
+            remove(artifacts / name)
+            found.append(name)
+    return found
+
+
+def _unfinished(run_id: str) -> str:
+    """How names of unfinished copies of a run begin. By a hash: a run's name may be as long as a file's."""
+    return f"{TEMPORARY_PREFIX}{hashlib.sha256(run_id.encode()).hexdigest()[:16]}-"
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:

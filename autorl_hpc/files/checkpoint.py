@@ -77,7 +77,7 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
     if size < 8:
         raise Refused("header_broken", f"{file}: {size} bytes are no safetensors file", again)
     (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
-    if length + 8 > size:
+    if length == 0 or length + 8 > size:
         raise Refused("header_broken", f"{file}: the header says {length} bytes, the file has {size}", again)
     if length > max_header_bytes:
         raise Refused(

@@ -108,6 +108,10 @@ class RunView:
         """Accepted submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "accepted"]
 
+    def contents(self) -> set[str]:
+        """Content hashes of the accepted submissions: copies of one content are one."""
+        return {s.content_hash for s in self.submissions.values() if s.content_hash is not None}
+
     def refused(self) -> list[Submission]:
         """Refused submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "refused"]

@@ -27,7 +27,8 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     root = Root(plan.experiment.path.parent.parent)
     sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
     hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
-    disk = sum(sizes[cell.science.base_model] * (ARTIFACTS_PER_RUN + WORKSPACE_COPIES) for cell in plan.cells)
+    kept = min(ARTIFACTS_PER_RUN, spec.budget.max_submissions or ARTIFACTS_PER_RUN)
+    disk = sum(sizes[cell.science.base_model] * (kept + WORKSPACE_COPIES) for cell in plan.cells)
     return {
         "experiment": str(plan.experiment.path),
         "protocol": str(spec.protocol),
@@ -43,6 +44,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "disk_peak_bytes_estimate": disk,
+        "max_submissions": spec.budget.max_submissions,
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {
@@ -105,6 +107,8 @@ def as_text(facts: dict[str, Any]) -> str:
         f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
     )
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
+    if facts["max_submissions"] is not None:
+        lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain_points"].items():
         shown = ", ".join(
             f"{split} none (too few items)" if gain is None else f"{split} {gain} points"

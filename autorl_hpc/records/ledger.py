@@ -64,6 +64,13 @@ class AttemptEnded(Strict):
     exit_code: int | None = None
 
 
+class MergedAdapter(Strict):
+    """A LoRA adapter that was added to the base model: the content hash is that of the sum."""
+
+    rank: int = Field(ge=1, description="The largest in it.")
+    tensors: int = Field(ge=1, description="Tensors of the base model that it was added to.")
+
+
 class Submission(Strict):
     """A manifest that was taken in or refused."""
 
@@ -83,6 +90,7 @@ class Submission(Strict):
     is_base: bool = Field(False, description="The content is the base model's, tensor by tensor.")
     size_bytes: int | None = None
     tensors: int | None = None
+    adapter: MergedAdapter | None = Field(None, description="Null: full weights were submitted.")
     intake_s: float | None = None
     ignored_files: tuple[str, ...] = ()
     fault: Fault | None = None

@@ -35,7 +35,9 @@ class Answers:
     _unwritten: dict[str, None] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def refuse(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> None:
+    def refuse(
+        self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float, view: RunView
+    ) -> None:
         """Tells a refusal that has no ledger entry of its own."""
         body = Submission(
             submission_id=1,
@@ -49,7 +51,7 @@ class Answers:
             advice=printable(refusal.advice),
         )
         with self._changed:
-            self._tell(manifest_id, {**self._common(body, RunView()), "submission_id": None})
+            self._tell(manifest_id, {**self._common(body, view, None), "submission_id": None})
 
     def update(self, view: RunView) -> None:
         """Tells everything that the view says and that has not been told yet."""
@@ -94,13 +96,18 @@ class Answers:
                 return
             del self._unwritten[manifest_id]
 
-    def _common(self, submission: Submission, view: RunView) -> dict[str, Any]:
+    def _left(self, view: RunView) -> int | None:
+        """Checkpoints of new content that would still be accepted; None without a limit."""
+        most = self.record.science.budget.max_submissions
+        return None if most is None else max(0, most - len(view.contents()))
+
+    def _common(self, submission: Submission, view: RunView, score: Score | None) -> dict[str, Any]:
         return {
             "submission_id": submission.submission_id,
             "manifest_id": submission.manifest_id,
             "timestamp": now_text(),
             "model_path": submission.model_path,
-            "status": str(_status(submission, view.score_of(submission))),
+            "status": str(_status(submission, score)),
             "score": None,
             "baseline_score": None,
             "improvement": None,
@@ -113,12 +120,14 @@ class Answers:
             "code": submission.code,
             "error": submission.message,
             "advice": submission.advice,
+            "adapter": None if submission.adapter is None else submission.adapter.model_dump(mode="json"),
             "total_submissions": len(view.submissions),
+            "submissions_left": self._left(view),
         }
 
     def _answer(self, submission: Submission, view: RunView) -> dict[str, Any]:
-        answer = self._common(submission, view)
         score = view.score_of(submission)
+        answer = self._common(submission, view, score)
         if submission.status == "accepted" and score is not None:
             evaluation = score.evaluation
             answer["score"] = evaluation.score

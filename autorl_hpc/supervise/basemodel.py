@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
+import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import reading
-from autorl_hpc.files.checkpoint import tensors_of
+from autorl_hpc.files.checkpoint import TensorSpec, read_header, tensors_of, weight_files
+from autorl_hpc.files.faults import again
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.records.run import RunRecord
@@ -26,12 +31,14 @@ class BaseModel:
     Attributes:
         shapes: shape of each tensor by name.
         elements: number of values in all tensors.
+        folder: where it is staged; None for a base that is known by its headers alone.
     """
 
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     content_hash: str
     elements: int
+    folder: Path | None = None
 
     @property
     def tied(self) -> bool:
@@ -54,7 +61,28 @@ class BaseModel:
             for size in shape:
                 count *= size
             elements += count
-        return cls(config=config, shapes=shapes, content_hash=content_hash, elements=elements)
+        return cls(config=config, shapes=shapes, content_hash=content_hash, elements=elements, folder=folder)
+
+    def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
+        """Opens the staged weights: descriptors by file name, and all tensors. `stack` closes them.
+
+        Raises:
+            OSError: they can't be read: the cluster's fault, whatever the reason.
+        """
+        files: dict[str, int] = {}
+        tensors: list[TensorSpec] = []
+        try:
+            if self.folder is None:
+                raise FileNotFoundError
+            for name in weight_files(self.folder):
+                files[name] = fd = again(functools.partial(os.open, self.folder / name, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, fd)
+                tensors.extend(read_header(fd, name))
+        except (OSError, Refused):
+            raise OSError(errno.EIO, "the staged base model can't be read") from None
+        if {tensor.name: tensor.shape for tensor in tensors} != self.shapes:
+            raise OSError(errno.EIO, "the staged base model is not the one that was launched with")
+        return files, tensors
 
 
 def staged_base_model(root: Root, record: RunRecord) -> BaseModel:

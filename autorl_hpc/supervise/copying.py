@@ -1,5 +1,7 @@
 """Copies a linted checkpoint while hashing and scanning it: every byte is read once, and what was hashed is what is kept.
 
+With an adapter the base model's files are copied, and the adapter is added to the rows on the way; what is hashed is the sum.
+
 Tensors are hashed one by one, so several threads can work on different tensors; hashlib, reads and writes let go of
 the interpreter lock.
 """
@@ -7,6 +9,7 @@ the interpreter lock.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header
+from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, content_hash, read_header
+from autorl_hpc.states import Fault
+from autorl_hpc.supervise.adapters import ADAPTER_WEIGHTS
 from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
 from autorl_hpc.supervise.lint import Linted
+from autorl_hpc.supervise.merging import Merge
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """Fits the caches well enough that hash and scan read it from there, and is a large read for a shared file system."""
@@ -42,8 +48,12 @@ class Copied:
 
 @dataclass(frozen=True)
 class _Scan:
+    """What one pass over a tensor found. `base_digest` is that of the base's bytes, where an adapter was added to them."""
+
     digest: str
+    base_digest: str
     all_zero: bool
+    rows_equal: bool
 
 
 def workers() -> int:
@@ -55,10 +65,11 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
     """Copies the weight files into `target`.
 
     Raises:
-        Refused: a tensor holds NaN or Inf, a head is all zero, a tied head differs, or a file changed meanwhile.
+        Refused: a tensor holds NaN or Inf, a head is all zero or constant, a tied head differs, or a file changed meanwhile.
         OSError: reading or writing failed (`errno` tells whose fault it is).
     """
-    before = {name: _signature(fd) for name, fd in linted.files.items()}
+    given = linted.files if linted.adapter is None else {ADAPTER_WEIGHTS: linted.adapter.fd}
+    before = {name: _signature(fd) for name, fd in given.items()}
     outputs: dict[str, int] = {}
     stop = threading.Event()
     try:
@@ -71,9 +82,11 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
         with ThreadPoolExecutor(workers(), thread_name_prefix="copy") as pool:
 
             def work(tensor: TensorSpec) -> _Scan:
-                return _copy_tensor(
-                    tensor, linted.files[tensor.file], outputs[tensor.file], stop, flusher, tensor.name in heads
-                )
+                merge = None
+                if linted.adapter is not None and tensor.name in linted.adapter.deltas:
+                    merge = Merge(linted.adapter, tensor)
+                source, copy = linted.files[tensor.file], outputs[tensor.file]
+                return _copy_tensor(tensor, source, copy, stop, flusher, tensor.name in heads, merge)
 
             # In file order: large sequential reads and writes, which shared file systems like.
             ordered = sorted(linted.tensors, key=lambda t: (t.file, t.begin))
@@ -83,13 +96,14 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
             except BaseException:
                 stop.set()
                 raise
-        for name, fd in linted.files.items():
-            if _signature(fd) != before[name] or not _same_header(outputs[name], name, linted):
-                raise Refused(
-                    "artifact_changed",
-                    f"{name} changed while it was copied",
-                    "submit after the save has ended, and don't write to the folder until you are told `accepted`",
-                )
+        changed = [name for name, fd in given.items() if _signature(fd) != before[name]]
+        changed += [name for name in linted.files if not _same_header(outputs[name], name, linted)]
+        if changed:
+            raise Refused(
+                "artifact_changed",
+                f"{changed[0]} changed while it was copied",
+                "submit after the save has ended, and don't write to the folder until you are told `accepted`",
+            )
         for fd in outputs.values():
             os.fsync(fd)
     finally:
@@ -100,11 +114,14 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
 
 
 def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
-    head = HEAD_NAME if HEAD_NAME in scans and not linted.extra_head else base.embedding
-    if head is not None and scans[head].all_zero:
-        raise Refused(
-            "zero_head", f"every value of {head} is zero", "this model can't answer anything: check how it was saved"
-        )
+    if linted.adapter is not None:
+        was = content_hash((t.name, t.dtype, t.shape, scans[t.name].base_digest) for t in linted.tensors)
+        if was != base.content_hash:
+            what = "the staged base model is not the one that the run was launched with: nothing is added to it"
+            raise Refused("base_changed", what, "not your fault; tell whoever launched the run", Fault.CLUSTER)
+    for name in (HEAD_NAME, base.embedding):
+        if name in scans and not (name == HEAD_NAME and linted.extra_head):
+            _refuse_head(name, scans[name])
     digests = {name: scan.digest for name, scan in scans.items()}
     kept: Sequence[TensorSpec] = linted.tensors
     left_out: tuple[str, ...] = ()
@@ -124,6 +141,14 @@ def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
         size_bytes=linted.size_bytes,
         not_in_hash=left_out,
     )
+
+
+def _refuse_head(name: str, scan: _Scan) -> None:
+    advice = "this model can't answer anything: check how it was saved"
+    if scan.all_zero:
+        raise Refused("zero_head", f"every value of {name} is zero", advice)
+    if scan.rows_equal:
+        raise Refused("constant_head", f"all rows of {name} are equal: every token is the same to this model", advice)
 
 
 def _same_header(copy: int, name: str, linted: Linted) -> bool:
@@ -147,46 +172,94 @@ def _copy_header(source: int, target: int, length: int) -> None:
 
 
 def _copy_tensor(
-    tensor: TensorSpec, source: int, target: int, stop: threading.Event, flusher: _Flusher, is_head: bool
+    tensor: TensorSpec,
+    source: int,
+    target: int,
+    stop: threading.Event,
+    flusher: _Flusher,
+    is_head: bool,
+    merge: Merge | None,
 ) -> _Scan:
+    digest, base_digest = hashlib.sha256(), hashlib.sha256()
+    head = _HeadScan(tensor) if is_head else None
+    row_bytes = math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.dtype]
+    step = (
+        max(1, CHUNK_BYTES // max(1, row_bytes)) * row_bytes
+    )  # whole rows: heads are compared and adapters added by rows
+    if head is None and merge is None:
+        step = CHUNK_BYTES
+    view = memoryview(bytearray(min(step, tensor.end - tensor.begin)))
+    position = tensor.begin
+    while position < tensor.end and not stop.is_set():
+        chunk = view[: min(step, tensor.end - position)]
+        _read(source, chunk, position, tensor.file)
+        if merge is not None:
+            base_digest.update(chunk)
+            merge.add_to(chunk, (position - tensor.begin) // row_bytes)
+        digest.update(chunk)
+        _refuse_not_finite(chunk, tensor, merge is not None)
+        if head is not None:
+            head.look(chunk)
+        sent = 0
+        while sent < len(chunk):
+            sent += os.pwrite(target, chunk[sent:], position + sent)
+        flusher.wrote(target, len(chunk))
+        position += len(chunk)
+    kept = digest.hexdigest()
+    return _Scan(
+        digest=kept,
+        base_digest=kept if merge is None else base_digest.hexdigest(),
+        all_zero=head is not None and head.all_zero,
+        rows_equal=head is not None and head.rows_equal,
+    )
+
+
+def _read(source: int, chunk: memoryview, position: int, file: str) -> None:
+    got = 0
+    while got < len(chunk):
+        part = os.preadv(source, [chunk[got:]], position + got)
+        if part <= 0:
+            raise Refused(
+                "artifact_changed", f"{file} became shorter while it was copied", "submit after the save has ended"
+            )
+        got += part
+
+
+def _refuse_not_finite(chunk: memoryview, tensor: TensorSpec, merged: bool) -> None:
     import numpy as np
 
     unsigned, signed, limit = FIRST_NOT_FINITE[tensor.dtype]
-    sign = limit + (1 << (8 * np.dtype(unsigned).itemsize - 1))
-    digest = hashlib.sha256()
-    buffer = bytearray(min(CHUNK_BYTES, max(8, tensor.end - tensor.begin)))
-    view = memoryview(buffer)
-    all_zero = True
-    position = tensor.begin
-    while position < tensor.end and not stop.is_set():
-        want = min(CHUNK_BYTES, tensor.end - position)
-        got = 0
-        while got < want:
-            part = os.preadv(source, [view[got:want]], position + got)
-            if part <= 0:
-                raise Refused(
-                    "artifact_changed",
-                    f"{tensor.file} became shorter while it was copied",
-                    "submit after the save has ended",
-                )
-            got += part
-        chunk = view[:want]
-        digest.update(chunk)
-        values = np.frombuffer(chunk, dtype=unsigned)
-        if int(values.view(signed).max()) >= limit or int(values.max()) >= sign:
-            raise Refused(
-                "not_finite",
-                f"tensor {tensor.name} of {tensor.file} holds NaN or Inf",
-                "the training diverged: submit an earlier checkpoint",
-            )
-        if is_head and all_zero:
-            all_zero = not bool((values << 1).any())  # the sign shifted out: -0.0 is zero too
-        sent = 0
-        while sent < want:
-            sent += os.pwrite(target, chunk[sent:], position + sent)
-        flusher.wrote(target, want)
-        position += want
-    return _Scan(digest.hexdigest(), is_head and all_zero)
+    sign = limit + (1 << (8 * ITEM_BYTES[tensor.dtype] - 1))
+    values = np.frombuffer(chunk, dtype=unsigned)
+    if int(values.view(signed).max()) >= limit or int(values.max()) >= sign:
+        where = f"with {ADAPTER_WEIGHTS} added" if merged else f"of {tensor.file}"
+        raise Refused(
+            "not_finite",
+            f"tensor {tensor.name} {where} holds NaN or Inf",
+            "the training diverged: submit an earlier checkpoint",
+        )
+
+
+class _HeadScan:
+    """Looks whether a head or embedding is all zero, or has equal rows: tokens that can't be told apart."""
+
+    def __init__(self, tensor: TensorSpec) -> None:
+        self._unsigned, self._columns = FIRST_NOT_FINITE[tensor.dtype][0], math.prod(tensor.shape[1:])
+        self._first: bytes | None = None
+        self.all_zero = True
+        self.rows_equal = tensor.shape[0] > 1
+
+    def look(self, rows: memoryview) -> None:
+        """Takes the bytes of further whole rows."""
+        import numpy as np
+
+        values = np.frombuffer(rows, dtype=self._unsigned).reshape(-1, self._columns)
+        if self._first is None:
+            self._first = values[0].tobytes()
+        if self.all_zero:
+            self.all_zero = not bool((values << 1).any())  # the sign shifted out: -0.0 is zero too
+        if self.rows_equal:
+            self.rows_equal = bool((values == np.frombuffer(self._first, dtype=self._unsigned)).all())
 
 
 class _Flusher:

@@ -74,7 +74,10 @@ class Intake:
         self._again_at = 0.0
 
     def recover(self) -> None:
-        """Repairs what a killed attempt left: puts queue entries that the ledger calls for."""
+        """Repairs what a killed attempt left: unfinished copies, and queue entries that the ledger calls for."""
+        left = artifacts.remove_unfinished(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
+        if left:
+            log.warning("%d unfinished copies of an earlier attempt were removed", len(left))
         for submission in self.chain.look().unscored():
             self._queue(submission.submission_id)
 
@@ -152,7 +155,7 @@ class Intake:
         elapsed_s = self.clock.elapsed_s
         known = self._known(view, manifest_id)
         if manifest_id in self._taken or (known is not None and known.manifest_file != file):
-            self.answers.refuse(f"{manifest_id}~again", None, _duplicate(manifest_id), elapsed_s)
+            self.answers.refuse(f"{manifest_id}~again", None, _duplicate(manifest_id), elapsed_s, view)
             self.refused_unrecorded += 1
             return
         if known is not None:  # an attempt was killed between the ledger and the answer
@@ -184,7 +187,7 @@ class Intake:
             self.refused_unrecorded += 1
             refusal = Refused(submission.code or "", submission.message or "", submission.advice or "")
             refusal.fault = submission.fault or refusal.fault
-            self.answers.refuse(submission.manifest_id, manifest, refusal, submission.elapsed_s)
+            self.answers.refuse(submission.manifest_id, manifest, refusal, submission.elapsed_s, view)
             return
         try:
             self.chain.write(EntryKind.SUBMISSION, submission)
@@ -209,9 +212,7 @@ class Intake:
                 raise Refused("unreadable", what, "check the folder's files and permissions") from None
             copied = self._copy(linted)
         view = self.chain.look()
-        same = next((s.submission_id for s in view.accepted() if _answers(s, copied.content_hash, view)), None)
-        if same is not None and sum(s.same_as is not None for s in view.accepted()) >= MAX_RECORDED_COPIES:
-            raise _too_many_copies(same)
+        same = _answered_by(copied.content_hash, view)
         return Submission(
             submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
@@ -226,6 +227,7 @@ class Intake:
             is_base=copied.content_hash == self.base.content_hash,
             size_bytes=copied.size_bytes,
             tensors=len(copied.digests),
+            adapter=None if linted.adapter is None else linted.adapter.as_record(),
             intake_s=time.monotonic() - started,
             ignored_files=tuple(printable(name) for name in linted.ignored),
         )
@@ -238,9 +240,10 @@ class Intake:
             raise TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
 
     def _copy_once(self, linted: Linted) -> Copied:
-        target = artifacts.new_folder(self.experiment.artifacts)
+        target = artifacts.new_folder(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
         try:
             copied = copy_checkpoint(linted, self.base, target)
+            self._refuse_surplus(copied.content_hash)
             _describe(target, copied)
             artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)
         except FileExistsError as error:
@@ -248,6 +251,16 @@ class Intake:
         finally:
             artifacts.remove(target)
         return copied
+
+    def _refuse_surplus(self, content_hash: str) -> None:
+        """Refuses a content that is new beyond the budget's number, or old beyond what the ledger keeps."""
+        view = self.chain.look()
+        contents, most = view.contents(), self.record.science.budget.max_submissions
+        if most is not None and content_hash not in contents and len(contents) >= most:
+            raise _too_many(most)
+        same = _answered_by(content_hash, view)
+        if same is not None and sum(s.same_as is not None for s in view.accepted()) >= MAX_RECORDED_COPIES:
+            raise _too_many_copies(same)
 
     def _refusal(
         self, view: RunView, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float
@@ -300,6 +313,11 @@ class Intake:
         )
 
 
+def _answered_by(content_hash: str, view: RunView) -> int | None:
+    """The earlier submission whose score answers for this content."""
+    return next((s.submission_id for s in view.accepted() if _answers(s, content_hash, view)), None)
+
+
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
     """Whether the score of an earlier submission answers for this content: not if the infrastructure owes it one."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
@@ -311,6 +329,13 @@ def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
 def _duplicate(manifest_id: str) -> Refused:
     what = f"manifest {manifest_id} was handled before"
     return Refused("duplicate_id", what, "drop each manifest under a new name", Fault.AGENT)
+
+
+def _too_many(most: int) -> Refused:
+    what = f"{most} checkpoints of different content were accepted, as many as budget.max_submissions allows"
+    return Refused(
+        "too_many_submissions", what, "improve before you submit; mark an accepted one `--final`", Fault.AGENT
+    )
 
 
 def _too_many_copies(same: int) -> Refused:

@@ -107,8 +107,16 @@ def instructions(record: RunRecord, path: Path) -> str:
         workspace=str(path),
         hours=f"{science.budget.wall_clock_s / 3600:.2f}",
         mode=mode,
+        most=_most(science.budget.max_submissions),
         asked=_asked(science.recipe),
     )
+
+
+def _most(most: int | None) -> str:
+    """The limit of submissions, for instructions.md."""
+    if most is None:
+        return "You may submit as often as you like."
+    return f"At most {most} checkpoints of different content are accepted; an answer tells how many are left (`submissions_left`)."
 
 
 def _asked(recipe: Recipe) -> str:
@@ -136,6 +144,7 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
         "seed": science.seed,
         "protocol": str(science.protocol),
         "timeout_s": int(science.budget.wall_clock_s),
+        "max_submissions": science.budget.max_submissions,
         "recipe": {
             "name": science.recipe.name,
             "prompt": science.recipe.prompt,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from autorl_hpc.files import reading
+from autorl_hpc.files import artifacts, reading
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Linked
 from autorl_hpc.files.queue import put
@@ -90,6 +90,7 @@ class Seals:
         except Superseded:
             log.warning("another supervisor of this run is at work: leaving it alone")
             return 0
+        artifacts.remove_unfinished(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
         self.queue_closing()
         return 0
 

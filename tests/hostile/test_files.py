@@ -137,7 +137,7 @@ def test_a_base_score_of_another_node_is_seen_at_once(two: tuple[Node, Node]) ->
 def test_an_artifact_is_kept_while_it_cannot_be_seen_who_holds_it(two: tuple[Node, Node]) -> None:
     a, _ = two
     store = a.mount / "artifacts"
-    folder = artifacts.new_folder(store)
+    folder = artifacts.new_folder(store, "run", 1)
     (folder / artifacts.READY_NAME).write_text("{}")
     artifacts.install(store, folder, "hash", "run-1")
     assert artifacts.hold(store, "hash", "run-2")
@@ -156,7 +156,7 @@ def test_installed_from_two_nodes_at_once(two: tuple[Node, Node]) -> None:
     stores = [node.mount / "artifacts" for node in two]
     assert not artifacts.artifact_ready(stores[1], "hash")
     for number, store in enumerate(stores):
-        folder = artifacts.new_folder(store)
+        folder = artifacts.new_folder(store, "run", 1)
         (folder / artifacts.READY_NAME).write_text("{}")
         artifacts.install(store, folder, "hash", f"run-{number}")
     time.sleep(CACHE_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
@@ -96,6 +97,19 @@ def test_a_shipped_experiment_is_found_outside_a_checkout(staged: Path, tmp_path
     assert done.returncode == 0, done.stderr
     assert f"{job} is not here; using {share('jobs') / 'quickstart.yaml'}" in done.stderr
     json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_a_dry_run_shows_the_cap_on_submissions(staged: Path, tmp_path: Path, most: int | None) -> None:
+    text = (share("jobs") / "quickstart.yaml").read_text()
+    spec = yaml.safe_load(text)
+    spec["budget"]["max_submissions"] = most
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(spec))
+    shown = call("launch", "mine.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert ("at most 7 checkpoints of different content" in shown.stdout) == (most is not None)
+    data = call("launch", "mine.yaml", "--dry-run", "--json", "--root", str(staged), cwd=tmp_path)
+    assert json.loads(data.stdout)["max_submissions"] == most
 
 
 def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:

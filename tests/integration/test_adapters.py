@@ -1,0 +1,329 @@
+"""LoRA adapters through the real intake: merged as peft merges them, onto the staged base model and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapters import ADAPTER, PREFIX, Q, factors, lay_base, merged_by_peft, read_base, train_adapter, write_adapter
+from checkpoints import SINGLE, TINY, Desk, changed, save, tiny_base, tiny_tensors
+from weights import Tensors, write_safetensors
+
+from autorl_hpc.files import artifacts
+from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
+from autorl_hpc.supervise import intake as intakes
+from autorl_hpc.supervise.merging import Merge, narrow, widen
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+CONFIGS: list[tuple[str, dict[str, Any], int]] = [
+    ("two projections", {"r": 8, "target_modules": ["q_proj", "v_proj"]}, 4),
+    ("all linear layers", {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}, 14),
+    ("rank one", {"r": 1, "lora_alpha": 3, "target_modules": ALL}, 14),
+    ("rank above the width", {"r": 100, "target_modules": ["down_proj"]}, 2),
+    ("rslora", {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ALL}, 14),
+    ("alpha with a fraction", {"r": 4, "lora_alpha": 2.5, "target_modules": ["o_proj"]}, 2),
+    ("alpha below zero", {"r": 4, "lora_alpha": -7, "target_modules": ["o_proj"]}, 2),
+    ("target by a pattern", {"r": 4, "target_modules": r"model\.layers\.\d+\.(self_attn\.[qk]_proj|mlp\.up_proj)"}, 6),
+    ("one layer of two", {"r": 4, "target_modules": ALL, "layers_to_transform": [1]}, 7),
+    ("some left out", {"r": 4, "target_modules": ALL, "exclude_modules": ["up_proj"]}, 12),
+    ("gaussian start", {"r": 4, "target_modules": ALL, "init_lora_weights": "gaussian"}, 14),
+    ("orthogonal start", {"r": 4, "target_modules": ALL, "init_lora_weights": "orthogonal"}, 14),
+    ("dropout", {"r": 4, "target_modules": ALL, "lora_dropout": 0.3}, 14),
+    (
+        "patterns",
+        {
+            "r": 8,
+            "lora_alpha": 16,
+            "target_modules": ALL,
+            "rank_pattern": {"layers.1.mlp.up_proj": 2, "q_proj": 3, "model.layers.0.self_attn.v_proj": 5},
+            "alpha_pattern": {"^model.layers.0.mlp.down_proj": 64, "q_proj": 1, "proj": 5, "_proj": 7},
+        },
+        14,
+    ),
+    (
+        "patterns and rslora",
+        {"r": 8, "target_modules": ALL, "use_rslora": True, "rank_pattern": {"down_proj": 4}},
+        14,
+    ),
+]  # fmt: skip
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = {}
+    for name in weight_files(path):
+        found.update(load_file(path / name))
+    return found
+
+
+def compare(base: Path, ours: Path, adapter: Path, count: int) -> None:
+    """Bit by bit for bf16 and fp16 but for one unit in the last place; fp32 but for the order of summation."""
+    import torch
+
+    theirs, mine, before = merged_by_peft(base, adapter), values_of(ours), values_of(base)
+    assert set(mine) == set(before)
+    other = {name for name in mine if not torch.equal(mine[name], before[name])}
+    assert len(other) == count
+    for name, value in mine.items():
+        expected = theirs[name]
+        assert value.dtype == expected.dtype == before[name].dtype
+        if name not in other:
+            assert torch.equal(value, expected)
+        elif value.dtype is torch.float32:
+            scale = before[name].abs() + (expected - before[name]).abs()
+            assert bool(((value - expected).abs() <= 1e-6 * scale + 1e-9).all()), name
+        else:
+            ulp = torch.nextafter(expected.abs(), torch.full_like(expected, torch.inf)).float() - expected.abs().float()
+            distance = (value.float() - expected.float()).abs()
+            assert bool((distance <= ulp).all()), name
+            assert float((distance == 0).float().mean()) > 0.999, f"{name}: rounding is not to nearest even"
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Base models of one dtype each, laid once."""
+    root = tmp_path_factory.mktemp("bases")
+
+    def get(dtype: str, **options: Any) -> Path:
+        folder = root / "-".join([dtype, *(f"{k}{v}" for k, v in options.items())])
+        if not folder.exists():
+            lay_base(folder, dtype, **options)
+        return folder
+
+    return get
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("config", "count"), [row[1:] for row in CONFIGS], ids=[row[0] for row in CONFIGS])
+def test_an_adapter_is_merged_as_peft_merges_it(
+    tmp_path: Path, bases: Callable[..., Path], dtype: str, config: dict[str, Any], count: int
+) -> None:
+    base = bases(dtype)
+    desk = Desk(tmp_path, read_base(base))
+    train_adapter(base, desk.checkpoint, **config)
+    answer = desk.accepted()
+    artifact = desk.artifact(answer)
+    assert folder_content_hash(artifact) == answer["content_hash"] != desk.base.content_hash
+    assert set(os.listdir(artifact)) == {SINGLE, artifacts.READY_NAME, "refs"}
+    ranks = [config["r"], *config.get("rank_pattern", {}).values()]
+    assert answer["adapter"] == {"rank": max(ranks), "tensors": count}
+    (kept,) = desk.view().accepted()
+    assert kept.adapter is not None and kept.tensors == len(desk.base.shapes) and not kept.is_base
+    compare(base, artifact, desk.checkpoint, count)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_an_adapter_of_half_precision(tmp_path: Path, bases: Callable[..., Path], stored: str) -> None:
+    base = bases("bfloat16")
+    desk = Desk(tmp_path, read_base(base))
+    train_adapter(base, desk.checkpoint, stored, r=8, target_modules=ALL)
+    assert {str(v.dtype) for v in values_of(desk.checkpoint).values()} == {f"torch.{stored}"}
+    compare(base, desk.artifact(desk.accepted()), desk.checkpoint, 14)
+
+
+def test_a_head_of_its_own_and_shards(tmp_path: Path, bases: Callable[..., Path]) -> None:
+    base = bases("bfloat16", untied=True, shards="100KB")
+    desk = Desk(tmp_path, read_base(base))
+    train_adapter(base, desk.checkpoint, embeddings=False, r=8, target_modules=[*ALL, "lm_head"])
+    artifact = desk.artifact(desk.accepted())
+    assert weight_files(artifact) == weight_files(base) and len(weight_files(base)) > 1
+    compare(base, artifact, desk.checkpoint, 15)
+
+
+def test_what_lies_beside_an_adapter_is_left_aside(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    write_adapter(desk.checkpoint)
+    first = desk.accepted()
+    second = write_adapter(desk.workspace / "output" / "v2")
+    for name in ("README.md", "optimizer.pt", "training_args.bin", "tokenizer.json", "config.json"):
+        (second / name).write_text("x")
+    shutil.copyfile(TINY / "config.json", second / "config.json")
+    answer = desk.submit("v2", "output/v2")
+    assert (answer["status"], answer["same_as"]) == ("accepted", 1)
+    assert answer["content_hash"] == first["content_hash"] and len(answer["ignored_files"]) == 4
+
+
+def test_no_other_base_is_ever_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would load `base_model_name_or_path` relative to the working directory."""
+    plain = Desk(tmp_path / "plain")
+    write_adapter(plain.checkpoint)
+    expected = plain.accepted()["content_hash"]
+    desk = Desk(tmp_path / "world")
+    decoy = save(desk.workspace / "autorl" / "tiny", changed(tiny_tensors(), 1.0))
+    (desk.workspace / "evil_library.py").write_text("open('LIBRARY-WAS-IMPORTED', 'w')")
+    monkeypatch.chdir(desk.workspace)
+    monkeypatch.syspath_prepend(str(desk.workspace))
+    names = [
+        "autorl/tiny",
+        str(decoy),
+        "../../secret",
+        "/etc",
+        "https://example.com/model",
+        "x" * 10_000,
+        None,
+        7,
+        ["a"],
+    ]
+    for number, name in enumerate(names):
+        mapping = {"base_model_class": "Evil", "parent_library": "evil_library"}
+        config = {"base_model_name_or_path": name, "revision": "../x", "auto_mapping": mapping}
+        write_adapter(desk.workspace / "output" / f"v{number}", config)
+        answer = desk.submit(f"v{number}", f"output/v{number}")
+        assert (answer["status"], answer["content_hash"]) == ("accepted", expected), answer
+    assert not (desk.workspace / "LIBRARY-WAS-IMPORTED").exists()
+
+
+def test_an_untrained_adapter_is_the_base_model(tmp_path: Path) -> None:
+    """Also where the base holds a negative zero, to which nothing must be added."""
+    tensors = tiny_tensors()
+    tensors[f"{Q}.weight"][1][0, :5] = -0.0
+    save(tmp_path / "base", tensors)
+    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
+    untrained = {n: (k, v if "lora_A" in n else np.zeros_like(v)) for n, (k, v) in factors(Q).items()}
+    write_adapter(desk.checkpoint, tensors=untrained)
+    answer = desk.accepted()
+    assert answer["is_base_model"] is True and answer["content_hash"] == desk.base.content_hash
+
+
+def test_full_weights_of_the_sum_are_the_same_content(tmp_path: Path) -> None:
+    """What is kept of an adapter is an ordinary checkpoint."""
+    desk = Desk(tmp_path)
+    write_adapter(desk.checkpoint)
+    artifact = desk.artifact(desk.accepted())
+    again = desk.workspace / "output" / "merged"
+    again.mkdir()
+    shutil.copyfile(artifact / SINGLE, again / SINGLE)
+    shutil.copyfile(TINY / "config.json", again / "config.json")
+    answer = desk.submit("merged", "output/merged")
+    assert (answer["status"], answer["same_as"], answer["adapter"]) == ("accepted", 1, None)
+
+
+def test_an_adapter_that_changes_during_the_merge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path)
+    path = write_adapter(desk.checkpoint) / ADAPTER
+    real = Merge.__init__
+
+    def disturbed(self: Merge, *arguments: Any) -> None:
+        real(self, *arguments)
+        info = path.stat()
+        with open(path, "r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\0\0\0\0")
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+    monkeypatch.setattr(Merge, "__init__", disturbed)
+    answer = desk.refused()
+    assert answer["code"] == "artifact_changed" and ADAPTER in answer["error"]
+
+
+def test_an_adapter_that_is_cut_during_the_merge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path)
+    path = write_adapter(desk.checkpoint) / ADAPTER
+    real = intakes.copy_checkpoint
+
+    def disturbed(*arguments: Any) -> Any:
+        os.truncate(path, path.stat().st_size // 2)
+        return real(*arguments)
+
+    monkeypatch.setattr(intakes, "copy_checkpoint", disturbed)
+    assert desk.refused()["code"] == "artifact_changed"
+
+
+def test_a_changed_base_model_is_not_merged_onto(tmp_path: Path) -> None:
+    """The pinned content hash covers what is read: a bit flipped after staging is found in the same pass."""
+    save(tmp_path / "base", tiny_tensors())
+    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
+    with open(tmp_path / "base" / SINGLE, "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\1")
+    write_adapter(desk.checkpoint)
+    answer = desk.refused()
+    assert (answer["code"], answer["fault"]) == ("base_changed", "cluster")
+
+
+def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intakes, "RETRY_CLUSTER_S", 0.0)
+    save(tmp_path / "base", tiny_tensors())
+    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
+    os.rename(tmp_path / "base", tmp_path / "away")
+    write_adapter(desk.checkpoint)
+    manifest = desk.drop("v1", {"model_path": "output/v1"})
+    assert desk.intake.poll() == 0 and manifest.exists()
+    os.rename(tmp_path / "away", tmp_path / "base")
+    assert desk.intake.poll() == 1 and desk.answer("v1")["status"] == "accepted"
+
+
+def test_memory_is_bounded_by_blocks_of_rows(tmp_path: Path) -> None:
+    """A weight of 128 MiB is merged in a few blocks of 4 MiB."""
+    name, shape, rank = "model.layers.0.mlp.up_proj", (16384, 4096), 64
+    rng = np.random.default_rng(0)
+    base_tensors: Tensors = {f"{name}.weight": ("BF16", rng.integers(0x3C00, 0x3D00, shape, dtype=np.uint16))}
+    (tmp_path / "base").mkdir()
+    write_safetensors(tmp_path / "base" / SINGLE, base_tensors)
+    (tmp_path / "base" / "config.json").write_text("{}")
+    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
+    a, b = rng.random((rank, shape[1]), np.float32), rng.random((shape[0], rank), np.float32)
+    tensors: Tensors = {f"{PREFIX}{name}.lora_A.weight": ("F32", a), f"{PREFIX}{name}.lora_B.weight": ("F32", b)}
+    write_adapter(desk.checkpoint, {"r": rank}, tensors)
+    tracemalloc.start()
+    try:
+        desk.accepted()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20, f"{peak >> 20} MiB"
+
+
+def test_bf16_is_rounded_to_nearest_even_as_torch_does() -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 400_000, dtype=np.uint32)
+    bits[:6] = [0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x00000001, 0x7F7FFFFF]  # ties, zeros, the largest
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values)]
+    for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
+        with np.errstate(over="ignore"):
+            stored = narrow(values.copy(), dtype, np.empty_like(values, np.uint32))
+        stored = stored.view(np.uint16) if dtype == "F16" else stored.astype(np.uint16)
+        expected = torch.from_numpy(values.copy()).to(kind)
+        assert np.array_equal(stored, expected.view(torch.int16).numpy().view(np.uint16))
+        back = np.empty_like(values)
+        widen(stored.view(np.float16) if dtype == "F16" else stored, dtype, back)
+        assert np.array_equal(back, expected.float().numpy())
+
+
+def test_blas_is_told_to_use_one_thread() -> None:
+    """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several."""
+    pytest.importorskip("threadpoolctl")
+    script = (
+        "import numpy, threadpoolctl; from autorl_hpc.supervise.blas import use_one_thread\n"
+        "def most(): return max(i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas')\n"
+        "before = most(); print(before, use_one_thread(), most())"
+    )
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    before, told, after = done.stdout.split()
+    if before == "1":
+        pytest.skip("BLAS has one thread here anyway: a host of one core")
+    assert (told, after) == ("True", "1")
+
+
+def test_json_of_the_ledger_names_the_adapter(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    write_adapter(desk.checkpoint)
+    desk.accepted()
+    entry = json.loads(sorted(desk.run.ledger.iterdir())[-1].read_bytes())
+    assert entry["body"]["adapter"] == {"rank": 4, "tensors": 2}
+    assert tiny_base().content_hash != entry["body"]["content_hash"]

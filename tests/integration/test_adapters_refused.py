@@ -1,0 +1,257 @@
+"""Adapters that are refused: more than plain LoRA, for another model, broken, or hostile. Through the real intake."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapters import ADAPTER, PREFIX, UP, Q, factors, read_base, train_adapter, write_adapter
+from broken import Build
+from checkpoints import EMBEDDING, SINGLE, TINY, Desk, raw_parts, save, save_shards, tiny_config, write_raw
+from weights import Tensors
+
+QUICK_S = 2.0
+MERGE = "merge_and_unload"
+CONFIG = "adapter_config.json"
+
+
+def config(**changes: Any) -> Build:
+    return lambda folder: write_adapter(folder, changes)
+
+
+def tensors(change: Callable[[Tensors], Tensors], **changes: Any) -> Build:
+    return lambda folder: write_adapter(folder, changes, change(factors(Q, UP)))
+
+
+def config_text(text: str) -> Build:
+    def build(folder: Path) -> None:
+        (write_adapter(folder) / CONFIG).write_text(text)
+
+    return build
+
+
+def weights_are(data: bytes) -> Build:
+    def build(folder: Path) -> None:
+        (write_adapter(folder) / ADAPTER).write_bytes(data)
+
+    return build
+
+
+def only(*names: str, also: tuple[str, ...] = ()) -> Build:
+    def build(folder: Path) -> None:
+        write_adapter(folder)
+        for name in set(os.listdir(folder)) - set(names):
+            (folder / name).unlink()
+        for name in also:
+            (folder / name).write_bytes(b"\x80\x04K\x01.")
+
+    return build
+
+
+def beside_weights(folder: Path) -> None:
+    write_adapter(save(folder))
+
+
+def beside_shards(folder: Path) -> None:
+    write_adapter(save_shards(folder, 2))
+
+
+def pickle_beside_weights(folder: Path) -> None:
+    (save(folder) / "adapter_model.bin").write_bytes(b"\x80\x04K\x01.")
+
+
+def cut_off(folder: Path) -> None:
+    path = write_adapter(folder) / ADAPTER
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def of_eight_bits(folder: Path) -> None:
+    header, data = raw_parts(write_adapter(folder) / ADAPTER)
+    for entry in header.values():
+        entry["dtype"] = "I8"
+    write_raw(folder / ADAPTER, header, data)
+
+
+def with_config_of(**changes: Any) -> Build:
+    def build(folder: Path) -> None:
+        (write_adapter(folder) / "config.json").write_text(json.dumps({**tiny_config(), **changes}))
+
+    return build
+
+
+def linked(folder: Path) -> None:
+    path = write_adapter(folder) / ADAPTER
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
+
+
+def bad_value(name: str, value: float, kind: str = "F32") -> Build:
+    def change(found: Tensors) -> Tensors:
+        values = found[name][1].copy()
+        values.reshape(-1)[-1] = value
+        if kind == "BF16":
+            return {**found, name: ("BF16", (values.view(np.uint32) >> 16).astype(np.uint16))}
+        return {**found, name: ("F32", values)}
+
+    return tensors(change)
+
+
+def renamed(old: str, new: str) -> Build:
+    return tensors(lambda found: {name.replace(old, new): value for name, value in found.items()})
+
+
+def more(name: str, *shape: int) -> Build:
+    return tensors(lambda found: {**found, name: ("F32", np.ones(shape, np.float32))})
+
+
+def shaped(name: str, *shape: int) -> Build:
+    return tensors(lambda found: {**found, name: ("F32", np.ones(shape, np.float32))})
+
+
+def huge_sum(folder: Path) -> None:
+    found = factors(Q)
+    write_adapter(folder, {"lora_alpha": 1e9}, {n: (k, 1e16 * np.ones_like(v)) for n, (k, v) in found.items()})
+
+
+A, B = (f"{PREFIX}{Q}.lora_{side}.weight" for side in "AB")
+MANY = {f"layers.{number}.q_proj": 4 for number in range(1000)}
+
+REFUSED: list[tuple[str, Build, str, list[str], str]] = [
+    ("40 bytes", weights_are(b"\0" * 40), "header_broken", [ADAPTER, "40"], "save"),
+    ("empty file", weights_are(b""), "header_broken", [ADAPTER, "0 bytes"], "save"),
+    ("no tensors", tensors(lambda t: {}), "no_tensors", [ADAPTER], "save"),
+    ("cut off", cut_off, "shard_truncated", [ADAPTER], "after the save has ended"),
+    ("eight bits", of_eight_bits, "dtype_unsupported", [ADAPTER, "I8"], "bfloat16"),
+    ("a link", linked, "symlink", [ADAPTER], "real files"),
+    ("config alone", only(CONFIG), "adapter_incomplete", [ADAPTER, "missing"], "save_pretrained"),
+    ("weights alone", only(ADAPTER), "adapter_incomplete", [CONFIG, "missing"], "save_pretrained"),
+    ("pickle", only(CONFIG, also=("adapter_model.bin",)), "pickle", ["adapter_model.bin"], "safe_serialization=True"),
+    ("beside full weights", beside_weights, "adapter_beside_model", [SINGLE, "which is meant"], "alone"),
+    ("beside shards", beside_shards, "adapter_beside_model", ["model-00001-of-00002.safetensors"], "alone"),
+    ("pickle beside full weights", pickle_beside_weights, "adapter_beside_model", ["adapter_model.bin", SINGLE], "alone"),
+    ("config not JSON", config_text("{"), "not_json", [CONFIG], "save"),
+    ("config a list", config_text("[]"), "not_json", [CONFIG], "save"),
+    ("config with a key twice", config_text('{"r": 1, "r": 4}'), "not_json", [CONFIG, "twice"], "save"),
+    ("config of another model", with_config_of(num_hidden_layers=3), "config_differs", ["num_hidden_layers"], "weights"),
+    ("code", config(auto_map={"AutoModel": "evil.Evil"}), "auto_map", [CONFIG, "auto_map"], "no code"),
+    ("code in a file", config(base_model_name_or_path="../evil.py"), "auto_map", [CONFIG], "no code"),
+    ("trust", config(trust_remote_code=True), "auto_map", ["trust_remote_code"], "no code"),
+    ("no type", config_text("{}"), "adapter_unsupported", ["peft_type", "None"], MERGE),
+    ("LoHa", config(peft_type="LOHA"), "adapter_unsupported", ["peft_type", "LOHA"], MERGE),
+    ("prompt", config(peft_type="PROMPT_TUNING"), "adapter_unsupported", ["peft_type"], MERGE),
+    ("type a list", config(peft_type=["LORA"]), "adapter_unsupported", ["peft_type"], MERGE),
+    ("DoRA", config(use_dora=True), "adapter_unsupported", ["use_dora"], MERGE),
+    ("QALoRA", config(use_qalora=True), "adapter_unsupported", ["use_qalora"], MERGE),
+    ("biases", config(bias="all"), "adapter_unsupported", ["field bias", "all"], MERGE),
+    ("bias null", config(bias=None), "adapter_unsupported", ["field bias"], MERGE),
+    ("biases of the factors", config(lora_bias=True), "adapter_unsupported", ["lora_bias"], MERGE),
+    ("transposed", config(fan_in_fan_out=True), "adapter_unsupported", ["fan_in_fan_out"], MERGE),
+    ("modules to save", config(modules_to_save=["lm_head"]), "adapter_unsupported", ["modules_to_save"], MERGE),
+    ("tokens", config(trainable_token_indices=[1, 2]), "adapter_unsupported", ["trainable_token_indices"], MERGE),
+    ("layers twice", config(layer_replication=[[0, 2], [1, 2]]), "adapter_unsupported", ["layer_replication"], MERGE),
+    ("parameters", config(target_parameters=["x"]), "adapter_unsupported", ["target_parameters"], MERGE),
+    ("invocation", config(alora_invocation_tokens=[1]), "adapter_unsupported", ["alora_invocation_tokens"], MERGE),
+    ("of the future", config(use_better_lora={"a": 1}), "adapter_unsupported", ["use_better_lora"], MERGE),
+    ("long field", config(**{"x" * 100_000: 1}), "adapter_unsupported", ["xxx"], MERGE),
+    *[(f"start {start}", config(init_lora_weights=start), "adapter_unsupported", ["init_lora_weights"], MERGE)
+      for start in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "mica", {"a": 1}, 7)],
+    *[(f"r {r!r:.20}", config(r=r), "adapter_config", ["field r is", "1024"], MERGE)
+      for r in (0, -1, True, None, 1.5, "8", [8], 10**9, 10**400, math.nan)],
+    *[(f"alpha {alpha!r:.20}", config(lora_alpha=alpha), "adapter_config", ["field lora_alpha is"], MERGE)
+      for alpha in (math.nan, math.inf, -math.inf, "16", None, True, [1], 10**400, 1e300)],
+    ("rslora a word", config(use_rslora="yes"), "adapter_config", ["use_rslora"], MERGE),
+    ("ranks a list", config(rank_pattern=["q_proj"]), "adapter_config", ["rank_pattern"], MERGE),
+    ("rank of a module", config(rank_pattern={"q_proj": 0}), "adapter_config", ["rank_pattern.q_proj"], MERGE),
+    ("alpha of a module", config(alpha_pattern={"q_proj": math.nan}), "adapter_config", ["alpha_pattern.q_proj"], MERGE),
+    ("endless pattern", config(rank_pattern={"(a|aa)+$": 4}), "adapter_unsupported", ["rank_pattern", "(a|aa)+$"], MERGE),
+    ("broken pattern", config(alpha_pattern={"(": 4}), "adapter_unsupported", ["alpha_pattern"], MERGE),
+    ("a thousand patterns", config(rank_pattern=MANY), "adapter_config", ["rank_pattern", "20 modules"], MERGE),
+    ("targets a number", config(target_modules=7), "adapter_config", ["target_modules"], MERGE),
+    ("not a target", config(target_modules=["q_proj"]), "adapter_names", [UP, "target_modules"], MERGE),
+    ("another rank", config(r=8), "adapter_shapes", [A, "[4, 64]", "[8, 64]"], "save it with peft"),
+    ("another rank by pattern", config(rank_pattern={"up_proj": 2}), "adapter_shapes", [UP, "rank 2"], "save it with peft"),
+    ("A of another model", shaped(A, 4, 128), "adapter_shapes", [A, "[4, 128]"], "base model of this run"),
+    ("B of another model", shaped(B, 128, 4), "adapter_shapes", [B, "[128, 4]"], "base model of this run"),
+    ("A and B exchanged", shaped(A, 64, 4), "adapter_shapes", [A], "save it with peft"),
+    ("A without rows", shaped(A, 0, 64), "adapter_shapes", [A, "[0, 64]"], "save it with peft"),
+    ("B empty, as an ungathered shard", shaped(B, 0), "adapter_shapes", [B, "[0]"], "save it with peft"),
+    ("A alone", tensors(lambda t: {n: v for n, v in t.items() if n != B}), "adapter_names", ["lora_A and no lora_B"], MERGE),
+    ("B alone", tensors(lambda t: {n: v for n, v in t.items() if n != A}), "adapter_names", ["lora_B and no lora_A"], MERGE),
+    ("no such layer", renamed("layers.1.", "layers.7."), "adapter_names", ["layers.7.mlp.up_proj"], MERGE),
+    ("a norm", renamed(UP, "model.norm"), "adapter_names", ["'model.norm'"], MERGE),
+    ("the embedding", renamed(UP, EMBEDDING.removesuffix(".weight")), "adapter_names", ["embed_tokens"], MERGE),
+    ("the tied head", renamed(UP, "lm_head"), "adapter_names", ["lm_head.weight", "tied"], MERGE),
+    ("without prefix", renamed(PREFIX, ""), "adapter_names", [f"'{Q}.lora_A.weight'"], MERGE),
+    ("prefix of one wrapper too many", renamed(PREFIX, "module.base_model.model."), "adapter_names", ["'module."], MERGE),
+    ("with the adapter's name", renamed(".weight", ".default.weight"), "adapter_names", ["lora_A.default"], MERGE),
+    ("magnitudes", more(f"{PREFIX}{Q}.lora_magnitude_vector", 64), "adapter_names", ["magnitude"], MERGE),
+    ("embedding factors", more(f"{PREFIX}model.embed_tokens.lora_embedding_A", 4, 400), "adapter_names", ["embedding_A"], MERGE),
+    ("whole embedding", more(f"{PREFIX}{EMBEDDING}", 400, 64), "adapter_names", [EMBEDDING], "save_embedding_layers=False"),
+    ("a name with a newline", more("a\nb.lora_A.weight", 4, 64), "adapter_names", ["a\\nb"], MERGE),
+    ("a name of 4,000 characters", more("x" * 4000, 1), "adapter_names", ["xxx"], MERGE),
+    ("NaN in A", bad_value(A, math.nan), "not_finite", [A], "earlier"),
+    ("Inf in B", bad_value(B, math.inf), "not_finite", [B], "earlier"),
+    ("NaN in bf16", bad_value(B, math.nan, "BF16"), "not_finite", [B], "earlier"),
+    ("a sum beyond fp32", huge_sum, "not_finite", [f"{Q}.weight", "added"], "earlier"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "words", "advice"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advice: str) -> None:
+    desk = Desk(tmp_path)
+    build(desk.checkpoint)
+    started = time.monotonic()
+    answer = desk.refused()
+    assert time.monotonic() - started < QUICK_S
+    assert answer["code"] == name, answer["error"]
+    for word in words:
+        assert word in answer["error"], answer["error"]
+    assert advice in answer["advice"], answer["advice"]
+    assert answer["fault"] == "artifact" and answer["adapter"] is None
+    assert len(answer["error"]) < 1000
+
+
+BY_PEFT: list[tuple[str, dict[str, Any], str, str]] = [
+    ("DoRA", {"use_dora": True, "target_modules": ["q_proj"]}, "adapter_unsupported", "use_dora"),
+    ("biases", {"bias": "lora_only", "target_modules": ["q_proj"]}, "adapter_unsupported", "bias"),
+    ("norms too", {"target_modules": ["q_proj"], "modules_to_save": ["norm"]}, "adapter_unsupported", "modules_to_save"),
+    ("tokens", {"target_modules": ["q_proj"], "trainable_token_indices": [1, 2]}, "adapter_unsupported", "trainable_token"),
+    ("embedding", {"target_modules": ["embed_tokens", "q_proj"]}, "adapter_names", "embed_tokens"),
+    ("tied head", {"target_modules": ["lm_head", "q_proj"]}, "adapter_names", "lm_head"),
+    ("PiSSA", {"target_modules": ["q_proj"], "init_lora_weights": "pissa"}, "adapter_unsupported", "init_lora_weights"),
+    ("OLoRA", {"target_modules": ["q_proj"], "init_lora_weights": "olora"}, "adapter_unsupported", "init_lora_weights"),
+    ("layers twice", {"target_modules": ["q_proj"], "layer_replication": [(0, 2), (1, 2)]}, "adapter_unsupported", "layer_replication"),
+    ("a pattern that is no name", {"target_modules": ["q_proj"], "rank_pattern": {"layers\\.[01].*q_proj": 2}}, "adapter_unsupported", "rank_pattern"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "name", "word"), [row[1:] for row in BY_PEFT], ids=[row[0] for row in BY_PEFT])
+def test_what_peft_saves_beyond_plain_lora_is_refused(
+    tmp_path: Path, config: dict[str, Any], name: str, word: str
+) -> None:
+    desk = Desk(tmp_path)
+    train_adapter(TINY, desk.checkpoint, r=4, **config)
+    answer = desk.refused()
+    assert (answer["code"], word in answer["error"]) == (name, True), answer["error"]
+    assert MERGE in answer["advice"]
+
+
+def test_layers_that_are_stored_transposed_are_not_merged(tmp_path: Path) -> None:
+    """A square one would fit either way round."""
+    base = tmp_path / "base"
+    shutil.copytree(TINY, base)
+    (base / "config.json").write_text(json.dumps({**tiny_config(), "model_type": "gpt2"}))
+    desk = Desk(tmp_path / "world", read_base(base))
+    write_adapter(desk.checkpoint)
+    answer = desk.refused()
+    assert answer["code"] == "adapter_unsupported" and "gpt2" in answer["error"]

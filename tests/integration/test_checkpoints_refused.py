@@ -1,0 +1,254 @@
+"""Every row of docs/checkpoints.md that is refused: with which code and advice, through the real intake."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from broken import (
+    Build,
+    all_of,
+    code,
+    config_is,
+    file_of,
+    index_is,
+    index_names,
+    index_of_others,
+    nothing_there,
+    one_value,
+    only_config,
+    other_head,
+    overlapping,
+    pickle_only,
+    set_field,
+    shard_cut,
+    shard_gone,
+    shard_longer,
+    stored_as,
+    stray_shard,
+    tensor_in_two_shards,
+    twice_in_the_header,
+    two_files_without_index,
+    two_saves,
+    weights,
+    with_header,
+    without,
+)
+from checkpoints import (
+    EMBEDDING,
+    HEAD,
+    SINGLE,
+    Desk,
+    changed,
+    save,
+    tiny_base,
+    tiny_config,
+    tiny_tensors,
+)
+from weights import Tensors
+
+from autorl_hpc.files.checkpoint import INDEX_NAME
+from autorl_hpc.supervise.basemodel import BaseModel
+
+QUICK_S = 2.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "copy"
+
+
+REFUSED_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
+    ("rope_theta", {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}, "rope_theta"),
+    ("older rope_theta", {"rope_parameters": None, "rope_theta": 20000.0}, "rope_theta"),
+    ("rope two ways", {"rope_theta": 20000.0}, "rope_theta"),
+    ("rope scaling", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+    ("older rope scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
+    ("theta hidden in the scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"rope_theta": 5.0}}, "rope_theta"),
+    ("rope for each kind of layer", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters"),
+    ("more layers", {"num_hidden_layers": 3}, "num_hidden_layers"),
+    ("fewer layers", {"num_hidden_layers": 1}, "num_hidden_layers"),
+    ("another architecture", {"model_type": "qwen2"}, "model_type"),
+    ("larger vocabulary", {"vocab_size": 500}, "vocab_size"),
+    ("untied", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ("another norm", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+    ("another activation", {"hidden_act": "gelu"}, "hidden_act"),
+    ("other heads", {"num_attention_heads": 8}, "num_attention_heads"),
+    ("other key-value heads", {"num_key_value_heads": 4}, "num_key_value_heads"),
+    ("longer context", {"max_position_embeddings": 4096}, "max_position_embeddings"),
+    ("bias", {"attention_bias": True}, "attention_bias"),
+    ("quantised", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ("sliding window", {"sliding_window": 16}, "sliding_window"),
+    ("other layers", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ("NaN", {"rms_norm_eps": math.nan}, "rms_norm_eps"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"), [row[1:] for row in REFUSED_CONFIGS], ids=[row[0] for row in REFUSED_CONFIGS]
+)
+def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    desk = Desk(tmp_path)
+    save(desk.checkpoint, config={**tiny_config(), **changes})
+    answer = desk.refused()
+    assert answer["code"] == "config_differs" and f"field {field} is" in answer["error"]
+    assert "config.json" in answer["error"] and "only weights may change" in answer["advice"]
+
+
+REFUSED: list[tuple[str, Build, str, list[str], str]] = [
+    ("index climbs out", index_names("../x/model.safetensors"), "index_outside", ["'../x/model.safetensors'"], "save_pretrained"),
+    ("index is absolute", index_names("/etc/x.safetensors"), "index_outside", ["/etc/x"], "save_pretrained"),
+    ("index with a null byte", index_names("a\0.safetensors"), "index_outside", ["weight_map"], "save_pretrained"),
+    ("index with a newline", index_names("a.safetensors\n"), "index_outside", ["weight_map"], "save_pretrained"),
+    ("index with a hidden name", index_names(".safetensors"), "index_outside", ["weight_map"], "save_pretrained"),
+    ("index with broken text", index_names("\ud800.safetensors"), "index_outside", ["weight_map"], "save_pretrained"),
+    ("index not JSON", index_is("{"), "not_json", [INDEX_NAME], "save"),
+    ("index a list", index_is([]), "not_json", [INDEX_NAME], "save"),
+    ("index without map", index_is({"metadata": {}}), "index_broken", [INDEX_NAME, "weight_map"], "save_pretrained"),
+    ("index of lists", index_is({"weight_map": {"a": ["b"]}}), "index_broken", [INDEX_NAME], "save_pretrained"),
+    ("index nested for ever", index_is("[" * 100_000), "not_json", [INDEX_NAME], "save"),
+    ("shard missing", shard_gone, "shard_missing", ["model-00002-of-00003.safetensors"], "wait for the save to end"),
+    ("shard cut off", shard_cut, "shard_truncated", ["model-00002-of-00002.safetensors"], "after the save has ended"),
+    ("bytes behind", shard_longer, "trailing_bytes", [SINGLE], "save"),
+    ("shard nobody names", stray_shard, "ambiguous_weights", ["extra.safetensors"], "empty folder"),
+    ("file and index", two_saves, "ambiguous_weights", [SINGLE, INDEX_NAME], "remove the older save"),
+    ("shards without index", two_files_without_index, "ambiguous_weights", [INDEX_NAME], "empty folder"),
+    ("tensor in two shards", tensor_in_two_shards, "tensor_twice", ["two shards"], "empty folder"),
+    ("index against shards", index_of_others, "index_broken", [INDEX_NAME], "empty folder"),
+    ("empty file", file_of(b""), "header_broken", [SINGLE, "0 bytes"], "save"),
+    ("seven bytes", file_of(b"1234567"), "header_broken", [SINGLE], "save"),
+    ("header longer than the file", file_of(b"\xff" * 8 + b"{}"), "header_broken", [SINGLE], "save"),
+    ("header not JSON", file_of(b"\x04" + b"\0" * 7 + b"abcd"), "not_json", [SINGLE], "save"),
+    ("header not UTF-8", file_of(b"\x04" + b"\0" * 7 + b'{"\xff}'), "not_json", [SINGLE], "save"),
+    ("header a list", with_header(lambda h: b"[]"), "header_broken", [SINGLE], "save"),
+    ("header of nothing", with_header(lambda h: b"{}"), "no_tensors", [SINGLE], "save"),
+    ("header with a name twice", with_header(twice_in_the_header), "not_json", ["twice"], "save"),
+    ("header far too long", with_header(lambda h: b'{"__metadata__":{"a":"' + b"x" * (1 << 21) + b'"}}'), "header_broken", [SINGLE, "bytes"], "save"),
+    ("overlap", with_header(overlapping), "header_broken", ["overlap"], "save"),
+    ("dtype is a list", set_field("dtype", ["F32"]), "dtype_unsupported", [EMBEDDING], "bfloat16"),
+    ("dtype unknown", set_field("dtype", "X" * 1000), "dtype_unsupported", [EMBEDDING], "bfloat16"),
+    ("shape negative", set_field("shape", [-400, -64]), "header_broken", [EMBEDDING], "save"),
+    ("shape of floats", set_field("shape", [400.0, 64]), "header_broken", [EMBEDDING], "save"),
+    ("shape of booleans", set_field("shape", [True, 25600]), "header_broken", [EMBEDDING], "save"),
+    ("shape huge", set_field("shape", [10**300, 64]), "header_broken", [EMBEDDING], "save"),
+    ("shape no list", set_field("shape", 400), "header_broken", [EMBEDDING], "save"),
+    ("offsets reversed", set_field("data_offsets", [102400, 0]), "header_broken", [EMBEDDING], "save"),
+    ("offsets three", set_field("data_offsets", [0, 1, 2]), "header_broken", [EMBEDDING], "save"),
+    ("offsets of nothing", set_field("data_offsets", None), "header_broken", [EMBEDDING], "save"),
+    ("double precision", stored_as("F64", 8), "dtype_unsupported", [EMBEDDING, "F64"], "bfloat16"),
+    ("eight bits", stored_as("F8_E4M3", 1), "dtype_unsupported", [EMBEDDING, "F8_E4M3"], "bfloat16"),
+    ("integers", stored_as("I8", 1), "dtype_unsupported", [EMBEDDING, "I8"], "quantised"),
+    ("tensor missing", weights(lambda t: without(t, "model.norm.weight")), "tensor_names", ["missing 1", "model.norm.weight"], "all its tensors"),
+    ("tensor added", weights(lambda t: {**t, "value_head.weight": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "value_head.weight"], "all its tensors"),
+    ("biases of qwen2", weights(lambda t: {**t, "model.layers.0.self_attn.q_proj.bias": t["model.norm.weight"]}), "tensor_names", ["unknown 1", "q_proj.bias"], "architecture"),
+    ("module. prefix", weights(lambda t: {f"module.{n}": v for n, v in t.items()}), "tensor_names", ["'module.'"], "unwrap_model"),
+    ("compiled prefix", weights(lambda t: {f"_orig_mod.{n}": v for n, v in t.items()}), "tensor_names", ["'_orig_mod.'"], "unwrap_model"),
+    ("a layer less", weights(lambda t: {n: v for n, v in t.items() if ".layers.1." not in n}), "tensor_names", ["missing"], "all its tensors"),
+    ("another shape", weights(lambda t: {**t, EMBEDDING: ("F32", t[EMBEDDING][1][:300])}), "tensor_shapes", [EMBEDDING, "[300, 64]", "[400, 64]"], "vocabulary size"),
+    ("transposed", weights(lambda t: {**t, EMBEDDING: ("F32", np.ascontiguousarray(t[EMBEDDING][1].T))}), "tensor_shapes", [EMBEDDING], "architecture"),
+    ("another head", weights(other_head), "untied_head", [HEAD, EMBEDDING], "tie_word_embeddings"),
+    ("head of another shape", weights(lambda t: {**t, HEAD: ("F32", t[EMBEDDING][1][:10])}), "untied_head", [HEAD], "tie_word_embeddings"),
+    ("NaN", one_value("model.layers.1.mlp.down_proj.weight", math.nan), "not_finite", ["down_proj", SINGLE], "earlier checkpoint"),
+    ("Inf", one_value("model.norm.weight", math.inf), "not_finite", ["model.norm.weight"], "earlier checkpoint"),
+    ("-Inf", one_value(EMBEDDING, -math.inf), "not_finite", [EMBEDDING], "earlier checkpoint"),
+    ("NaN in bf16", one_value(EMBEDDING, math.nan, "BF16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
+    ("-Inf in bf16", one_value(EMBEDDING, -math.inf, "BF16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
+    ("overflow to fp16", one_value(EMBEDDING, 1e6, "F16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
+    ("zero head", all_of(EMBEDDING, 0.0), "zero_head", [EMBEDDING], "how it was saved"),
+    ("negative zero head", all_of(EMBEDDING, -0.0), "zero_head", [EMBEDDING], "how it was saved"),
+    ("constant head", all_of(EMBEDDING, 0.25), "constant_head", [EMBEDDING], "how it was saved"),
+    ("equal rows", weights(lambda t: {**t, EMBEDDING: ("F32", np.tile(t[EMBEDDING][1][:1], (400, 1)))}), "constant_head", [EMBEDDING, "rows"], "how it was saved"),
+    ("auto_map of a known type", code("config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}), "auto_map", ["config.json", "auto_map"], "remove auto_map"),
+    ("auto_map of an unknown type", code("config.json", {"model_type": "evil", "auto_map": {}}), "auto_map", ["config.json"], "no code"),
+    ("auto_map of a tokenizer", code("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.T", None]}}), "auto_map", ["tokenizer_config.json"], "no code"),
+    ("auto_map further down", code("config.json", {"text_config": [{"auto_map": {}}]}), "auto_map", ["config.json"], "no code"),
+    ("trust_remote_code", code("generation_config.json", {"trust_remote_code": True}), "auto_map", ["trust_remote_code"], "no code"),
+    ("a file with code", code("config.json", {"custom_generate": "generate.py"}), "auto_map", ["custom_generate"], "no code"),
+    *[(f"only {name}", pickle_only(name), "pickle", [name], "safe_serialization=True")
+      for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.pkl", "last.ckpt")],
+    ("empty folder", nothing_there, "no_config", ["config.json"], "save_pretrained"),
+    ("only a config", only_config, "no_weights", ["safetensors"], "safe_serialization=True"),
+    ("config not JSON", config_is("{"), "not_json", ["config.json"], "save"),
+    ("config empty", config_is(""), "not_json", ["config.json"], "save"),
+    ("config a list", config_is("[]"), "not_json", ["config.json"], "save"),
+    ("config not UTF-8", config_is(b'{"a": "\xff"}'), "not_json", ["config.json"], "save"),
+    ("config with a key twice", config_is('{"vocab_size": 1, "vocab_size": 400}'), "not_json", ["config.json", "twice"], "save"),
+    ("config nested for ever", config_is('{"a":' * 100_000), "not_json", ["config.json"], "save"),
+    ("config of 20 MB", config_is(" " * 20_000_000), "not_json", ["config.json"], "save"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "words", "advice"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advice: str) -> None:
+    desk = Desk(tmp_path)
+    build(desk.checkpoint)
+    started = time.monotonic()
+    answer = desk.refused()
+    assert time.monotonic() - started < QUICK_S
+    assert answer["code"] == name, answer["error"]
+    for word in words:
+        assert word in answer["error"], answer["error"]
+    assert advice in answer["advice"], answer["advice"]
+    assert answer["fault"] == "artifact"
+    assert len(answer["error"]) < 1000
+    assert not Path("PICKLE-WAS-RUN").exists()
+
+
+def untied_base() -> BaseModel:
+    tiny = tiny_base()
+    shapes = {**tiny.shapes, HEAD: tiny.shapes[EMBEDDING]}
+    return BaseModel({**tiny.config, "tie_word_embeddings": False}, shapes, tiny.content_hash, tiny.elements)
+
+
+def ones(tensors: Tensors) -> Any:
+    return np.ones_like(tensors[EMBEDDING][1])
+
+
+HEADS: list[tuple[str, Callable[[Tensors], Tensors], str | None, str]] = [
+    ("no head", lambda t: t, "tensor_names", HEAD),
+    ("zero head", lambda t: {**t, HEAD: ("F32", 0 * ones(t))}, "zero_head", HEAD),
+    ("constant head", lambda t: {**t, HEAD: ("F32", 3 * ones(t))}, "constant_head", HEAD),
+    ("zero embedding", lambda t: {**t, HEAD: t[EMBEDDING], EMBEDDING: ("F32", 0 * ones(t))}, "zero_head", EMBEDDING),
+    (
+        "constant embedding",
+        lambda t: {**t, HEAD: t[EMBEDDING], EMBEDDING: ("F32", ones(t))},
+        "constant_head",
+        EMBEDDING,
+    ),
+    ("a head of its own", lambda t: {**t, HEAD: t[EMBEDDING]}, None, ""),
+]
+
+
+@pytest.mark.parametrize(("change", "name", "tensor"), [row[1:] for row in HEADS], ids=[row[0] for row in HEADS])
+def test_heads_of_an_untied_base(
+    tmp_path: Path, change: Callable[[Tensors], Tensors], name: str | None, tensor: str
+) -> None:
+    desk = Desk(tmp_path, untied_base())
+    save(desk.checkpoint, change(changed(tiny_tensors())), {**tiny_config(), "tie_word_embeddings": False})
+    if name is None:
+        desk.accepted()
+        return
+    answer = desk.refused()
+    assert answer["code"] == name and tensor in answer["error"], answer
+
+
+def test_one_value_tells_a_head_from_a_constant_one(tmp_path: Path) -> None:
+    """The last value of the last row, beyond the first block that is looked at."""
+    base = BaseModel({"model_type": "llama"}, {EMBEDDING: (3000, 512)}, "0" * 64, 3000 * 512)
+    values = np.full((3000, 512), 0.5, np.float32)
+    values[-1, -1] = 0.25
+    desk = Desk(tmp_path, base)
+    save(desk.checkpoint, {EMBEDDING: ("F32", values)}, base.config)
+    desk.accepted()
