@@ -218,7 +218,9 @@ class Grader:
             generation = self.claims.take(name, current)
             if generation is None:
                 continue
-            return self._work(name, generation)
+            done = self._work(name, generation)
+            if done is not None:  # else what it waits for may be the next in line
+                return done
         return False
 
     def _is_waited_for(self) -> bool:
@@ -228,15 +230,17 @@ class Grader:
         free = [name for name in names if self._not_before.get(name, 0.0) <= now]
         return bool(free) and bool(set(free) - set(self.claims.current()))
 
-    def _work(self, name: str, generation: int) -> bool:
-        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader."""
+    def _work(self, name: str, generation: int) -> bool | None:
+        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader; None
+        if it is not ready."""
         self._held = (name, generation)
         self.heart.set(state="scoring", working_on=name)
-        done = False
+        done: bool | None = False
         try:
             done = self._do(name, generation)
             self._well(name)
         except NotReady:
+            done = None
             self._not_before[name] = time.monotonic() + 1.0
         except (ClusterTrouble, AutorlError, OSError) as error:
             self._trouble(name, str(error))

@@ -119,6 +119,9 @@ RECORDS: list[Strict] = [
         ignored_files=("optimizer.pt", "logs/"),
     ),
     ledger.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
+    ledger.Fingerprint(
+        submission_id=1, content_hash=HASH, flags=("untrained_copy",), relative_delta=1e-9, parent_delta=1e-9
+    ),
     ledger.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
     ledger.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
     exchange.QueueEntry(
