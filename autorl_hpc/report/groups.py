@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
+from autorl_hpc.report.evidence import NOT_STARTED
 from autorl_hpc.report.summary import CellSummary, Comparable, Comparison, Excluded, Group, OverRuns, RunSummary
 from autorl_hpc.scoring.stats import mean_t_interval
 
@@ -23,12 +24,13 @@ def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
     groups: dict[str, list[Placed]] = defaultdict(list)
     keys: dict[str, Comparable] = {}
-    engines = _engine_of_others(runs)
-    for place, run in enumerate(runs):
+    placed = _with_sandbox_of_others(runs)
+    engines = _engine_of_others(placed)
+    for place, run in enumerate(placed):
         comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
         digest = comparable.digest()
         keys[digest] = comparable
-        groups[digest].append((place, run))
+        groups[digest].append((place, runs[place]))
     order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
     return tuple(_group(keys[digest], groups[digest]) for digest in order)
 
@@ -50,6 +52,23 @@ def _comparable(run: RunSummary, engine_hash: str | None) -> Comparable:
 
 def _without_engine(run: RunSummary) -> str:
     return _comparable(run, None).digest()
+
+
+def _with_sandbox_of_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """A run that never started stands where its like are, if all of them had one sandbox."""
+    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    keys = [_without_engine(run.model_copy(update={"sandbox": "", "network": ""})) for run in runs]
+    for key, run in zip(keys, runs, strict=True):
+        if run.sandbox != NOT_STARTED:
+            seen[key].add((run.sandbox, run.network))
+    placed = []
+    for key, run in zip(keys, runs, strict=True):
+        if run.sandbox == NOT_STARTED and len(seen[key]) == 1:
+            ((sandbox, network),) = seen[key]
+            placed.append(run.model_copy(update={"sandbox": sandbox, "network": network}))
+        else:
+            placed.append(run)
+    return placed
 
 
 def _engine_of_others(runs: Sequence[RunSummary]) -> dict[str, str]:
@@ -104,6 +123,7 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
         counted=len(improvements),
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
+        not_ranked=sum(not run.ranked for run in runs),
         improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
         best_of=tuple(statistics.expected_best_of(improvements, k) for k in range(1, len(improvements) + 1)),

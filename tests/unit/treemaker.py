@@ -16,7 +16,16 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.records.exchange import Baseline, Clock, Engine
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix
-from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Closed, Evaluation, Score, Sealed, Submission
+from autorl_hpc.records.ledger import (
+    AttemptEnded,
+    AttemptStarted,
+    Closed,
+    Evaluation,
+    SandboxUsed,
+    Score,
+    Sealed,
+    Submission,
+)
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
 from autorl_hpc.records.task import Recipe, Sampling, SplitPin
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
@@ -95,9 +104,9 @@ class TreeRun:
     def start(self, elapsed_s: float = 0.0) -> TreeRun:
         """An attempt begins."""
         attempt = RunView.of(self.ledger.read()).attempt + 1
-        self.write(
-            EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
-        )
+        used = None if self.tree.sandbox == "none" else SandboxUsed(level=self.tree.sandbox, network=self.tree.network)
+        body = AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", sandbox=used)
+        self.write(EntryKind.ATTEMPT_STARTED, body)
         return self
 
     def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
@@ -213,6 +222,7 @@ class Tree:
     n_report: int = 100
     protocol: Protocol = Protocol.TWO_SPLIT
     sandbox: str = "landlock"
+    network: str = "open"
     base_solved: dict[Split, Sequence[float]] = field(default_factory=dict)
     runs: list[TreeRun] = field(default_factory=list)
     keeps: list[str] = field(default_factory=list)
@@ -277,7 +287,6 @@ class Tree:
             agent_hash=sha(science.agent),
             code_hash=sha("code"),
             created_at=CREATED,
-            sandbox=self.sandbox,
         )
         atomic.write_json(run.record, record.model_dump(mode="json"))
         made = TreeRun(self, run, record, Ledger(run))
