@@ -49,7 +49,9 @@ class EndedBy(StrEnum):
     AGENT_EXIT = "agent_exit"
     BUDGET = "budget"
     CANCELLED = "cancelled"
-    OUT_OF_MEMORY = "out_of_memory"  # its job's memory was used up, and the supervisor went with the agent
+    OUT_OF_MEMORY = "out_of_memory"  # more memory than its budget, or its job's, which took the supervisor with it
+    DISK = "disk"  # more disk than its budget
+    PROCESSES = "processes"  # more processes than its budget
     CRASHED = "crashed"  # the supervisor died more often than it may be restarted
 
 
@@ -90,6 +92,7 @@ class EntryKind(StrEnum):
 
     ATTEMPT_STARTED = "attempt_started"
     ATTEMPT_ENDED = "attempt_ended"
+    SANDBOX = "sandbox"
     SUBMISSION = "submission"
     SCORE = "score"
     FINGERPRINT = "fingerprint"

@@ -28,8 +28,9 @@ from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.chain import Chain
 from autorl_hpc.supervise.copying import Copied, copy_checkpoint
 from autorl_hpc.supervise.intake import Intake
+from autorl_hpc.supervise.laying import FOLDERS
 from autorl_hpc.supervise.lint import lint_folder
-from autorl_hpc.supervise.workspace import FOLDERS, Workspace
+from autorl_hpc.supervise.workspace import Workspace
 from autorl_hpc.tasks.loader import load_task
 
 TINY = share("templates") / "models" / "tiny"

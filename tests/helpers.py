@@ -170,6 +170,9 @@ class Cluster:
             "budget": {"wall_clock": "2m"},
             "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": 60},
             "parallel": 2,
+            "sandbox": {
+                "level": "none"
+            },  # most agents here attack the machinery itself; test_sandbox.py has the others
         }
         for key, change in changes.items():
             if isinstance(change, dict) and isinstance(value.get(key), dict):

@@ -12,11 +12,12 @@ from autorl_hpc.records.ledger import (
     Closed,
     Contamination,
     Fingerprint,
+    SandboxUsed,
     Score,
     Sealed,
     Submission,
 )
-from autorl_hpc.states import EntryKind, RunState
+from autorl_hpc.states import EntryKind, Network, RunState, SandboxLevel
 
 
 @dataclass
@@ -29,6 +30,7 @@ class RunView:
     scores: dict[int, Score] = field(default_factory=dict)
     fingerprints: dict[int, Fingerprint] = field(default_factory=dict)
     contaminations: list[Contamination] = field(default_factory=list)
+    sandboxes: list[SandboxUsed] = field(default_factory=list)
     sealed: Sealed | None = None
     closed: Closed | None = None
 
@@ -49,6 +51,7 @@ class RunView:
             scores=dict(self.scores),
             fingerprints=dict(self.fingerprints),
             contaminations=list(self.contaminations),
+            sandboxes=list(self.sandboxes),
             sealed=self.sealed,
             closed=self.closed,
         )
@@ -69,6 +72,8 @@ class RunView:
             self.fingerprints.setdefault(body.submission_id, body)
         elif linked.kind is EntryKind.CONTAMINATION:
             self.contaminations.append(body)
+        elif linked.kind is EntryKind.SANDBOX:
+            self.sandboxes.append(body)
         elif linked.kind is EntryKind.SEALED:
             self.sealed = self.sealed or body
         elif linked.kind is EntryKind.CLOSED:
@@ -89,6 +94,18 @@ class RunView:
         if not self.attempts:
             return RunState.QUEUED
         return RunState.INTERRUPTED if any(e.attempt == self.attempt for e in self.ended) else RunState.RUNNING
+
+    @property
+    def sandbox(self) -> tuple[SandboxLevel, Network] | None:
+        """The weakest level that an attempt's agent ran in, and the most open network; None: no agent was ever started.
+
+        An agent that submitted and of whose sandbox nothing was written had none.
+        """
+        if not self.sandboxes:
+            return (SandboxLevel.NONE, Network.OPEN) if self.submissions else None
+        levels, networks = list(SandboxLevel), list(Network)
+        level = max((used.level for used in self.sandboxes), key=levels.index)
+        return level, max((used.network for used in self.sandboxes), key=networks.index)
 
     def accepted(self) -> list[Submission]:
         """Accepted submissions in order."""

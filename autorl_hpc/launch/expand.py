@@ -25,7 +25,7 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Fault, Protocol
+from autorl_hpc.states import Fault, Network, Protocol
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.own_files import with_scorer_hash
@@ -128,6 +128,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             splits=pins[values["task"]],
             base_model_content_hash=models[values["base_model"]],
             environment_hash=environment.content_hash if environment else None,
+            network=spec.sandbox.network or (Network.NONE if values["driver"] == "none" else Network.DRIVER),
         )
         cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:

@@ -207,6 +207,7 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
         environment=cell.environment,
         code_hash=frozen,
         created_at=now_text(),
+        sandbox=record.spec.sandbox.level,
         versions=record.versions,
     )
     atomic.write_json(run.record, body.model_dump(mode="json"))

@@ -32,14 +32,16 @@ class Entry(Record):
 
 
 class SandboxUsed(Strict):
-    """The sandbox of one attempt, as it was proven on its node before the agent was started."""
+    """The sandbox of one attempt, as it was proven on its node right before the agent was started."""
 
+    attempt: int = Field(0, ge=0)
     level: SandboxLevel
     network: Network = Field(description="What is enforced, not what was asked for.")
     holes: tuple[str, ...] = Field(
         (), description="What this level did not stop when it was tried, in a few words each."
     )
     start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
+    refused: dict[str, str] = Field(default_factory=dict, description="Why stronger levels were not taken, by name.")
 
 
 class AttemptStarted(Strict):
@@ -48,7 +50,6 @@ class AttemptStarted(Strict):
     attempt: int = Field(ge=1)
     elapsed_s: float = Field(ge=0, description="Budget already used when it began.")
     workspace: str
-    sandbox: SandboxUsed | None = Field(None, description="Null: none.")
 
 
 class AttemptEnded(Strict):
@@ -238,6 +239,7 @@ BODIES: dict[EntryKind, type[Strict]] = {
     EntryKind.ATTEMPT_STARTED: AttemptStarted,
     EntryKind.ATTEMPT_ENDED: AttemptEnded,
     EntryKind.SUBMISSION: Submission,
+    EntryKind.SANDBOX: SandboxUsed,
     EntryKind.SCORE: Score,
     EntryKind.FINGERPRINT: Fingerprint,
     EntryKind.CONTAMINATION: Contamination,

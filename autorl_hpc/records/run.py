@@ -12,7 +12,7 @@ from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
 from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Protocol
+from autorl_hpc.states import Network, Protocol
 
 
 class Science(Strict):
@@ -32,12 +32,17 @@ class Science(Strict):
     environment_hash: Sha256 | None = Field(
         None, description="Of the environment that the agent trains in; null: the suite's own."
     )
+    network: Network = Field(
+        Network.OPEN, description="What the agent is meant to reach; the ledger says what was enforced."
+    )
 
     def canonical(self) -> bytes:
-        """See `Strict`; a run without an environment of its own has the identity that it had before there were any."""
+        """See `Strict`; fields that came later are left out where they say what was so before there were any."""
         value = self.model_dump(mode="json")
         if self.environment_hash is None:
             del value["environment_hash"]
+        if self.network is Network.OPEN:
+            del value["network"]
         return canonical_json(value)
 
     def run_id(self) -> str:
@@ -67,8 +72,7 @@ class RunRecord(Record):
     environment: RunEnvironment | None = None
     code_hash: Sha256
     created_at: str
-    sandbox: str = "none"
-    network: str = "open"
+    sandbox: str = Field("none", description="The level asked for; the ledger says which one an attempt had.")
     versions: dict[str, str] = Field(default_factory=dict)
 
 

@@ -17,12 +17,12 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.bases import Bases
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.compare import Pair, gain, optimism
-from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes, weakest, worst_found
+from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes, worst_found
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
-from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Gap, RunSummary
+from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -87,8 +87,7 @@ class _Digest:
         best, report = view.best(), view.closed.report if view.closed else None
         best_score = view.score_of(best) if best else None
         fault, reason = self._fault()
-        used = sandboxes(view)
-        sandbox, network = weakest(used)
+        sandbox, network = self.view.sandbox or (UNTRIED, self.science.network)
         elapsed_s, given_back_s = self._used()
         count = {status: sum(p.status is status for p in points) for status in SubmissionState}
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
@@ -146,7 +145,7 @@ class _Digest:
             ledger_entries=len(self.chain.hashes),
             network=network,
             sandbox=sandbox,
-            sandboxes=used,
+            sandboxes=sandboxes(view),
         )
         summary = summary.model_copy(update={"contaminated": worst_found(looks(summary))})
         return summary.model_copy(

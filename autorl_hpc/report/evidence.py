@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import AttemptStarted, Contamination, Fingerprint, Submission
-from autorl_hpc.report.summary import AttemptSandbox, Found, RunSummary
+from autorl_hpc.records.ledger import Contamination, Fingerprint, SandboxUsed, Submission
+from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.report.text import clean
-from autorl_hpc.states import Network, SandboxLevel, Split
+from autorl_hpc.states import SandboxLevel, Split
 
 NEVER_RANKS = (str(SandboxLevel.NONE),)
 """Sandbox levels that stop nothing: an agent could have read what it is scored on."""
 
 UNRANKING = ("untrained_copy", "foreign_weights")
 """Flags of the selected checkpoint with which a run does not rank: its score is that of a model which the agent did not make."""
-
-NOT_STARTED = "not started"
-"""The sandbox of a run that had no attempt yet: nothing is known of it."""
 
 UNSEEN = (
     "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
@@ -27,30 +24,14 @@ MANY_FILES = 20
 """Files named in a run's summary for one look; the ledger names more."""
 
 
-def sandboxes(view: RunView) -> tuple[AttemptSandbox, ...]:
-    """What each attempt ran in. An attempt that names none had none."""
-    return tuple(_sandbox(attempt) for attempt in view.attempts)
+def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:
+    """What each attempt's agent ran in, as it was proven on its node; texts made harmless."""
+    return tuple(_clean_sandbox(used) for used in view.sandboxes)
 
 
-def _sandbox(attempt: AttemptStarted) -> AttemptSandbox:
-    used = attempt.sandbox
-    return AttemptSandbox(
-        attempt=attempt.attempt,
-        level=used.level if used else SandboxLevel.NONE,
-        network=used.network if used else Network.OPEN,
-        holes=tuple(clean(hole) or "" for hole in used.holes) if used else (),
-    )
-
-
-def weakest(used: Sequence[AttemptSandbox]) -> tuple[str, str]:
-    """Level and network by which a run is compared and ranked: each the weakest of its attempts."""
-    if not used:
-        return NOT_STARTED, NOT_STARTED
-    levels, networks = list(SandboxLevel), list(Network)
-    return (
-        str(max((one.level for one in used), key=levels.index)),
-        str(max((one.network for one in used), key=networks.index)),
-    )
+def _clean_sandbox(used: SandboxUsed) -> SandboxUsed:
+    refused = {clean(name) or "": clean(why) or "" for name, why in used.refused.items()}
+    return used.model_copy(update={"holes": tuple(clean(hole) or "" for hole in used.holes), "refused": refused})
 
 
 def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:

@@ -9,8 +9,16 @@ from itertools import combinations
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.evidence import NOT_STARTED
-from autorl_hpc.report.summary import CellSummary, Comparable, Comparison, Excluded, Group, OverRuns, RunSummary
+from autorl_hpc.report.summary import (
+    UNTRIED,
+    CellSummary,
+    Comparable,
+    Comparison,
+    Excluded,
+    Group,
+    OverRuns,
+    RunSummary,
+)
 from autorl_hpc.scoring.stats import mean_t_interval
 
 RUNS_TO_COMPARE = 2
@@ -24,9 +32,9 @@ def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
     groups: dict[str, list[Placed]] = defaultdict(list)
     keys: dict[str, Comparable] = {}
-    placed = _with_sandbox_of_others(runs)
-    engines = _engine_of_others(placed)
-    for place, run in enumerate(placed):
+    confined = _confined_as_others(runs)
+    engines = _engine_of_others(confined)
+    for place, run in enumerate(confined):
         comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
         digest = comparable.digest()
         keys[digest] = comparable
@@ -50,25 +58,29 @@ def _comparable(run: RunSummary, engine_hash: str | None) -> Comparable:
     )
 
 
+def _confined_as_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """A run whose agent was never started is counted where its like are, if they all ran in one kind of sandbox."""
+    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for run in runs:
+        if run.sandbox != UNTRIED:
+            seen[_unconfined(run)].add((run.network, run.sandbox))
+    found = []
+    for run in runs:
+        of_others = seen[_unconfined(run)]
+        if run.sandbox == UNTRIED and len(of_others) == 1:
+            network, sandbox = next(iter(of_others))
+            found.append(run.model_copy(update={"network": network, "sandbox": sandbox}))
+        else:
+            found.append(run)
+    return found
+
+
+def _unconfined(run: RunSummary) -> str:
+    return _without_engine(run.model_copy(update={"network": "", "sandbox": ""}))
+
+
 def _without_engine(run: RunSummary) -> str:
     return _comparable(run, None).digest()
-
-
-def _with_sandbox_of_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """A run that never started stands where its like are, if all of them had one sandbox."""
-    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    keys = [_without_engine(run.model_copy(update={"sandbox": "", "network": ""})) for run in runs]
-    for key, run in zip(keys, runs, strict=True):
-        if run.sandbox != NOT_STARTED:
-            seen[key].add((run.sandbox, run.network))
-    placed = []
-    for key, run in zip(keys, runs, strict=True):
-        if run.sandbox == NOT_STARTED and len(seen[key]) == 1:
-            ((sandbox, network),) = seen[key]
-            placed.append(run.model_copy(update={"sandbox": sandbox, "network": network}))
-        else:
-            placed.append(run)
-    return placed
 
 
 def _engine_of_others(runs: Sequence[RunSummary]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
-from autorl_hpc.report.evidence import sandboxes, weakest, worst_found
+from autorl_hpc.report.evidence import worst_found
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.jobs import Jobs
 from autorl_hpc.report.scores import noise_of_queries
@@ -118,7 +118,6 @@ class Watch:
         best_score = view.score_of(best) if best else None
         known = view.fingerprint_of(best) if best else None
         noise = noise_of_queries(view)
-        sandbox, network = weakest(sandboxes(view))
         last = next((linked.entry.at for linked in reversed(ledger.entries)), None)
         row.update(
             task=science.task,
@@ -135,8 +134,8 @@ class Watch:
             luck=noise.expected_maximum if noise else None,
             flags=list(known.flags) if known else [],
             contaminated={str(found.split): found.items for found in worst_found(view.contaminations)},
-            sandbox=sandbox,
-            network=network,
+            sandbox=None if view.sandbox is None else str(view.sandbox[0]),
+            network=None if view.sandbox is None else str(view.sandbox[1]),
             selected=view.closed.selected if view.closed else None,
             report=view.closed.report.score if view.closed and view.closed.report else None,
             last_entry_at=last,

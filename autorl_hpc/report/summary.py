@@ -10,11 +10,15 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag
-from autorl_hpc.states import EndedBy, Fault, Network, Protocol, RunState, SandboxLevel, Split, SubmissionState
+from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
+from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
 Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
 """Why a run's improvement does not enter the statistics. Failing by the agent's fault is no such reason."""
+
+
+UNTRIED = "untried"
+"""The sandbox of a run whose agent was never started."""
 
 
 class ScoreSummary(Strict):
@@ -71,15 +75,6 @@ class Noise(Strict):
     standard_error: float = Field(description="Largest standard error of one feedback score.")
     expected_maximum: float
     is_upper_bound: Literal[True] = True
-
-
-class AttemptSandbox(Strict):
-    """What one attempt of the agent ran in, as it was proven on its node."""
-
-    attempt: int
-    level: SandboxLevel
-    network: Network
-    holes: tuple[str, ...] = Field((), description="What this level did not stop when it was tried.")
 
 
 class Found(Strict):
@@ -169,9 +164,9 @@ class RunSummary(Record):
     task_hash: str
     ledger_head: str = Field(description="Hash of the last entry read: compare it with the one that was printed.")
     ledger_entries: int
-    network: str = Field(description="The weakest of its attempts; `not started` before the first.")
-    sandbox: str = Field(description="The same of its sandboxes.")
-    sandboxes: tuple[AttemptSandbox, ...] = Field((), description="Of each attempt.")
+    network: str = Field(description="The most open of its attempts; before the first, what was asked for.")
+    sandbox: str = Field(description="The weakest level of its attempts; `untried` before the first.")
+    sandboxes: tuple[SandboxUsed, ...] = Field((), description="Of each attempt.")
     notes: tuple[str, ...] = ()
 
 

@@ -11,11 +11,13 @@ import hmac
 import json
 import logging
 import secrets
+import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from autorl_hpc.supervise.answers import Answers
@@ -68,11 +70,34 @@ class _Server(ThreadingHTTPServer):
         log.info("a client of the bridge went away", exc_info=True)
 
 
+class _UnixServer(_Server):
+    """The same at a Unix socket, which leads out of a sandbox without a network."""
+
+    address_family = socket.AF_UNIX
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], path: Path) -> None:
+        self._path = str(path)
+        super().__init__(handler)
+
+    def server_bind(self) -> None:
+        self.socket.bind(self._path)
+        self.server_address, self.server_name, self.server_port = (self._path, 0), "unix", 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        request, _ = self.socket.accept()
+        return request, ("unix", 0)
+
+
 class Bridge:
-    """One run's HTTP server, on a free port of the loopback."""
+    """One run's HTTP server, on a free port of the loopback and at a Unix socket."""
 
     def __init__(
-        self, workspace: Workspace, answers: Answers, meta: Callable[[], dict[str, Any]], left_s: Callable[[], float]
+        self,
+        workspace: Workspace,
+        answers: Answers,
+        meta: Callable[[], dict[str, Any]],
+        left_s: Callable[[], float],
+        unix: Path | None = None,
     ) -> None:
         self.workspace = workspace
         self.answers = answers
@@ -81,22 +106,32 @@ class Bridge:
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
         self.server = _Server(_handler(self))
-        self._thread = threading.Thread(target=self.server.serve_forever, name="bridge", daemon=True)
+        self._servers = [self.server, *([_UnixServer(_handler(self), unix)] if unix is not None else [])]
+        self._threads = [
+            threading.Thread(target=server.serve_forever, name="bridge", daemon=True) for server in self._servers
+        ]
+
+    @property
+    def port(self) -> int:
+        """The same inside a sandbox, where a forwarder listens at it."""
+        return int(self.server.server_address[1])
 
     @property
     def url(self) -> str:
         """What agents get as GRADING_SERVER_URL."""
-        return f"http://127.0.0.1:{self.server.server_address[1]}/{self.token}"
+        return f"http://127.0.0.1:{self.port}/{self.token}"
 
     def start(self) -> None:
         """Starts answering."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Stops answering; requests that are held open end with their connections."""
-        if self._thread.is_alive():
-            self.server.shutdown()
-        self.server.server_close()
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            if thread.is_alive():
+                server.shutdown()
+            server.server_close()
 
     def submit(self, body: Any) -> tuple[int, dict[str, Any]]:
         """POST /submit."""

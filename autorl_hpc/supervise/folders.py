@@ -97,9 +97,18 @@ class Folder:
                 execute = mode & 0o111  # the store's files are read-only, the agent's copies are not
                 self.lay_file(name, path, 0o644 | execute)
 
+    def lay_link(self, name: str, source: Path) -> None:
+        """Lays a link to `source`, unless a folder with something in it stands there."""
+        if self.stands(name) and not self._is_empty(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        again(lambda: os.symlink(source, temporary, dir_fd=self.fd))
+        self._clear(name)
+        again(lambda: self._rename(temporary, name))
+
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
-        """Lays a copy of the folder `source`, whole or not at all, unless something stands there."""
-        if self.stands(name):
+        """Lays a copy of the folder `source`, whole or not at all, unless a folder with something in it stands there."""
+        if self.stands(name) and not self._is_empty(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self.folder(temporary) as fresh:
@@ -118,8 +127,21 @@ class Folder:
     def _mode(self, name: str) -> int:
         return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
 
+    def _is_empty(self, name: str) -> bool:
+        """Whether it is a folder with nothing in it: a place where a sandbox mounted something."""
+        try:
+            fd = os.open(name, DIR_FLAGS, dir_fd=self.fd)
+        except OSError:
+            return False
+        try:
+            return not again(lambda: os.listdir(fd))
+        finally:
+            os.close(fd)
+
     def _clear(self, name: str) -> None:
         try:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
+        except (IsADirectoryError, PermissionError):
+            os.rmdir(name, dir_fd=self.fd)

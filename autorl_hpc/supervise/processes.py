@@ -79,6 +79,20 @@ def _send(pids: set[int], number: int) -> None:
             continue
 
 
+def _asked_to_end(pids: set[int]) -> set[int]:
+    """Those that TERM is for: where some live in a sandbox with process numbers of its own, not what stands around it, whose
+    end would be theirs at once."""
+    inside = {pid for pid in pids if (space := _pid_namespace(pid)) and space != _pid_namespace(os.getpid())}
+    return inside or pids
+
+
+def _pid_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
 def reap() -> None:
     """Collects children that have ended, so that they don't stay as zombies."""
     try:
@@ -102,7 +116,7 @@ def end_all(
         return (descendants(root) | marked(mark)) - spare - {root, os.getpid()}
 
     if grace_s > 0:
-        _send(targets(), signal.SIGTERM)
+        _send(_asked_to_end(targets()), signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while time.monotonic() < deadline and targets():
             time.sleep(0.05)

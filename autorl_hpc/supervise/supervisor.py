@@ -5,6 +5,7 @@ Read `run_agent_job` top to bottom: it is the life of a run up to its sealing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -29,17 +30,20 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import AttemptEnded, Sealed
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault
+from autorl_hpc.supervise import laying
 from autorl_hpc.supervise import workspace as workspaces
-from autorl_hpc.supervise.agent_process import AgentProcess
+from autorl_hpc.supervise.agent_process import AgentEnd, AgentProcess
 from autorl_hpc.supervise.answers import Answers
 from autorl_hpc.supervise.basemodel import staged_base_model
 from autorl_hpc.supervise.bridge import Bridge
 from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.chain import Chain, Superseded
+from autorl_hpc.supervise.confining import Confinement
 from autorl_hpc.supervise.environment import agent_environment, environment_venv
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
 from autorl_hpc.supervise.sealing import Seals
+from autorl_hpc.supervise.usage import UsageWatch
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -76,6 +80,7 @@ class Supervisor:
         self._signal: int | None = None
         self._superseded = threading.Event()
         self._intake_stop = threading.Event()
+        self._excess: str | None = None
         self._waits = Waits(self.record.science.budget.give_back_after_s)
 
     @property
@@ -136,52 +141,40 @@ class Supervisor:
             self.seals.queue_closing()
             raise Superseded
         task, agent = self._load_parts()
-        lay = functools.partial(workspaces.lay, self.workspace_path, self.root, self.record, task, agent)
-        self._patiently(lay, is_cluster_error)
+        self._patiently(lambda: laying.lay_folders(self.workspace_path), is_cluster_error)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
         base = self._patiently(lambda: staged_base_model(self.root, self.record), is_cluster_error)
         workspace = workspaces.Workspace(self.workspace_path)
         answers = Answers(self.record, self.experiment.baselines, workspace)
-        meta = {**workspaces.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
-        bridge = Bridge(workspace, answers, lambda: meta, lambda: clock.left_s)
+        meta = {**laying.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
         intake = Intake(self.experiment, self.record, workspace, base, clock, self.chain, answers)
         intake.recover()
         for earlier in self.chain.look().ended:
             if earlier.agent_ended is not None:
                 return self._take_the_rest(earlier.agent_ended, earlier.exit_code, clock, intake)
-        workspace.write(None, "run_meta.json", meta)
-        # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
-        mark = f"{self.marks}{clock.attempt}."
         venv = environment_venv(self.root, self.record)
-        env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt, venv=venv)
-        bridge.start()
-        clock.start()
-        start = self.workspace_path / ".agent" / agent.name / agent.script(again=self.seals.had_begun(clock.attempt))
-        self.run.logs.mkdir(exist_ok=True)
-        append_event(self.run.events, "agent_started", attempt=clock.attempt, elapsed_s=clock.elapsed_s)
-        process = AgentProcess(
-            ["bash", str(start)],
-            env,
-            self.workspace_path,
-            self.run.agent_log,
-            mark,
-            self.seals.elapsed_file(clock.attempt),
-            clock.elapsed_s,
-        )
-        taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
-        taker.start()
-        try:
-            ended_by = self._watch(process, workspace, clock, answers)
-            process.stop(0.0 if ended_by is EndedBy.AGENT_EXIT else STOP_GRACE_S)
-            end = process.finish()
-        finally:
-            if process.running():
-                process.stop(0.0)
-                process.finish(5.0)
-            self._intake_stop.set()
-            taker.join()
-            clock.stop(persist=not self._superseded.is_set())
-            bridge.stop()
+        with contextlib.ExitStack() as stack:
+            sandbox = Confinement(
+                self.root, self.experiment, self.record, self.experiment_record.spec, self.workspace_path, venv
+            )
+            stack.callback(sandbox.close)
+            bridge = Bridge(workspace, answers, lambda: meta, lambda: clock.left_s, sandbox.socket)
+            stack.callback(bridge.stop)
+            bridge.start()
+            # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
+            mark = f"{self.marks}{clock.attempt}."
+            env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt, venv=venv)
+            used = sandbox.choose(bridge.port, env, clock.attempt)
+            self.chain.write(EntryKind.SANDBOX, used)
+            lay = functools.partial(
+                laying.lay, self.workspace_path, self.root, self.record, task, agent, sandbox.placing
+            )
+            self._patiently(lay, is_cluster_error)
+            workspace.write(None, "run_meta.json", meta)
+            start = (
+                self.workspace_path / ".agent" / agent.name / agent.script(again=self.seals.had_begun(clock.attempt))
+            )
+            ended_by, end = self._run_agent(sandbox.argv(["bash", str(start)]), env, mark, workspace, clock, intake)
         if not end.started:
             raise AutorlError("the agent's process could not be started", where=start, fault=Fault.CLUSTER)
         if ended_by is EndedBy.AGENT_EXIT and self._signal_ended_it(end.exit_code):
@@ -200,6 +193,46 @@ class Supervisor:
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}")
         return self._take_the_rest(ended_by, end.exit_code, clock, intake)
 
+    def _run_agent(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        mark: str,
+        workspace: workspaces.Workspace,
+        clock: BudgetClock,
+        intake: Intake,
+    ) -> tuple[EndedBy | None, AgentEnd]:
+        """The agent from its start to the end of its last process."""
+        clock.start()
+        self.run.logs.mkdir(exist_ok=True)
+        append_event(self.run.events, "agent_started", attempt=clock.attempt, elapsed_s=clock.elapsed_s)
+        process = AgentProcess(
+            argv,
+            env,
+            self.workspace_path,
+            self.run.agent_log,
+            mark,
+            self.seals.elapsed_file(clock.attempt),
+            clock.elapsed_s,
+        )
+        usage = UsageWatch(clock.budget, process.keeper_pid, mark, self.workspace_path, self.run.agent_log)
+        usage.start()
+        taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
+        taker.start()
+        try:
+            ended_by = self._watch(process, workspace, clock, intake.answers, usage)
+            process.stop(0.0 if ended_by is EndedBy.AGENT_EXIT else STOP_GRACE_S)
+            end = process.finish()
+        finally:
+            if process.running():
+                process.stop(0.0)
+                process.finish(5.0)
+            usage.end()
+            self._intake_stop.set()
+            taker.join()
+            clock.stop(persist=not self._superseded.is_set())
+        return ended_by, end
+
     def _take_the_rest(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> int:
         """Takes in what was dropped before the end and seals; a signal leaves the rest to the next attempt."""
         self._patiently(lambda: intake.poll(patient=False, stop=lambda: self._signal is not None or self._cancelled()))
@@ -210,7 +243,12 @@ class Supervisor:
         return 0
 
     def _watch(
-        self, process: AgentProcess, workspace: workspaces.Workspace, clock: BudgetClock, answers: Answers
+        self,
+        process: AgentProcess,
+        workspace: workspaces.Workspace,
+        clock: BudgetClock,
+        answers: Answers,
+        usage: UsageWatch,
     ) -> EndedBy | None:
         """Waits for what ends the attempt; None for a signal or a newer attempt."""
         next_look = next_tell = 0.0
@@ -221,6 +259,9 @@ class Supervisor:
                 return EndedBy.AGENT_EXIT
             if clock.left_s <= 0:
                 return EndedBy.BUDGET
+            if usage.excess is not None:
+                self._excess = usage.excess.reason
+                return usage.excess.ended_by
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + LOOK_S
@@ -286,7 +327,7 @@ class Supervisor:
     def _seal(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> None:
         view = self._patiently(self.chain.look)
         bad_end = exit_code != 0 and ended_by is EndedBy.AGENT_EXIT
-        reason = f"the agent exited with code {exit_code}" if bad_end else None  # else it was our own TERM
+        reason = f"the agent exited with code {exit_code}" if bad_end else self._excess  # else it was our own TERM
         if bad_end and exit_code is None:
             reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
         body = Sealed(
@@ -297,7 +338,7 @@ class Supervisor:
             given_back_s=clock.given_back_s,
             refused=len(view.refused()),
             refused_unrecorded=intake.refused_unrecorded,
-            fault=Fault.AGENT if bad_end and not view.accepted() else None,
+            fault=Fault.AGENT if reason is not None and not view.accepted() else None,
             reason=reason,
         )
         self._patiently(lambda: self.seals.write(body))

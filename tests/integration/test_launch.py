@@ -75,8 +75,9 @@ def journal(cluster: Cluster, run_id: str) -> list[str]:
 
 
 def kinds(cluster: Cluster, run_id: str) -> list[str]:
-    """Kinds of a run's entries, in order."""
-    return [json.loads(data)["kind"] for _, data in sorted(ledger_bytes(cluster, run_id).items())]
+    """Kinds of a run's entries, in order, without those that say how an attempt was confined."""
+    found = [json.loads(data)["kind"] for _, data in sorted(ledger_bytes(cluster, run_id).items())]
+    return [kind for kind in found if kind != "sandbox"]
 
 
 def status(cluster: Cluster) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def alterations(experiment: ExperimentDir, run: Path) -> Iterator[tuple[Path, Ca
     def cut(path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-20])
 
-    yield run / "ledger" / "000002.json", swap(b'"final":false', b'"final":true'), "ledger entry 000003"
+    yield run / "ledger" / "000003.json", swap(b'"final":false', b'"final":true'), "ledger entry 000004"
     yield run / "ledger" / "000001.json", cut, "ledger entry 000001 is damaged"
     yield run / "run.json", swap(b'"seed": 0', b'"seed": 5'), "run.json"
     yield run / "ledger.jsonl", swap(b'"attempt":1', b'"attempt":9'), "ledger.jsonl line 1"

@@ -81,8 +81,10 @@ def one(cluster: Cluster, script: str, **changes: Any) -> str:
 
 
 def kinds(cluster: Cluster, run_id: str) -> list[str]:
-    """The kinds of the run's ledger entries."""
-    return [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
+    """The kinds of the run's ledger entries, those apart that say how each attempt was confined."""
+    return [
+        str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read() if linked.kind is not EntryKind.SANDBOX
+    ]
 
 
 def ticks(cluster: Cluster, run_id: str) -> list[float]:

@@ -16,7 +16,7 @@ PACKAGE = REPO / "autorl_hpc"
 LEVELS = [
     {"errors", "states", "records"},
     {"files"},
-    {"agents", "tasks", "scoring", "rollouts", "cluster"},
+    {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart"},
     {"cli", "cli_jobs", "__main__"},

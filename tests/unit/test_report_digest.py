@@ -197,7 +197,7 @@ def test_damaged_ledger(tree: Tree, damage: str) -> None:
     run = tree.finished(seed=0, solved=40)
     entries = sorted(run.dir.ledger.iterdir())
     if damage == "altered":
-        rewrite(entries[2], b'"score":30.0', b'"score":31.0')
+        rewrite(entries[3], b'"score":30.0', b'"score":31.0')
     elif damage == "missing":
         entries[3].unlink()
     elif damage == "half":

@@ -28,7 +28,7 @@ from autorl_hpc.records.ledger import (
 )
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
 from autorl_hpc.records.task import Recipe, Sampling, SplitPin
-from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, SandboxLevel, Split
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
 ENGINE = Engine(backend="tiny", versions={"tiny": "1"}, device="cpu", dtype="float32")
@@ -104,9 +104,12 @@ class TreeRun:
     def start(self, elapsed_s: float = 0.0) -> TreeRun:
         """An attempt begins."""
         attempt = RunView.of(self.ledger.read()).attempt + 1
-        used = None if self.tree.sandbox == "none" else SandboxUsed(level=self.tree.sandbox, network=self.tree.network)
-        body = AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", sandbox=used)
-        self.write(EntryKind.ATTEMPT_STARTED, body)
+        self.write(
+            EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
+        )
+        network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else self.tree.network
+        used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
+        self.write(EntryKind.SANDBOX, used)
         return self
 
     def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
@@ -222,7 +225,7 @@ class Tree:
     n_report: int = 100
     protocol: Protocol = Protocol.TWO_SPLIT
     sandbox: str = "landlock"
-    network: str = "open"
+    network: Network = Network.NONE
     base_solved: dict[Split, Sequence[float]] = field(default_factory=dict)
     runs: list[TreeRun] = field(default_factory=list)
     keeps: list[str] = field(default_factory=list)

@@ -74,39 +74,46 @@ def _write(path: str, text: str) -> None:
 
 
 def _file_system(folder: str, roots: Sequence[str], hidden: Sequence[str], folder_bytes: int, files: int) -> None:
-    _mount("none", "/", None, MS_REC | MS_PRIVATE, None)
-    _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=755")
+    mount("none", "/", None, MS_REC | MS_PRIVATE, None)
+    mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=755")
     for root in roots:
-        _bind(root, folder + root)
+        bind(root, folder + root)
     for path in hidden:
         if os.path.isdir(folder + path):
-            _mount("tmpfs", folder + path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "size=4k,mode=755")
+            mount("tmpfs", folder + path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "size=4k,mode=755")
     os.mkdir(folder + PRIVATE)
-    _mount("tmpfs", folder + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, f"size={folder_bytes},nr_inodes={files},mode=700")
-    _mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, None)
+    mount("tmpfs", folder + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, f"size={folder_bytes},nr_inodes={files},mode=700")
+    mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, None)
     os.chdir(folder)
     call("pivot_root", b".", b".")
     call("umount2", b".", MNT_DETACH)
 
 
-def _bind(source: str, target: str) -> None:
-    """Puts a folder, a file or a link under `target`, read-only with all that is mounted below it."""
-    if os.path.islink(source):
+def bind(source: str, target: str, *, read_only: bool = True) -> None:
+    """Puts a folder, a file, a device or a link under `target`, with all that is mounted below it.
+
+    What is not there outside is left out. Read-only applies to every mount below, too.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if os.path.islink(source) and read_only:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(os.readlink(source), target)
         return
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
-    elif os.path.isfile(source):
+    elif os.path.exists(source):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        if not os.path.exists(target):
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     else:
         return
-    _mount(source, target, None, MS_BIND | MS_REC, None)
-    for below in _mounts_below(target):
+    mount(source, target, None, MS_BIND | MS_REC, None)
+    for below in _mounts_below(target) if read_only else ():
         flags = os.statvfs(below).f_flag
         kept = flags & KEPT_FLAGS | (MS_RELATIME if flags & ST_RELATIME else 0)
-        _mount("none", below, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, None)
+        mount("none", below, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, None)
 
 
 def _mounts_below(target: str) -> list[str]:
@@ -116,7 +123,12 @@ def _mounts_below(target: str) -> list[str]:
     return [name for name in names if name == target or name.startswith(f"{target}/")]
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+    """mount(2).
+
+    Raises:
+        OSError: the kernel refuses; says what was mounted.
+    """
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     try:
         call("mount", words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])

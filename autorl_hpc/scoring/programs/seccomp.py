@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 
 from autorl_hpc.scoring.programs.linux import PR_SET_SECCOMP, call
 
@@ -104,7 +105,15 @@ def restrict(*, may_write: bool) -> None:
     Raises:
         OSError: the kernel refuses, or the architecture is not known.
     """
-    made = instructions(os.uname().machine, may_write=may_write)
+    load(instructions(os.uname().machine, may_write=may_write))
+
+
+def load(made: Sequence[Instruction]) -> None:
+    """Puts a filter on this process. It must have set PR_SET_NO_NEW_PRIVS.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     filters = (_Filter * len(made))(*(_Filter(*step) for step in made))
     program = _Program(len(made), filters)
     filter_mode = ctypes.c_ulong(2)

@@ -1,0 +1,52 @@
+"""Level `bwrap`: bubblewrap, which needs user namespaces (or its setuid bit) and nothing else. Options of version 0.4."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from autorl_hpc.sandbox import mounts
+from autorl_hpc.sandbox.inner import inner_command
+from autorl_hpc.sandbox.plan import DEVICES, HOST, Plan
+from autorl_hpc.states import Network, SandboxLevel
+
+name = SandboxLevel.BWRAP
+
+
+def why_not(plan: Plan) -> str | None:
+    """Why this level can't even be tried here; None: it can."""
+    return None if shutil.which("bwrap") else "no bwrap here"
+
+
+def known_holes(plan: Plan) -> tuple[str, ...]:
+    """None but those that are found by trying."""
+    return ()
+
+
+def argv(plan: Plan, command: Sequence[str]) -> list[str]:
+    """The command that runs `command` inside.
+
+    Args:
+        plan: of the agent.
+    """
+    made = [
+        shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", HOST,
+    ]  # fmt: skip
+    if plan.network is not Network.OPEN:
+        made.append("--unshare-net")
+    made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", "/run", "--dir", "/var"]
+    for device in plan.devices:
+        if os.path.dirname(device) != "/dev" or os.path.basename(device) not in DEVICES:
+            made += ["--dev-bind", device, device]
+    for step in mounts.steps(plan):
+        if step.kind == "link":
+            made += ["--symlink", step.source, step.target]
+        elif step.kind == "empty":
+            made += ["--tmpfs", step.target]
+        else:
+            made += ["--bind" if step.kind == "writable" else "--ro-bind", step.source, step.target]
+    made += ["--symlink", "/tmp", "/var/tmp", "--setenv", "TMPDIR", "/tmp", "--chdir", plan.workspace]
+    return [*made, "--", *inner_command(plan, command, sys.executable)]

@@ -1,0 +1,116 @@
+"""Levels `namespaces` and `landlock`: by system calls alone (enter.py), so they need no program and no rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from autorl_hpc.sandbox import mounts
+from autorl_hpc.sandbox.inner import inner_command
+from autorl_hpc.sandbox.plan import HOST, Plan, carved
+from autorl_hpc.scoring.programs import landlock
+from autorl_hpc.states import Network, SandboxLevel
+
+TORCH_PORTS = range(29500, 29564)
+"""Where torch's launchers listen by default."""
+
+WRITABLE_DEVICES = ("/dev/shm", "/dev/pts", "/dev/ptmx")
+
+
+class Namespaces:
+    """User, mount, process, IPC and network namespaces, made by the suite itself: where there is no bwrap."""
+
+    name = SandboxLevel.NAMESPACES
+
+    def why_not(self, plan: Plan) -> str | None:
+        """None: it can be tried."""
+        return None if sys.platform == "linux" else "not Linux"
+
+    def known_holes(self, plan: Plan) -> tuple[str, ...]:
+        """None but those that are found by trying."""
+        return ()
+
+    def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
+        """See the Protocol in levels.py."""
+        job: dict[str, object] = {
+            "level": "namespaces",
+            "root": _mount_point(),
+            "host": HOST,
+            "open": plan.network is Network.OPEN,
+            "devices": list(plan.devices),
+            "steps": mounts.steps(plan),
+            "workspace": plan.workspace,
+            "command": inner_command(plan, command, sys.executable),
+        }
+        return _enter(job)
+
+
+class Landlock:
+    """Rules on this process and its children, by the kernel's Landlock: where there are no user namespaces."""
+
+    name = SandboxLevel.LANDLOCK
+
+    def why_not(self, plan: Plan) -> str | None:
+        """What of the plan this kernel's version can't do."""
+        try:
+            version = landlock.version()
+        except OSError as error:
+            return f"no Landlock in this kernel: {error.strerror}"
+        if plan.network is not Network.OPEN and version < 4:
+            return f"Landlock of version {version} knows no network; Linux 6.7 does"
+        if plan.network is not Network.OPEN and platform.machine() not in ("x86_64", "aarch64"):
+            return f"no list of system calls for {platform.machine()}"
+        return None
+
+    def known_holes(self, plan: Plan) -> tuple[str, ...]:
+        """Rules name ports and not addresses."""
+        if plan.network is Network.OPEN:
+            return ()
+        free = _free_ports()
+        return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
+
+    def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
+        """See the Protocol in levels.py."""
+        sources = [source for source, _ in plan.placed]
+        readable = [*carved(plan.readable, [*plan.hidden, *plan.masked]), *sources, "/proc"]
+        job: dict[str, object] = {
+            "level": "landlock",
+            "readable": sorted({os.path.realpath(path) for path in readable}),
+            "writable": [plan.workspace, plan.tmp, *plan.devices, *WRITABLE_DEVICES],
+            "ports": None if plan.network is Network.OPEN else _spans(plan),
+            "tmp": plan.tmp,
+            "workspace": plan.workspace,
+            "command": list(command),
+        }
+        return _enter(job)
+
+
+def _spans(plan: Plan) -> list[tuple[int, int]]:
+    """First and last port of each span that stays usable; 0 is what asks for a free one."""
+    free = _free_ports()
+    return [(0, 0), (plan.port, plan.port), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
+
+
+def _free_ports() -> range:
+    """The ports that the kernel gives to whoever asks for any: NCCL and gloo do, even for one process."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+        return range(int(first), int(last) + 1)
+    except (OSError, ValueError):
+        return range(32768, 61000)
+
+
+def _enter(job: dict[str, object]) -> list[str]:
+    return [sys.executable, "-I", str(Path(__file__).with_name("enter.py")), json.dumps(job)]
+
+
+def _mount_point() -> str:
+    """An empty folder that every mount of the sandbox's own root is made on; it stays empty outside, so one serves all."""
+    path = Path(tempfile.gettempdir()) / f"autorl-root-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return str(path)

@@ -1,0 +1,178 @@
+"""Puts this process into a sandbox by system calls and becomes the agent: levels `namespaces` and `landlock`.
+
+`python -I enter.py JSON`. It starts outside, where all of the suite can be read; what it imports is loaded before the door shuts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from autorl_hpc.scoring.programs import landlock, linux, namespaces
+
+FAILED = 126
+"""Exit code when the sandbox could not be made: the agent never ran."""
+
+USER_AND_MORE = (
+    namespaces.CLONE_NEWUSER
+    | namespaces.CLONE_NEWNS
+    | namespaces.CLONE_NEWPID
+    | namespaces.CLONE_NEWIPC
+    | namespaces.CLONE_NEWUTS
+)
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+
+
+def main() -> None:
+    """Enters and becomes the command; says why on standard error if it can't."""
+    job = json.loads(sys.argv[1])
+    try:
+        if job["level"] == "landlock":
+            _landlock(job)
+        else:
+            _namespaces(job)
+        os.chdir(job["workspace"])
+        os.execvpe(job["command"][0], job["command"], os.environ)
+    except OSError as error:
+        os.write(2, f"the sandbox could not be entered: {error}\n".encode())
+    os._exit(FAILED)
+
+
+def _landlock(job: dict[str, Any]) -> None:
+    from autorl_hpc.sandbox import sockets
+
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    rules = [(path, landlock.EVERYTHING if os.path.isdir(path) else landlock.OF_A_FILE) for path in job["writable"]]
+    read = landlock.READ | landlock.EXECUTE
+    for path in job["readable"]:
+        rules.append((path, read if os.path.isdir(path) else read & landlock.OF_A_FILE))
+    os.environ["TMPDIR"] = job["tmp"]
+    if not os.geteuid():
+        linux.drop_capabilities()
+    spans = job["ports"]
+    landlock.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
+    if spans is not None:
+        sockets.only_tcp()
+
+
+def _namespaces(job: dict[str, Any]) -> None:
+    os.environ["TMPDIR"] = "/tmp"
+    user, group = os.geteuid(), os.getegid()
+    flags = USER_AND_MORE | (0 if job["open"] else namespaces.CLONE_NEWNET)
+    linux.call("unshare", flags)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    for path, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{path}", "w", encoding="ascii") as file:
+            file.write(text)
+    first = os.fork()
+    if first:
+        _outside(first)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.call("sethostname", job["host"].encode(), ctypes.c_size_t(len(job["host"])))
+    if not job["open"]:
+        _loopback()
+    _mount(job)
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    second = os.fork()
+    if second:
+        linux.drop_capabilities()
+        _first_process(second)
+    os.setsid()
+    linux.drop_capabilities()
+
+
+def _outside(child: int) -> None:
+    """Waits for the sandbox's first process, deaf to what a scheduler sends to all, and ends as it did."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, 256)
+    _, status = os.waitpid(child, 0)
+    os._exit(_code(status))
+
+
+def _first_process(agent: int) -> None:
+    """The first process inside: adopts and collects what is left behind; with its end everything inside ends."""
+    os.closerange(0, 256)
+    while True:
+        pid, status = os.wait()
+        if pid == agent:
+            os._exit(_code(status))
+
+
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _loopback() -> None:
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+
+
+def _mount(job: dict[str, Any]) -> None:
+    """The sandbox's own file system, in the place of the machine's."""
+    mount, bind = namespaces.mount, namespaces.bind
+    quiet = namespaces.MS_NOSUID | namespaces.MS_NODEV
+    mount("none", "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE, None)
+    root = job["root"]
+    mount("tmpfs", root, "tmpfs", quiet, "size=4m,mode=755")
+    for name in ("proc", "dev", "run", "var", "tmp"):
+        os.mkdir(f"{root}/{name}")
+    mount("proc", f"{root}/proc", "proc", quiet | namespaces.MS_NOEXEC, None)
+    mount("tmpfs", f"{root}/dev", "tmpfs", namespaces.MS_NOSUID, "size=1m,mode=755")
+    os.mkdir(f"{root}/dev/shm")
+    mount("tmpfs", f"{root}/dev/shm", "tmpfs", quiet, "mode=1777")
+    os.mkdir(f"{root}/dev/pts")
+    try:
+        mount("devpts", f"{root}/dev/pts", "devpts", namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=620")
+        os.symlink("pts/ptmx", f"{root}/dev/ptmx")
+    except OSError:
+        pass  # no terminals inside
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ):
+        os.symlink(target, f"{root}/dev/{name}")
+    for device in job["devices"]:
+        bind(device, root + device, read_only=False)
+    for kind, source, target in job["steps"]:
+        where = root + target
+        if kind == "link":
+            os.symlink(source, where)
+        elif kind == "empty":
+            os.makedirs(where, exist_ok=True)
+            mount("tmpfs", where, "tmpfs", namespaces.MS_RDONLY | quiet, "size=4k,mode=755")
+        else:
+            bind(source, where, read_only=kind == "readable")
+    os.symlink("/tmp", f"{root}/var/tmp")
+    mount(
+        "none",
+        f"{root}/dev",
+        None,
+        namespaces.MS_REMOUNT | namespaces.MS_BIND | namespaces.MS_RDONLY | namespaces.MS_NOSUID,
+        None,
+    )
+    mount("none", root, None, namespaces.MS_REMOUNT | namespaces.MS_BIND | namespaces.MS_RDONLY | quiet, None)
+    os.chdir(root)
+    linux.call("pivot_root", b".", b".")
+    linux.call("umount2", b".", namespaces.MNT_DETACH)
+
+
+if __name__ == "__main__":
+    main()

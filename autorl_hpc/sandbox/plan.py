@@ -1,0 +1,157 @@
+"""What an agent may reach, said once: every level makes the same of it, as far as it can."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autorl_hpc.states import Network
+
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix", "/gnu", "/cvmfs",
+)  # fmt: skip
+"""Where software lies on most machines. No home, /var, /run, /srv, /mnt, /scratch: software there is named by PATH or the spec."""
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")
+"""Beginnings of the names of devices that GPUs and their networks need."""
+
+INSIDE = "/run/autorl"
+"""Folder in the sandbox with the socket that leads out and the script that forwards to it."""
+SOCKET_NAME = "bridge.sock"
+HOSTS_NAME = "hosts"
+HOST = "sandbox"
+"""The sandbox's own name. Torch and MPI look themselves up by it, and the node's name means an address that is not in there."""
+
+SLURM_COMMANDS = (
+    "sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sacct", "sacctmgr", "sattach", "sbcast", "sinfo", "sprio",
+    "sreport", "sshare", "sstat", "strigger", "slurmctld", "slurmd", "slurmstepd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One agent's world.
+
+    Attributes:
+        workspace: writable, under its own path.
+        tmp: a folder outside that is its private /tmp; levels that can't place it leave it under its own path.
+        readable: files and folders that stay under their paths, read-only.
+        hidden: folders that are not there, even where a readable one holds them.
+        placed: (folder outside, path inside), read-only: base model and training data.
+        devices: device nodes or folders of such.
+        masked: programs that can't be run.
+        network: what to enforce.
+        socket_folder: folder outside with the socket SOCKET_NAME that leads out; INSIDE in the sandbox.
+        port: on the loopback inside, that is forwarded to the socket.
+        image: of apptainer; None: there is none, and neither is that level.
+    """
+
+    workspace: str
+    tmp: str
+    readable: tuple[str, ...]
+    hidden: tuple[str, ...]
+    placed: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    network: Network = Network.NONE
+    socket_folder: str | None = None
+    port: int = 0
+    image: str | None = None
+
+    def with_network(self, network: Network) -> Plan:
+        """The same with another network."""
+        return replace(self, network=network)
+
+
+def lay_way_out(folder: str) -> None:
+    """Puts what sandboxes find beside the socket into its folder."""
+    Path(folder, HOSTS_NAME).write_text(f"127.0.0.1 localhost {HOST}\n::1 localhost\n", encoding="ascii")
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or lies in it. Both are absolute and without `..`."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
+    """What programs on this machine need to run: system folders, Pythons, and what PATH and its like name.
+
+    Args:
+        prefixes: of Pythons (sys.prefix and its like).
+        outer: the environment; of PATH's folders outside the system's the libraries beside them are taken too.
+    """
+    found = [path for path in SYSTEM if os.path.lexists(path)]
+    home = os.path.realpath(os.path.expanduser("~"))
+    for prefix in prefixes:
+        found += [prefix, os.path.realpath(prefix)]
+    for folder in outer.get("PATH", "").split(os.pathsep):
+        if not folder.startswith("/"):
+            continue
+        found.append(folder)
+        over = os.path.dirname(folder.rstrip("/"))
+        if os.path.basename(folder.rstrip("/")) in ("bin", "sbin") and os.path.realpath(over) not in ("/", home):
+            found += [os.path.join(over, name) for name in ("lib", "lib64", "libexec", "share")]
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        found += [part for part in outer.get(name, "").split(os.pathsep) if part.startswith("/")]
+    return outermost(os.path.normpath(path) for path in found if os.path.lexists(path))
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those that lie in another of them; links are kept, since what is below one is not below it inside."""
+    kept: list[str] = []
+    for path in sorted(set(paths), key=lambda path: path.count("/")):
+        if not any(below(path, other) and not os.path.islink(other) for other in kept):
+            kept.append(path)
+    return kept
+
+
+def devices() -> list[str]:
+    """Device nodes that programs need: the harmless ones, and those of GPUs."""
+    found = [f"/dev/{name}" for name in DEVICES]
+    try:
+        names = sorted(os.listdir("/dev"))
+    except OSError:
+        names = []
+    found += [f"/dev/{name}" for name in names if name.startswith(GPU_DEVICES)]
+    return [path for path in found if os.path.exists(path)]
+
+
+def slurm_programs(outer: dict[str, str]) -> list[str]:
+    """Slurm's programs on this machine."""
+    folders = [
+        *outer.get("PATH", os.defpath).split(os.pathsep),
+        "/usr/bin",
+        "/usr/sbin",
+        "/opt/slurm/bin",
+        "/usr/local/bin",
+    ]
+    found = {os.path.realpath(os.path.join(folder, name)) for folder in folders for name in SLURM_COMMANDS}
+    return sorted(path for path in found if os.path.isfile(path))
+
+
+def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """`readable` without `hidden`, for levels that can only allow: folders that hold something hidden become their other
+    children."""
+    found: list[str] = []
+    left = list(readable)
+    while left:
+        path = left.pop()
+        # A readable path inside a hidden folder was named on purpose; one that is hidden itself was not.
+        if path in hidden:
+            continue
+        if not any(below(each, path) for each in hidden):
+            found.append(path)
+            continue
+        try:
+            left += [os.path.join(path, name) for name in os.listdir(path)]
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def inside_script() -> str:
+    """The script that runs first inside (inside.py)."""
+    return str(Path(__file__).with_name("inside.py"))

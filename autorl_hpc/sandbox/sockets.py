@@ -1,0 +1,84 @@
+"""Closes, by seccomp, the ways to the network that Landlock leaves open: it knows TCP alone.
+
+Refused are sockets of the internet families other than plain TCP (UDP, SCTP, MPTCP, raw), those to virtual machines, TCP fast open
+(which sends without connecting), and io_uring, whose requests no filter sees. Unix sockets stay: programs need them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from autorl_hpc.scoring.programs import linux, seccomp
+
+CALLS = {"x86_64": (41, 44, 46, 307, 425), "aarch64": (198, 206, 211, 269, 425)}
+"""socket, sendto, sendmsg, sendmmsg, io_uring_setup: asm/unistd_64.h, asm-generic/unistd.h."""
+
+INTERNET = (socket.AF_INET, 10)  # AF_INET6 is 10 on Linux, also where Python lacks it
+VSOCK, SMC = 40, 43
+TYPE_MASK = 0xF
+FAST_OPEN = 0x20000000
+AND = 0x54
+"""BPF_ALU | BPF_AND | BPF_K."""
+
+
+def instructions(machine: str) -> list[seccomp.Instruction]:
+    """The filter.
+
+    Raises:
+        OSError: the architecture is not one of those whose numbers are known.
+    """
+    if machine not in CALLS:
+        raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
+    audit, _ = seccomp.ARCHITECTURES[machine]
+    create, sendto, sendmsg, sendmmsg, uring = CALLS[machine]
+    load, equal, ret = seccomp.LOAD, seccomp.EQUAL, seccomp.RETURN
+    at = seccomp.ARGUMENTS_AT
+    refuse, allow = (ret, 0, 0, seccomp.REFUSE), (ret, 0, 0, seccomp.ALLOW)
+    family = [  # jumps: 11 refuses, 12 allows
+        (load, 0, 0, at),
+        (equal, 9, 0, VSOCK),
+        (equal, 8, 0, SMC),
+        (equal, 1, 0, INTERNET[0]),
+        (equal, 0, 7, INTERNET[1]),
+        (load, 0, 0, at + 8),
+        (AND, 0, 0, TYPE_MASK),
+        (equal, 0, 3, int(socket.SOCK_STREAM)),
+        (load, 0, 0, at + 16),
+        (equal, 2, 0, 0),
+        (equal, 1, 0, socket.IPPROTO_TCP),
+        refuse,
+        allow,
+    ]
+    made = [
+        (load, 0, 0, seccomp.ARCHITECTURE_AT),
+        (equal, 1, 0, audit),
+        (ret, 0, 0, seccomp.KILL),
+        (load, 0, 0, seccomp.NUMBER_AT),
+        (seccomp.AT_LEAST, 0, 1, seccomp.X32_BIT),
+        (ret, 0, 0, seccomp.KILL),
+        (equal, 0, 1, uring),
+        refuse,
+        (equal, 0, len(family), create),
+        *family,
+    ]
+    for number, argument in ((sendto, 3), (sendmsg, 2), (sendmmsg, 3)):
+        made += [
+            (equal, 0, 4, number),
+            (load, 0, 0, at + 8 * argument),
+            (seccomp.ANY_BIT, 0, 1, FAST_OPEN),
+            refuse,
+            allow,
+        ]
+    return [*made, allow]
+
+
+def only_tcp() -> None:
+    """From now on this process and its children open no other sockets to the internet. Sets PR_SET_NO_NEW_PRIVS before.
+
+    Raises:
+        OSError: the kernel refuses, or the architecture is not known.
+    """
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.load(instructions(os.uname().machine))

@@ -1,0 +1,121 @@
+"""What is tried from inside a sandbox to learn what it stops. Standard library only; `python -I -c SOURCE JSON` inside, JSON out.
+
+Every attempt is made for real: reading what is hidden, writing what is read-only, reaching listeners that wait outside. Who
+asks (probing.py) sees whether anything arrived.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+
+TIMEOUT_S = 1.0
+LEAST_PID = 64
+"""A sandbox with process numbers of its own has lower ones: there the number would be another process's."""
+
+
+def tried(action: Callable[[], object]) -> "bool | str":
+    """True: it worked; else the name of the error."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__
+    return True
+
+
+def each(paths: Iterable[str], action: Callable[[str], object]) -> "dict[str, bool | str]":
+    return {path: tried(lambda path=path: action(path)) for path in paths}  # type: ignore[misc]
+
+
+def write(path: str) -> None:
+    with open(os.path.join(path, ".autorl-trial"), "w") as file:
+        file.write("x")
+    os.unlink(os.path.join(path, ".autorl-trial"))
+
+
+def read(path: str) -> None:
+    with open(path, "rb") as file:
+        if not file.read(1):
+            raise OSError("empty")
+
+
+def find(path: str, word: str) -> None:
+    with open(path, "rb") as file:
+        if word.encode() not in file.read():
+            raise OSError("another process")
+
+
+def names(path: str) -> "list[str]":
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def seen(word: str) -> bool:
+    """Whether some process can be seen that has this word in its command line."""
+    lines = each((f"/proc/{name}/cmdline" for name in names("/proc") if name.isdigit()), lambda path: find(path, word))
+    return True in lines.values()
+
+
+def tcp(port: int) -> None:
+    socket.create_connection(("127.0.0.1", port), TIMEOUT_S).close()
+
+
+def udp(port: int, word: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        out.sendto(word.encode(), ("127.0.0.1", port))
+
+
+def unix(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as out:
+        out.settimeout(TIMEOUT_S)
+        out.connect(path)
+
+
+def answered(port: int) -> None:
+    """Whether somebody answers at the way out: the supervisor's bridge, or what stands for it."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as there:
+        there.settimeout(TIMEOUT_S)
+        there.sendall(b"trial\r\n\r\n")
+        if not there.recv(1):
+            raise OSError("no answer")
+
+
+def cuda() -> None:
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    if code:
+        raise OSError(code)
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    pid = job["pid"]
+    out = {
+        "listed": {path: names(path) for path in job["hidden"]},
+        "read": each(job["secret"], read),
+        "written": each(job["read_only"], write),
+        "workspace": tried(lambda: write(job["workspace"])),
+        "tmp": tried(lambda: write(os.environ.get("TMPDIR", "/tmp"))),
+        "shm": tried(lambda: write("/dev/shm")),
+        "placed": each(job["placed"], os.listdir),
+        "tcp": tried(lambda: tcp(job["tcp"])),
+        "udp": tried(lambda: udp(job["udp"], job["word"])),
+        "abstract": tried(lambda: unix("\0" + job["abstract"])),
+        "sockets": each(job["sockets"], unix),
+        "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
+        "shared_shm": os.path.exists("/dev/shm/" + job["word"]),
+        "seen": seen(job["backwards"][::-1]),  # backwards: it stands in this process's own command line
+        "programs": {path: os.access(path, os.X_OK) for path in job["programs"]},
+        "cuda": tried(cuda) if job["cuda"] else None,
+        "signal": tried(lambda: os.kill(pid, signal.SIGTERM)) if pid > LEAST_PID else "untried",
+        "bridge": tried(lambda: answered(job["bridge"])) if job["bridge"] else None,
+    }
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

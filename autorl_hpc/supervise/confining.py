@@ -1,0 +1,130 @@
+"""The sandbox of one attempt: the plan of what this run's agent may reach, the level that keeps it to that, and its way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.records.experiment import ExperimentSpec
+from autorl_hpc.records.ledger import SandboxUsed
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.sandbox.choose import Chosen, choose
+from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.states import Fault, SandboxLevel
+from autorl_hpc.supervise.laying import Placing, placed
+
+SHORT = "/tmp"
+"""Where the socket lies: a Unix socket's path has room for 107 bytes, which a scratch folder's name may fill."""
+
+
+class Confinement:
+    """One attempt's sandbox."""
+
+    def __init__(
+        self,
+        root: Root,
+        experiment: ExperimentDir,
+        record: RunRecord,
+        spec: ExperimentSpec,
+        workspace: Path,
+        venv: Path | None,
+        image: Path | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.record = record
+        self.spec = spec
+        self.workspace = workspace
+        self.socket_folder = tempfile.mkdtemp(prefix="autorl-", dir=SHORT)
+        lay_way_out(self.socket_folder)
+        outer = dict(os.environ)
+        self.programs = slurm_programs(outer)
+        hidden = _hidden(root, experiment, workspace)
+        key = spec.judge.key_file if spec.judge is not None else None
+        self._secret = [str(experiment.run(record.run_id).record)]
+        self._plan = Plan(
+            workspace=str(workspace),
+            tmp=str(workspace / ".tmp"),
+            readable=(*software(_prefixes(venv), outer), *_named(spec.sandbox.readable, hidden)),
+            hidden=hidden,
+            placed=tuple((os.path.realpath(source), str(workspace / where)) for source, where in placed(root, record)),
+            devices=tuple(devices()),
+            masked=(*self.programs, *([os.path.realpath(os.path.expanduser(key))] if key else [])),
+            socket_folder=self.socket_folder,
+            image=None if image is None else str(image),
+        )
+        self._chosen: Chosen | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where the bridge listens besides its port."""
+        return Path(self.socket_folder) / SOCKET_NAME
+
+    def choose(self, port: int, env: Mapping[str, str], attempt: int) -> SandboxUsed:
+        """Chooses the level by doing.
+
+        Args:
+            port: of the bridge; the same number leads to it from inside.
+
+        Raises:
+            AutorlError: what the experiment demands can't be had on this node.
+        """
+        plan = dataclasses.replace(self._plan, port=port)
+        self._chosen = choose(
+            self.spec.sandbox,
+            plan,
+            env,
+            wanted=self.record.science.network,
+            secret=self._secret,
+            programs=self.programs,
+        )
+        return self._chosen.record.model_copy(update={"attempt": attempt})
+
+    @property
+    def placing(self) -> Placing:
+        """How base model and data come into the workspace at the chosen level."""
+        assert self._chosen is not None
+        return {SandboxLevel.NONE: "copied", SandboxLevel.LANDLOCK: "linked"}.get(self._chosen.level.name, "mounted")  # type: ignore[return-value]
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """`command`, inside."""
+        assert self._chosen is not None
+        return self._chosen.level.argv(self._chosen.plan, command)
+
+    def close(self) -> None:
+        """Removes the way out."""
+        shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+
+def _hidden(root: Root, experiment: ExperimentDir, workspace: Path) -> tuple[str, ...]:
+    """Held-out data, the store, all runs, other workspaces, the user's home; as they are called and as they really lie."""
+    folders = [root.vault, root.store, root.runs, experiment.path, workspace.parent, Path.home()]
+    return tuple(sorted({str(folder) for folder in folders} | {os.path.realpath(folder) for folder in folders}))
+
+
+def _prefixes(venv: Path | None) -> list[str]:
+    """Folders of the Pythons that agents run: the suite's own, and the one that the environment's venv links to."""
+    found = [sys.prefix, sys.base_prefix]
+    if venv is not None:
+        real = Path(os.path.realpath(venv / "bin" / "python")).parent.parent
+        found += [str(venv), *([str(real)] if str(real) != "/" else [])]
+    return found
+
+
+def _named(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """The folders that the experiment names, if they show nothing that must be hidden."""
+    for path in readable:
+        if any(below(os.path.realpath(path), folder) for folder in hidden if folder != str(Path.home())):
+            raise AutorlError(
+                f"field `sandbox.readable`: {path} lies in what agents must not see",
+                where=path,
+                fault=Fault.CLUSTER,
+                next_step="name a folder outside store, vault, runs and scratch",
+            )
+    return list(readable)
