@@ -14,7 +14,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from autorl_hpc.files import reading
+from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 from autorl_hpc.files.faults import again
 
@@ -110,24 +110,71 @@ def remove(path: Path) -> None:
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
-    """Adds a reference of `run_id` if the artifact is there; False if it is not."""
+    """Adds a reference of `run_id` if the artifact is there, a new one in the place of an old one; False if it is not."""
     target = artifacts / content_hash
     if not artifact_ready(artifacts, content_hash):
         return False
     try:
-        (target / "refs" / run_id).touch()
+        atomic.write_bytes(target / "refs" / run_id, b"")
     except OSError:
         return False
     return artifact_ready(artifacts, content_hash)
 
 
-def release(artifacts: Path, content_hash: str, run_id: str) -> None:
-    """Takes the reference of `run_id` away, and the artifact with the last one."""
-    target = artifacts / content_hash
+Reference = tuple[int, int]
+"""Tells a reference from a later one of its name."""
+
+
+def reference(artifacts: Path, content_hash: str, run_id: str) -> Reference | None:
+    """The reference of `run_id` as it stands; None if there is none to be seen."""
+    return _identity(artifacts / content_hash / "refs" / run_id)
+
+
+def _identity(path: Path) -> Reference | None:
     try:
-        again(lambda: os.unlink(target / "refs" / run_id))
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opened: an NFS client asks the server then
     except OSError:
-        pass
+        return None
+    try:
+        info = os.fstat(fd)
+        return info.st_ino, info.st_mtime_ns
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Reference) -> bool:
+    """`release`, unless the reference is no longer the one that was `seen`: then somebody has come to need the artifact.
+
+    It is moved aside before it is looked at, under a name that still holds the artifact.
+    """
+    refs = artifacts / content_hash / "refs"
+    aside = refs / f"{run_id}~{secrets.token_hex(6)}"
+    try:
+        os.rename(refs / run_id, aside)
+    except OSError:
+        return False
+    same = _identity(aside) == seen
+    if not same:
+        try:
+            os.link(aside, refs / run_id)
+        except OSError:
+            if run_id not in reading.list_names(refs):
+                return False  # better a reference too many: the artifact stays until the run is closed
+    release(artifacts, content_hash, aside.name)
+    return same and reference(artifacts, content_hash, run_id) is None
+
+
+def release(artifacts: Path, content_hash: str, run_id: str) -> None:
+    """Takes the reference of `run_id` away (with what a kill left of it), and the artifact with the last one."""
+    target = artifacts / content_hash
+    moved = [name for name in reading.list_names(target / "refs") if name.startswith(f"{run_id}~")]
+    for name in (run_id, *moved):
+        try:
+            again(functools.partial(os.unlink, target / "refs" / name))
+        except OSError:
+            pass
     if reading.list_names(target / "refs") or not target.exists():
         return
     gone = artifacts / f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-{secrets.token_hex(6)}"

@@ -41,7 +41,7 @@ class Root:
         return self.vault / ".judge-cache"
 
     def model(self, name: str) -> Path:
-        return self.store / "models" / name
+        return self.models / name
 
     @property
     def environments(self) -> Path:
@@ -53,6 +53,10 @@ class Root:
 
     def environment_pointer(self, name: str) -> Path:
         return self.environments / f"{name}.json"
+
+    @property
+    def models(self) -> Path:
+        return self.store / "models"
 
     def task_store(self, task: str) -> Path:
         return self.store / "tasks" / task
@@ -173,6 +177,11 @@ class RunDir:
     @property
     def items(self) -> Path:
         return self.path / "items"
+
+    @property
+    def sketches(self) -> Path:
+        """What later submissions' weights are compared with, when the weights themselves are gone."""
+        return self.path / "sketches"
 
     @property
     def clock(self) -> Path:

@@ -1,7 +1,7 @@
 """The queue folder: names carry what a grader needs to choose, so choosing opens no file.
 
 Names: `b1-...` a baseline on the feedback split, `f-<run>--<n>` a submission, `c-<run>` a closing, `b2-...` a baseline
-on the report split.
+on the report split, `p-<run>--<n>` the fingerprint of a scored submission.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def entry_name(entry: QueueEntry) -> str:
         return f"b{number}-{entry.task}-{entry.base_model.replace('/', '+')}-{entry.recipe_hash[:8]}"
     if entry.kind is QueueKind.FEEDBACK:
         return f"f-{entry.run_id}--{entry.submission_id:06d}"
+    if entry.kind is QueueKind.FINGERPRINT:
+        return f"p-{entry.run_id}--{entry.submission_id:06d}"
     return f"c-{entry.run_id}"
 
 
@@ -38,7 +40,8 @@ def waiting(queue: Path) -> list[str]:
 
 @dataclass
 class Order:
-    """Chooses what comes next: feedback baselines, then submissions fair between runs, closings, report baselines."""
+    """Chooses what comes next: feedback baselines, then submissions fair between runs, closings, report baselines,
+    fingerprints."""
 
     served: dict[str, int] = field(default_factory=dict)
     first_seen: dict[str, int] = field(default_factory=dict)
@@ -59,9 +62,14 @@ class Order:
         self.served[run_of(name)] = self.served.get(run_of(name), 0) + 1
 
     def _rank(self, name: str) -> tuple[int, int, int]:
-        kind = {"b1": 0, "f": 1, "c": 2, "b2": 3}.get(name.split("-", 1)[0], 4)
+        kind = {"b1": 0, "f": 1, "c": 2, "b2": 3, "p": 4}.get(name.split("-", 1)[0], 5)
         served = self.served.get(run_of(name), 0) if kind == 1 else 0
         return kind, served, self.first_seen[name]
+
+
+def is_waited_for(name: str) -> bool:
+    """Whether an agent that is at work waits for it: nothing else may stand in its way."""
+    return name.startswith(("b1-", "f-"))
 
 
 def run_of(name: str) -> str:

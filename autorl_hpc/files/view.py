@@ -97,9 +97,12 @@ class RunView:
 
     @property
     def sandbox(self) -> tuple[SandboxLevel, Network] | None:
-        """The weakest level that an attempt's agent ran in, and the most open network; None: no agent was ever started."""
+        """The weakest level that an attempt's agent ran in, and the most open network; None: no agent was ever started.
+
+        An agent that submitted and of whose sandbox nothing was written had none.
+        """
         if not self.sandboxes:
-            return None
+            return (SandboxLevel.NONE, Network.OPEN) if self.submissions else None
         levels, networks = list(SandboxLevel), list(Network)
         level = max((used.level for used in self.sandboxes), key=levels.index)
         return level, max((used.network for used in self.sandboxes), key=networks.index)
@@ -123,6 +126,21 @@ class RunView:
     def unscored(self) -> list[Submission]:
         """Accepted submissions that still wait for a score of their own."""
         return [s for s in self.accepted() if s.same_as is None and s.submission_id not in self.scores]
+
+    def fingerprint_of(self, submission: Submission) -> Fingerprint | None:
+        """The fingerprint that answers for a submission: its own, or that of the equal one before it."""
+        return self.fingerprints.get(submission.same_as or submission.submission_id)
+
+    def unfingerprinted(self) -> list[Submission]:
+        """Submissions with a score of their own whose fingerprint is due. What could not be evaluated needs none."""
+        return [
+            s
+            for s in self.accepted()
+            if s.same_as is None
+            and s.submission_id not in self.fingerprints
+            and (score := self.scores.get(s.submission_id)) is not None
+            and score.evaluation.score is not None
+        ]
 
     def best(self) -> Submission | None:
         """The accepted submission with the highest score, the earliest of equals."""

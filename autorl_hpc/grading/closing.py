@@ -14,6 +14,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.attempts import Attempts, NotReady
 from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Closed, Evaluation, Submission
 from autorl_hpc.records.run import RunRecord
@@ -29,20 +30,25 @@ class Closing:
     experiment: ExperimentDir
     baselines: Baselines
     attempts: Attempts
+    tracing: Tracing
     grader: str
     keep_all: bool
 
     def close(self, record: RunRecord, entry: str, generation: int) -> None:
-        """Closes a sealed run whose submissions are all scored; does nothing on one that is closed.
+        """Closes a sealed run whose submissions are all scored and fingerprinted; does nothing on one that is closed.
+
+        The closing entry is the chain's last, and artifacts are freed after it: so all fingerprints come before it.
 
         Raises:
-            NotReady: scores or a baseline are still due.
+            NotReady: scores, fingerprints or a baseline are still due.
         """
         run = self.experiment.run(record.run_id)
         ledger = Ledger(run)
         view = RunView.of(ledger.read())
         if view.closed is None:
             if view.sealed is None or view.unscored():
+                raise NotReady
+            if self.tracing.enqueue(record, view):
                 raise NotReady
             body = self._decide(record, run, view, entry, generation)
             ledger.append(

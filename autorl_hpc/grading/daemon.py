@@ -29,6 +29,8 @@ from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing
 from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.grading.keeping import release_spare
+from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
@@ -121,8 +123,9 @@ class Grader:
         self.bench = Bench(self.root, spec, lambda: self.record.spec.judge)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
-        keep_all = self.record.spec.retention.artifacts == "all"
-        self.closing = Closing(experiment, self.baselines, self.attempts, self.id, keep_all)
+        self.tracing = Tracing(experiment, self.root, self.id, self._is_waited_for)
+        self.keep_all = self.record.spec.retention.artifacts == "all"
+        self.closing = Closing(experiment, self.baselines, self.attempts, self.tracing, self.id, self.keep_all)
         self.activity = Activity(experiment, self.record)
         self.order = queues.Order()
         self._runs: dict[str, RunRecord] = {}
@@ -177,6 +180,7 @@ class Grader:
             self.claims.drop_own()
             self.heart.end()
             self.bench.drop_engine()
+            self.tracing.drop()
 
     def _give_back(self) -> None:
         """Drops the claim that is held, unless another grader has taken it over."""
@@ -214,18 +218,29 @@ class Grader:
             generation = self.claims.take(name, current)
             if generation is None:
                 continue
-            return self._work(name, generation)
+            done = self._work(name, generation)
+            if done is not None:  # else what it waits for may be the next in line
+                return done
         return False
 
-    def _work(self, name: str, generation: int) -> bool:
-        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader."""
+    def _is_waited_for(self) -> bool:
+        """Whether there is work for this grader that an agent waits for."""
+        now = time.monotonic()
+        names = [name for name in queues.waiting(self.experiment.queue) if queues.is_waited_for(name)]
+        free = [name for name in names if self._not_before.get(name, 0.0) <= now]
+        return bool(free) and bool(set(free) - set(self.claims.current()))
+
+    def _work(self, name: str, generation: int) -> bool | None:
+        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader; None
+        if it is not ready."""
         self._held = (name, generation)
         self.heart.set(state="scoring", working_on=name)
-        done = False
+        done: bool | None = False
         try:
             done = self._do(name, generation)
             self._well(name)
         except NotReady:
+            done = None
             self._not_before[name] = time.monotonic() + 1.0
         except (ClusterTrouble, AutorlError, OSError) as error:
             self._trouble(name, str(error))
@@ -290,6 +305,8 @@ class Grader:
             self.closing.close(record, name, generation)
             self._ledgers.pop(record.run_id, None)
             return True
+        if entry.kind is QueueKind.FINGERPRINT:
+            return self._do_fingerprint(record, entry, name, generation)
         return self._do_feedback(record, entry, name, generation)
 
     def _do_baseline(self, entry: QueueEntry) -> bool:
@@ -313,6 +330,7 @@ class Grader:
         if submission is None and view.sealed is None:
             raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
         if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
+            self.tracing.enqueue(record, view)  # who committed the score may have died before this
             return True
         science = record.science
         split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
@@ -338,6 +356,16 @@ class Grader:
             evaluation.score if evaluation.score is not None else evaluation.reason,
         )
         self.baselines.ensure(science, split)  # another engine than the one that measured it when the queue began
+        self.tracing.enqueue(record, RunView.of(ledger.read()))
+        return True
+
+    def _do_fingerprint(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:
+        ledger = self._ledgers.setdefault(record.run_id, Ledger(self.experiment.run(record.run_id)))
+        done = self.tracing.work(record, ledger, entry.submission_id or 0, name, generation)
+        if done is not None and not self.keep_all:
+            release_spare(self.experiment, record.run_id, ledger)
+        if done is not None and not done.unfingerprinted():
+            self._not_before.pop(f"c-{record.run_id}", None)  # its closing waited for this
         return True
 
     def _run(self, run_id: str) -> RunRecord:

@@ -157,11 +157,25 @@ class Fingerprint(Strict):
     largest_tensor: str | None = None
     changed_tensors: int | None = Field(None, ge=0, description="Tensors that are not the base model's bit by bit.")
     changed_share: float | None = Field(None, ge=0, le=1, description="Of all values, those that differ.")
+    noise_delta: float | None = Field(
+        None, ge=0, description="The relative delta that noise of 1.5e-6 on every value would leave in this precision."
+    )
+    moved_tensors: int | None = Field(None, ge=0, description="Tensors that moved by more than such noise.")
+    moved_values: int | None = Field(None, ge=0, description="Values that differ in these.")
     nearest_model: str | None = Field(None, description="The staged model that these weights are nearest to.")
-    nearest_delta: float | None = Field(None, ge=0, description="Relative distance to it.")
+    nearest_delta: float | None = Field(
+        None, ge=0, description="Relative distance to it; estimated by sketches for all but the base model."
+    )
     parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
-    parent_delta: float | None = Field(None, ge=0)
-    commonest_output_share: float | None = Field(None, ge=0, le=1)
+    parent_delta: float | None = Field(
+        None,
+        ge=0,
+        description="Relative distance to it, estimated by sketches: standard deviation about 1.1 % of itself.",
+    )
+    commonest_output_share: float | None = Field(None, ge=0, le=1, description="Of the feedback items.")
+    commonest_output_tokens: int | None = Field(None, ge=0)
+    base_output_share: float | None = Field(None, ge=0, le=1, description="The same of the base model's outputs.")
+    sketch_sha256: Sha256 | None = Field(None, description="Of the sketch that later submissions are compared with.")
     reason: str | None = Field(None, description="Why something is unknown.")
     took_s: float = Field(0.0, ge=0)
     grader: str = ""

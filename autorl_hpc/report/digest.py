@@ -12,18 +12,19 @@ from autorl_hpc.files.records import read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Baseline, Clock
-from autorl_hpc.records.ledger import Evaluation, Submission
+from autorl_hpc.records.ledger import Evaluation, FingerprintFlag, Submission
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.bases import Bases
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.compare import Pair, gain, optimism
+from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes, worst_found
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
 from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
 from autorl_hpc.report.text import clean
-from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, SandboxLevel, Split, SubmissionState
+from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
@@ -86,6 +87,7 @@ class _Digest:
         best, report = view.best(), view.closed.report if view.closed else None
         best_score = view.score_of(best) if best else None
         fault, reason = self._fault()
+        sandbox, network = self.view.sandbox or (UNTRIED, self.science.network)
         elapsed_s, given_back_s = self._used()
         count = {status: sum(p.status is status for p in points) for status in SubmissionState}
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
@@ -126,7 +128,9 @@ class _Digest:
             visible_gain_feedback=_visible(feedback_base),
             counted=found.excluded is None,
             excluded=found.excluded,
-            ranked=self.view.sandbox is None or self.view.sandbox[0] is not SandboxLevel.NONE,
+            ranked=ranks(sandbox, self._flags()),
+            flags=self._flags(),
+            contamination_end=contamination_of(view, None),
             fault=fault,
             reason=clean(reason),
             ended_by=view.sealed.ended_by if view.sealed else None,
@@ -139,12 +143,23 @@ class _Digest:
             task_hash=self.record.task_hash,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
-            network=self.view.sandbox[1] if self.view.sandbox else self.science.network,
-            sandbox=self.view.sandbox[0] if self.view.sandbox else UNTRIED,
+            network=network,
+            sandbox=sandbox,
+            sandboxes=sandboxes(view),
         )
+        summary = summary.model_copy(update={"contaminated": worst_found(looks(summary))})
         return summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
         )
+
+    def _flags(self) -> tuple[FingerprintFlag, ...]:
+        """Of the selected checkpoint: what a reader must know before its score."""
+        closed = self.view.closed
+        chosen = self.view.submissions.get(closed.selected) if closed and closed.selected else None
+        known = self.view.fingerprint_of(chosen) if chosen else None
+        if known is not None:
+            return known.flags
+        return ("untrained_copy",) if chosen is not None and chosen.is_base else ()
 
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """The base model's score, unless it was altered since the run was closed."""
@@ -190,7 +205,9 @@ class _Digest:
             return "cancelled"
         cut_short = sealed is not None and sealed.ended_by is EndedBy.CRASHED
         not_scored = closed.report is not None and closed.report.fault in INFRASTRUCTURE
-        return "infrastructure" if cut_short or not_scored or closed.selected_by == "infrastructure" else None
+        if cut_short or not_scored or closed.selected_by == "infrastructure":
+            return "infrastructure"
+        return "foreign_weights" if "foreign_weights" in self._flags() else None
 
     def _compare(
         self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None

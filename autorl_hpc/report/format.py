@@ -44,6 +44,20 @@ def duration(seconds: float) -> str:
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
+def delta(value: float | None) -> str:
+    """`2.4e-06`: relative deltas of honest training differ by orders of magnitude."""
+    return UNKNOWN if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def size(count: float) -> str:
+    """`512 B`, `3.4 MB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def short_hash(value: str | None) -> str:
     """The first eight digits: enough to tell two apart by eye."""
     return UNKNOWN if value is None else value[:8]

@@ -135,6 +135,7 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
         counted=len(improvements),
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
+        not_ranked=sum(not run.ranked for run in runs),
         improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
         best_of=tuple(statistics.expected_best_of(improvements, k) for k in range(1, len(improvements) + 1)),

@@ -19,9 +19,11 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.evidence import RunHead
+from autorl_hpc.report.evidence import worst_found
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.jobs import Jobs
 from autorl_hpc.report.places import experiments_in, runs_of
+from autorl_hpc.report.scores import noise_of_queries
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import RunState
 
@@ -64,6 +66,8 @@ class Watch:
         given = float(clock.get("given_back_s", 0)) if isinstance(clock, dict) else 0.0
         best = view.best()
         best_score = view.score_of(best) if best else None
+        known = view.fingerprint_of(best) if best else None
+        noise = noise_of_queries(view)
         last = next((linked.entry.at for linked in reversed(ledger.entries)), None)
         row.update(
             task=science.task,
@@ -77,6 +81,11 @@ class Watch:
             waiting=len(view.unscored()),
             refused=len(view.refused()),
             best_feedback=best_score.evaluation.score if best_score else None,
+            luck=noise.expected_maximum if noise else None,
+            flags=list(known.flags) if known else [],
+            contaminated={str(found.split): found.items for found in worst_found(view.contaminations)},
+            sandbox=None if view.sandbox is None else str(view.sandbox[0]),
+            network=None if view.sandbox is None else str(view.sandbox[1]),
             selected=view.closed.selected if view.closed else None,
             report=view.closed.report.score if view.closed and view.closed.report else None,
             last_entry_at=last,
@@ -323,7 +332,11 @@ def _not_shown(rows: list[dict[str, Any]], faults: int) -> str:
 
 
 def _fault(row: dict[str, Any]) -> str:
-    return clean(": ".join(part for part in (row["fault"], row["reason"]) if part), 300) or ""
+    """What somebody should look at: a fault, a flag of the best checkpoint, held-out items in the workspace."""
+    fault = ": ".join(part for part in (row["fault"], row["reason"]) if part)
+    found = ", ".join(f"{items} {split} items" for split, items in row.get("contaminated", {}).items())
+    parts = [fault, *row.get("flags", []), f"contamination: {found}" if found else ""]
+    return clean("; ".join(part for part in parts if part), 300) or ""
 
 
 def _time(row: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.find import find_runs, shown
 from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
@@ -107,9 +108,16 @@ def _left_out(run: RunDir, error: AutorlError) -> LeftOut:
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     """What holds for the report as a whole."""
-    unranked = sum(not run.ranked for run in runs)
+    unranked = sum(run.sandbox in NEVER_RANKS for run in runs)
     if unranked:
         yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"
+    for flag in UNRANKING:
+        flagged = sum(flag in run.flags for run in runs)
+        if flagged:
+            yield f"not ranked: the selected checkpoint of {flagged} of {len(runs)} runs is flagged {flag}"
+    contaminated = sum(bool(run.contaminated) for run in runs)
+    if contaminated:
+        yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
     paper = sum(run.protocol is Protocol.PAPER for run in runs)
     if paper:
         yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report.evidence import NEVER_RANKS, looks, selected_fingerprint
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EndedBy, Fault, Protocol, SubmissionState
@@ -28,24 +31,81 @@ def notes_of(
     if run.damage:
         notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
     notes += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
-    if not run.ranked:
+    if run.sandbox in NEVER_RANKS:
         notes.append(f"{NOT_RANKED}: sandbox {run.sandbox}")
     if run.protocol is Protocol.PAPER:
         notes.append(
             f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
         )
-    notes += _about_selected(run, commonest_output_share)
+    notes += _about_origin(run, commonest_output_share)
+    notes += _about_contamination(run)
+    notes += _about_sandboxes(run)
+    notes += _about_selected(run)
     notes += _about_end(run)
     return tuple(notes) if secondary is None else (*notes, secondary)
 
 
-def _about_selected(run: RunSummary, commonest_output_share: float | None) -> list[str]:
+def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:
+    """The flags of the selected checkpoint, with the figures behind them."""
+    notes: list[str] = []
+    known = selected_fingerprint(run)
+    if "untrained_copy" in run.flags:
+        delta = known.relative_delta if known is not None else 0.0
+        what = "is the base model"
+        if delta:
+            what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
+        notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
+    if known is None:  # a run of an earlier version: the report split's outputs are all there is
+        if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
+            notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
+        return notes
+    return notes + _about_known_origin(known)
+
+
+def _about_known_origin(known: Fingerprint) -> list[str]:
+    notes = []
+    if "foreign_weights" in known.flags:
+        notes.append(
+            f"foreign_weights: the selected checkpoint is nearer to the staged model {known.nearest_model} (relative distance "
+            f"{fmt.delta(known.nearest_delta)}) than to its base model ({fmt.delta(known.relative_delta)}); does not rank, not "
+            "counted"
+        )
+    if "degenerate_outputs" in known.flags:
+        base = "" if known.base_output_share is None else f" (base model: {known.base_output_share:.0%})"
+        notes.append(
+            f"degenerate_outputs: {known.commonest_output_share or 0:.0%} of the selected checkpoint's feedback answers are one "
+            f"and the same text{base}"
+        )
+    if known.reason:
+        notes.append(f"the selected checkpoint has no fingerprint: {known.reason}")
+    return notes
+
+
+def _about_contamination(run: RunSummary) -> list[str]:
+    notes = []
+    for found in run.contaminated:
+        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
+        notes.append(
+            f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
+        )
+    short = [look for look in looks(run) if not look.complete]
+    if short:
+        notes.append(f"contamination: {len(short)} of {len(looks(run))} looks at the workspace were cut short")
+    return notes
+
+
+def _about_sandboxes(run: RunSummary) -> list[str]:
+    used = {(one.level, one.network) for one in run.sandboxes}
+    if len(used) < 2:
+        return []
+    return [
+        f"its attempts ran in different sandboxes: it is compared by the weakest, {run.sandbox} with network {run.network}"
+    ]
+
+
+def _about_selected(run: RunSummary) -> list[str]:
     notes: list[str] = []
     chosen = next((p for p in run.trajectory if p.submission_id == run.selected), None)
-    if chosen is not None and chosen.is_base:
-        notes.append("untrained_copy: the selected checkpoint is the base model")
-    elif commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
-        notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
     best = run.best_feedback.score if run.best_feedback is not None else None
     if chosen is not None and chosen.score is not None and best is not None and chosen.score < best:
         notes.append("the selected checkpoint is not the best on feedback: the agent marked it final")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autorl_hpc.files.share import share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import plot
+from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.notes import GROUP_NOTES
 from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
@@ -23,6 +24,9 @@ NUMBERS = {
     "duration": fmt.duration,
     "short": fmt.short_hash,
     "two": "{:.2f}".format,
+    "delta": fmt.delta,
+    "size": fmt.size,
+    "percent": lambda share: fmt.UNKNOWN if share is None else f"{100 * share:.0f} %",
 }
 
 
@@ -58,6 +62,8 @@ def outcome(run: RunSummary) -> str:
         return str(run.state)
     if run.excluded is not None:
         return run.excluded
+    if run.flags:
+        return f"{run.state}, {', '.join(run.flags)}"
     if run.improvement is not None and run.improvement.how == "base_kept":
         return f"base kept: {run.fault or 'agent'}"
     return f"{run.state}, {run.fault}" if run.fault else str(run.state)
@@ -137,6 +143,11 @@ def _environment(kind: str) -> Environment:
         gain=_plain(_gain),
         over=_plain(_over),
         outcome=outcome,
+        unseen=UNSEEN,
+        looks=lambda run: (
+            [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
+            + ([(None, run.contamination_end)] if run.contamination_end else [])
+        ),
         trajectory=lambda run: Markup(plot.trajectory(run)),
         strip=lambda *args: Markup(plot.strip(*args)),
     )

@@ -9,6 +9,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Evaluation, Submission
 from autorl_hpc.report import length_controlled
+from autorl_hpc.report.evidence import contamination_of, fingerprint_of
 from autorl_hpc.report.items import Items
 from autorl_hpc.report.summary import BaselineSummary, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
@@ -127,6 +128,8 @@ def _point(view: RunView, submission: Submission) -> Point:
         same_as=submission.same_as,
         fault=fault,
         reason=clean(reason),
+        fingerprint=fingerprint_of(view, submission) if evaluation is not None else None,
+        contamination=contamination_of(view, submission.submission_id),
     )
 
 

@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
-Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete"]
+Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
 """Why a run's improvement does not enter the statistics. Failing by the agent's fault is no such reason."""
 
 
@@ -76,6 +77,15 @@ class Noise(Strict):
     is_upper_bound: Literal[True] = True
 
 
+class Found(Strict):
+    """Held-out items of one split whose text stood in the workspace: the most that a look found."""
+
+    split: Split
+    items: int
+    of: int = Field(description="Items that were looked for.")
+    submission_id: int | None = Field(description="When it was first so; null: at the end.")
+
+
 class Point(Strict):
     """One submission on the run's way."""
 
@@ -93,6 +103,8 @@ class Point(Strict):
     same_as: int | None = None
     fault: Fault | None = None
     reason: str | None = None
+    fingerprint: Fingerprint | None = Field(None, description="Null: not made yet, or nothing was scored.")
+    contamination: Contamination | None = Field(None, description="Null: nobody looked.")
 
 
 class RunSummary(Record):
@@ -134,7 +146,12 @@ class RunSummary(Record):
     visible_gain_feedback: float | None = None
     counted: bool = Field(description="Whether its improvement enters the statistics over runs.")
     excluded: Excluded | None = None
-    ranked: bool = Field(description="False: its sandbox level never ranks.")
+    ranked: bool = Field(
+        description="False: its sandbox level never ranks, or its selected checkpoint is an untrained copy or foreign weights."
+    )
+    flags: tuple[FingerprintFlag, ...] = Field((), description="Of the selected checkpoint's fingerprint.")
+    contamination_end: Contamination | None = Field(None, description="The look at the workspace at the run's end.")
+    contaminated: tuple[Found, ...] = Field((), description="Held-out items found in the workspace; empty: none.")
     fault: Fault | None = None
     reason: str | None = None
     ended_by: EndedBy | None = None
@@ -147,8 +164,9 @@ class RunSummary(Record):
     task_hash: str
     ledger_head: str = Field(description="Hash of the last entry read: compare it with the one that was printed.")
     ledger_entries: int
-    network: str
-    sandbox: str
+    network: str = Field(description="The most open of its attempts; before the first, what was asked for.")
+    sandbox: str = Field(description="The weakest level of its attempts; `untried` before the first.")
+    sandboxes: tuple[SandboxUsed, ...] = Field((), description="Of each attempt.")
     notes: tuple[str, ...] = ()
 
 
@@ -189,6 +207,7 @@ class CellSummary(Strict):
     counted: int
     excluded: dict[Excluded, int]
     base_kept: int = Field(description="Counted runs whose improvement is 0 because nothing valid was submitted.")
+    not_ranked: int = Field(0, description="Runs that are shown and do not rank, for want of a sandbox or by a flag.")
     improvement: OverRuns
     report: OverRuns
     best_of: tuple[float, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")

@@ -6,8 +6,10 @@ import csv
 import io
 from typing import Any
 
+from autorl_hpc.report.evidence import looks, selected_fingerprint
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.report.text import csv_cell
+from autorl_hpc.states import Split
 
 
 def as_csv(merged: MergedReport) -> str:
@@ -24,6 +26,7 @@ def as_csv(merged: MergedReport) -> str:
 def row(run: RunSummary) -> dict[str, Any]:
     """One run as named cells; scores and differences in points."""
     gain, gap, noise = run.improvement, run.gap, run.noise
+    known = selected_fingerprint(run)
     return {
         "run_id": run.run_id,
         "experiment": run.experiment,
@@ -64,6 +67,13 @@ def row(run: RunSummary) -> dict[str, Any]:
         "optimism_gap_se": gap.standard_error if gap else None,
         "feedback_queries": noise.queries if noise else 0,
         "expected_maximum_of_noise": noise.expected_maximum if noise else None,
+        "flags": " ".join(run.flags),
+        "relative_delta": known.relative_delta if known else None,
+        "nearest_model": known.nearest_model if known else None,
+        "parent": known.parent if known else None,
+        "commonest_output_share": known.commonest_output_share if known else None,
+        "looks_at_workspace": len(looks(run)),
+        **{f"contaminated_{split}": _found(run, split) for split in Split},
         "smallest_visible_gain_report": run.visible_gain_report,
         "fault": run.fault and str(run.fault),
         "reason": run.reason,
@@ -76,6 +86,11 @@ def row(run: RunSummary) -> dict[str, Any]:
         "ledger_head": run.ledger_head,
         "notes": "; ".join(run.notes),
     }
+
+
+def _found(run: RunSummary, split: Split) -> int | None:
+    """Held-out items of a split found in the workspace; None where nobody looked."""
+    return sum(found.items for found in run.contaminated if found.split is split) if looks(run) else None
 
 
 def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Justify = Literal["left", "right"]
 
 WIDE = 110
-"""Below this many columns, mode, base, best feedback, gap, submissions and budget are left to the page."""
+"""Below this many columns, mode, base, best feedback and its luck, gap, submissions and budget are left to the page."""
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
@@ -68,7 +68,10 @@ def head_lines(merged: MergedReport) -> list[str]:
 def _legend(wide: bool) -> str:
     """What the columns mean, of those that are shown."""
     if wide:
-        told = "base and report: report split. gap: gain on feedback less gain on report."
+        told = (
+            "base and report: report split. luck: expected maximum of noise over the checkpoints scored. gap: gain on feedback less "
+            "gain on report."
+        )
     else:
         told = "report: score of the selected checkpoint on the report split."
     return f"Points; intervals are 95 %, of items. {told}"
@@ -77,7 +80,7 @@ def _legend(wide: bool) -> str:
 def _columns(wide: bool) -> list[tuple[str, Justify]]:
     names: list[tuple[str, Justify]] = [("task", "left"), ("agent", "left")]
     if wide:
-        names += [("mode", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right")]
+        names += [("mode", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right"), ("luck", "right")]
     else:
         names += [("seed", "right")]
     names += [("report", "right"), ("improvement", "right"), ("p", "right")]
@@ -91,7 +94,9 @@ def _row(run: RunSummary, wide: bool) -> list[str]:
     shown = f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
     cells = [run.task, run.agent if run.driver == "none" else f"{run.agent} {run.driver}"]
     cells += (
-        [run.mode, str(run.seed), _score(run.baseline_report), _score(run.best_feedback)] if wide else [str(run.seed)]
+        [run.mode, str(run.seed), _score(run.baseline_report), _score(run.best_feedback), _luck(run)]
+        if wide
+        else [str(run.seed)]
     )
     kept = run.report if run.selected is not None else None  # the base model's own score is no checkpoint's
     cells += [_score(kept), shown, fmt.p_value(gain.p_value if gain else None)]
@@ -106,6 +111,11 @@ def _row(run: RunSummary, wide: bool) -> list[str]:
 
 def _score(score: ScoreSummary | None) -> str:
     return fmt.points(score.score if score else None)
+
+
+def _luck(run: RunSummary) -> str:
+    """What the best feedback score may owe to noise."""
+    return fmt.UNKNOWN if run.noise is None else f"≤{fmt.points(run.noise.expected_maximum)}"
 
 
 def _submissions(run: RunSummary) -> str:

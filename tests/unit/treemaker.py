@@ -107,7 +107,7 @@ class TreeRun:
         self.write(
             EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
         )
-        network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else Network.NONE
+        network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else self.tree.network
         used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
         self.write(EntryKind.SANDBOX, used)
         return self
@@ -225,6 +225,7 @@ class Tree:
     n_report: int = 100
     protocol: Protocol = Protocol.TWO_SPLIT
     sandbox: str = "landlock"
+    network: Network = Network.NONE
     base_solved: dict[Split, Sequence[float]] = field(default_factory=dict)
     runs: list[TreeRun] = field(default_factory=list)
     keeps: list[str] = field(default_factory=list)
@@ -289,7 +290,6 @@ class Tree:
             agent_hash=sha(science.agent),
             code_hash=sha("code"),
             created_at=CREATED,
-            sandbox=self.sandbox,
         )
         atomic.write_json(run.record, record.model_dump(mode="json"))
         made = TreeRun(self, run, record, Ledger(run))

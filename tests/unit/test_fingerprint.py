@@ -1,0 +1,323 @@
+"""The rules of the fingerprint on small models: each at its boundary, and what honest training looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from weights import write_safetensors
+
+from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.grading import fingerprint, sketch
+from autorl_hpc.grading.comparison import NOISE, Comparison, compare, sketch_of
+from autorl_hpc.grading.fingerprint import Outputs, about_weights, is_degenerate, is_untrained, parent_of
+from autorl_hpc.grading.weights import Weights, rounded
+
+T = TypeVar("T")
+Model = dict[str, npt.NDArray[np.float32]]
+
+SHAPES = {"embed": (400, 64), "up": (256, 64), "down": (64, 256), "norm": (64,)}
+
+
+def done(steps: Generator[None, None, T]) -> T:
+    """Runs paused work to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+def model(seed: int = 0, scale: float = 0.1) -> Model:
+    rng = np.random.default_rng(seed)
+    made = {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    return {**made, "norm": np.abs(made["norm"]) + 2}
+
+
+def plus(base: Model, size: float, seed: int = 1, only: str = "") -> Model:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (value + size * rng.standard_normal(value.shape) * (not only or name == only)).astype(np.float32)
+        for name, value in base.items()
+    }
+
+
+def save(folder: Path, weights: Model, dtype: str = "F32", shards: int = 1) -> Path:
+    """Writes the model in `shards` files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(weights)
+    for number in range(shards):
+        part: dict[str, Any] = {}
+        for name in names[number::shards]:
+            value = weights[name]
+            if dtype == "BF16":
+                part[name] = (dtype, (rounded(value, "BF16").view(np.uint32) >> 16).astype(np.uint16))
+            else:
+                part[name] = (dtype, value.astype({"F32": np.float32, "F16": np.float16}[dtype]))
+        write_safetensors(folder / f"model-{number}.safetensors", part)
+    return folder
+
+
+def compared(new: Path, base: Path) -> Comparison:
+    return done(compare(Weights(new), Weights(base), folder_content_hash(new), "seed"))
+
+
+def flags(found: Comparison, others: dict[str, float] | None = None) -> tuple[str, ...]:
+    return tuple(about_weights(found, "base", others or {})["flags"])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_sums_against_plain_numpy(tmp_path: Path, dtype: str) -> None:
+    base, new = model(), plus(model(), 0.01)
+    found = compared(save(tmp_path / "n", new, dtype, shards=3), save(tmp_path / "b", base, dtype))
+    a = np.concatenate([rounded(new[n], dtype).ravel() for n in SHAPES]).astype(np.float64)
+    b = np.concatenate([rounded(base[n], dtype).ravel() for n in SHAPES]).astype(np.float64)
+    assert found.relative_delta == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b), rel=1e-5)
+    assert found.total("changed") == np.count_nonzero(a != b)
+    facts = about_weights(found, "base", {})
+    by_tensor = {
+        n: float(
+            np.linalg.norm(rounded(new[n], dtype) - rounded(base[n], dtype)) / np.linalg.norm(rounded(base[n], dtype))
+        )
+        for n in SHAPES
+    }
+    assert facts["largest_tensor"] == max(by_tensor, key=lambda n: by_tensor[n])
+    assert facts["largest_delta"] == pytest.approx(max(by_tensor.values()), rel=1e-5)
+    assert facts["flags"] == () and facts["changed_tensors"] == 4
+    assert (facts["nearest_model"], facts["nearest_delta"]) == ("base", facts["relative_delta"])
+
+
+def test_a_tensor_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autorl_hpc.grading.comparison.BLOCK", sketch.SLICE)
+    big = {"w": np.random.default_rng(0).standard_normal(2 * sketch.SLICE + 1000).astype(np.float32)}
+    new = {"w": big["w"] + np.float32(0.5)}
+    steps = compare(
+        Weights(save(tmp_path / "n", new)), Weights(save(tmp_path / "b", big)), folder_content_hash(tmp_path / "n"), "s"
+    )
+    assert sum(1 for _ in steps) == 3
+    found = compared(tmp_path / "n", tmp_path / "b")
+    assert found.total("delta") == pytest.approx(0.25 * len(big["w"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("size", [0.0, 1e-7, 1e-6])
+def test_noise_is_an_untrained_copy(tmp_path: Path, dtype: str, size: float) -> None:
+    base = {name: rounded(value, dtype) for name, value in model().items()}
+    found = compared(save(tmp_path / "n", plus(base, size), dtype), save(tmp_path / "b", base, dtype))
+    assert flags(found) == ("untrained_copy",)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_noise_before_a_change_of_precision_is_an_untrained_copy(tmp_path: Path, dtype: str) -> None:
+    """A value near the middle of two numbers of the type tips over, whatever its size."""
+    base = {"w": (0.1 * np.random.default_rng(0).standard_normal((2000, 512))).astype(np.float32)}
+    old = save(tmp_path / "b", base)
+    assert flags(compared(save(tmp_path / "n", plus(base, 1e-6), dtype), old)) == ("untrained_copy",)
+    assert flags(compared(save(tmp_path / "m", plus(base, 1e-5), dtype), old)) == ()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_just_above_the_threshold_is_none(tmp_path: Path, dtype: str) -> None:
+    """Values so small that bf16 resolves the change, as some of every real model are."""
+    base = {name: rounded(value / 1000, dtype) for name, value in model().items()}
+    below, above = (plus(base, size * NOISE) for size in (0.85, 1.15))
+    old = save(tmp_path / "b", base, dtype)
+    assert is_untrained(compared(save(tmp_path / "1", below, dtype), old))
+    assert not is_untrained(compared(save(tmp_path / "2", above, dtype), old))
+
+
+@pytest.mark.parametrize("bits", [0x0001, 0x2000, 0x4000, 0x8000], ids=["lowest", "exponent", "top exponent", "sign"])
+@pytest.mark.parametrize("tensor", ["embed", "norm"])
+def test_one_changed_byte_is_an_untrained_copy(tmp_path: Path, bits: int, tensor: str) -> None:
+    base = save(tmp_path / "b", model(), "BF16")
+    new = save(tmp_path / "n", model(), "BF16")
+    spec = Weights(new).specs[tensor]
+    path = new / spec.file
+    data = bytearray(path.read_bytes())
+    at = spec.begin + 2 * 5
+    data[at : at + 2] = (int.from_bytes(data[at : at + 2], "little") ^ bits).to_bytes(2, "little")
+    path.write_bytes(data)
+    found = compared(new, base)
+    assert found.total("changed") == 1
+    assert flags(found) == ("untrained_copy",)
+    assert about_weights(found, "base", {})["changed_tensors"] == 1
+
+
+def test_the_count_of_changed_values_has_a_bound(tmp_path: Path) -> None:
+    base = {**model(), "norm": np.ones(64, dtype=np.float32)}
+    for changed, caught in ((fingerprint.FEW_VALUES, True), (fingerprint.FEW_VALUES + 1, False)):
+        new = {**base, "norm": base["norm"].copy()}
+        new["norm"][:changed] += 1
+        found = compared(save(tmp_path / f"n{changed}", new), save(tmp_path / f"b{changed}", base))
+        assert [tensor.name for tensor in found.tensors if tensor.has_moved] == ["norm"]
+        assert is_untrained(found) is caught
+
+
+@pytest.mark.parametrize(
+    ("base_dtype", "stored"), [("F32", "BF16"), ("F32", "F16"), ("BF16", "F32"), ("BF16", "F16"), ("F16", "BF16")]
+)
+def test_another_precision_alone_is_an_untrained_copy(tmp_path: Path, base_dtype: str, stored: str) -> None:
+    base = {name: rounded(value, base_dtype) for name, value in model().items()}
+    found = compared(save(tmp_path / "n", base, stored), save(tmp_path / "b", base, base_dtype))
+    assert flags(found) == ("untrained_copy",)
+    assert found.total("delta") == 0
+
+
+def test_cut_to_bf16_and_written_as_fp32_is_an_untrained_copy(tmp_path: Path) -> None:
+    cut = {name: rounded(value, "BF16") for name, value in model().items()}
+    found = compared(save(tmp_path / "n", cut), save(tmp_path / "b", model()))
+    assert found.total("raw_delta") > 0
+    assert flags(found) == ("untrained_copy",)
+
+
+def adam(base: Model, steps: int, learning_rate: float, kept_as: str, master: bool) -> Model:
+    """Adam (Kingma, Ba 2015) on gradients that agree in nothing: the least that so many steps move. `master`: the
+    optimizer's own weights are fp32."""
+    rng = np.random.default_rng(3)
+    weights = {n: v.copy() for n, v in base.items()}
+    first = {n: np.zeros_like(v) for n, v in base.items()}
+    second = {n: np.zeros_like(v) for n, v in base.items()}
+    for step in range(1, steps + 1):
+        for name, value in weights.items():
+            gradient = rng.standard_normal(value.shape).astype(np.float32)
+            first[name] += 0.1 * (gradient - first[name])
+            second[name] += 0.001 * (gradient**2 - second[name])
+            update = (first[name] / (1 - 0.9**step)) / (np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8)
+            moved = (value - learning_rate * update).astype(np.float32)
+            weights[name] = moved if master else rounded(moved, kept_as)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("kept_as", "master"), [("F32", True), ("BF16", True), ("BF16", False)], ids=["fp32", "bf16 of fp32", "bf16"]
+)
+def test_twenty_honest_steps_at_the_lowest_learning_rate_are_no_copy(
+    tmp_path: Path, kept_as: str, master: bool
+) -> None:
+    base = {name: rounded(value, "BF16") for name, value in model(scale=0.03).items()}
+    found = compared(
+        save(tmp_path / "n", adam(base, 20, 1e-6, kept_as, master), kept_as), save(tmp_path / "b", base, "BF16")
+    )
+    assert flags(found) == ()
+
+
+def test_one_trained_tensor_is_enough(tmp_path: Path) -> None:
+    found = compared(save(tmp_path / "n", plus(model(), 1e-5, only="down")), save(tmp_path / "b", model()))
+    assert flags(found) == ()
+    assert [tensor.name for tensor in found.tensors if tensor.has_moved] == ["down"]
+
+
+def test_resharded_is_the_same_content(tmp_path: Path) -> None:
+    one, four = save(tmp_path / "1", model()), save(tmp_path / "4", model(), shards=4)
+    assert folder_content_hash(one) == folder_content_hash(four)
+
+
+def test_what_was_accepted_is_what_is_compared(tmp_path: Path) -> None:
+    base, new = save(tmp_path / "b", model()), save(tmp_path / "n", plus(model(), 0.1))
+    with pytest.raises(ValueError, match="changed after intake"):
+        done(compare(Weights(new), Weights(base), folder_content_hash(base), "s"))
+    less = save(tmp_path / "l", {name: value for name, value in model().items() if name != "norm"})
+    with pytest.raises(ValueError, match="lacks tensors"):
+        done(compare(Weights(less), Weights(base), folder_content_hash(less), "s"))
+    other = save(tmp_path / "o", {**model(), "norm": np.ones(65, dtype=np.float32)})
+    with pytest.raises(ValueError, match="another shape"):
+        done(compare(Weights(other), Weights(base), folder_content_hash(other), "s"))
+
+
+def mixed(base: Model, other: Model, part: float) -> Model:
+    return {name: (value + part * (other[name] - value)).astype(np.float32) for name, value in base.items()}
+
+
+def to_other(found: Comparison, other: Path, base: Path) -> dict[str, float]:
+    kept = done(sketch_of(Weights(other), Weights(base), "seed"))
+    return {"other": sketch.distance(found.sketch, kept)}
+
+
+@pytest.mark.parametrize(
+    ("part", "noise", "foreign"),
+    [(1.0, 0.0, True), (1.0, 0.01, True), (0.6, 0.0, True), (0.5, 0.0, False), (0.0, 0.02, False), (0.0, 0.2, False)],
+    ids=["copy", "copy and as much noise", "six tenths", "one half", "own way", "own long way"],
+)
+def test_foreign_weights(tmp_path: Path, part: float, noise: float, foreign: bool) -> None:
+    base, other = model(), plus(model(), 0.01, seed=7)
+    new = plus(mixed(base, other, part), noise, seed=8)
+    paths = [save(tmp_path / name, value) for name, value in (("n", new), ("b", base), ("o", other))]
+    found = compared(paths[0], paths[1])
+    facts = about_weights(found, "base", to_other(found, paths[2], paths[1]))
+    assert facts["flags"] == (("foreign_weights",) if foreign else ())
+    if part == 1.0 and not noise:
+        assert (facts["nearest_model"], facts["nearest_delta"]) == ("other", pytest.approx(0.0, abs=1e-6))
+
+
+def test_the_same_model_in_another_precision_is_not_foreign(tmp_path: Path) -> None:
+    """A store with a model in fp32 and in bf16, and an agent that trains in bf16 from the former."""
+    base = model()
+    cut = {name: rounded(value, "BF16") for name, value in base.items()}
+    new = save(tmp_path / "n", plus(cut, 1e-3), "BF16")
+    old, other = save(tmp_path / "b", base), save(tmp_path / "o", cut, "BF16")
+    found = compared(new, old)
+    assert flags(found, to_other(found, other, old)) == ()
+
+
+def test_lineage_follows_the_nearest(tmp_path: Path) -> None:
+    base = model()
+    first = plus(base, 0.01, seed=11)
+    second = plus(first, 0.004, seed=12)  # trained on from the first
+    aside = plus(base, 0.01, seed=13)  # begun anew
+    old = save(tmp_path / "b", base)
+    found = [compared(save(tmp_path / f"{n}", value), old) for n, value in enumerate((first, second, aside))]
+    assert parent_of(found[0], {})[0] is None
+    parent, delta = parent_of(found[1], {1: sketch.distance(found[1].sketch, found[0].sketch)})
+    true = np.sqrt(sum(np.sum((second[n].astype(float) - first[n]) ** 2) for n in SHAPES)) / found[1].base_length
+    assert parent == 1 and delta == pytest.approx(true, rel=0.05)
+    far = {n: sketch.distance(found[2].sketch, found[n - 1].sketch) for n in (1, 2)}
+    parent, delta = parent_of(found[2], far)
+    assert parent is None and delta == pytest.approx(found[2].relative_delta)
+
+
+def test_error_of_the_sketch(tmp_path: Path) -> None:
+    """1.1 %, with columns of large values too, whose width divides a power of two."""
+    rng = np.random.default_rng(5)
+    errors = []
+    for seed in range(40):
+        difference = rng.standard_normal((512, 256)).astype(np.float32)
+        difference[:, 3] *= 30
+        sketcher = sketch.Sketcher(f"{seed}")
+        flat = difference.ravel()
+        for number, at in enumerate(range(0, len(flat), sketch.SLICE)):
+            sketcher.add("w", number, flat[at : at + sketch.SLICE])
+        true = float(np.linalg.norm(difference))
+        errors.append(sketch.distance(sketcher.finished(), sketch.nothing()) / true - 1)
+    assert abs(float(np.mean(errors))) < 0.006
+    assert 0.006 < float(np.std(errors)) < 0.018
+
+
+def test_sketches_of_another_version_do_not_compare() -> None:
+    with pytest.raises(ValueError, match="no sketch"):
+        sketch.distance(b"1234", sketch.nothing())
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "base", "degenerate"),
+    [
+        (1.0, 200, 0.01, True),
+        (0.51, 200, 0.01, True),
+        (0.5, 200, 0.01, False),
+        (0.6, 1, 0.01, False),  # a class that most items have
+        (0.9, 3, 0.01, False),
+        (0.95, 3, 0.01, True),
+        (1.0, 50, 1.0, False),  # so does the base model: a game's first action
+        (0.75, 50, 0.6, False),
+        (0.85, 50, 0.6, True),
+        (1.0, 0, None, True),  # nothing at all
+        (0.4, 200, None, False),
+    ],
+)
+def test_degenerate_outputs(share: float, tokens: int, base: float | None, degenerate: bool) -> None:
+    known = None if base is None else Outputs(base, tokens)
+    assert is_degenerate(Outputs(share, tokens), known) is degenerate

@@ -1,0 +1,326 @@
+"""Fingerprints as work: put aside for what agents wait for, gone on with, committed once, never in the way for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_fingerprint import Model, model, plus, save
+from treemaker import Tree, TreeRun, evaluation, outcomes
+
+from autorl_hpc.files import artifacts, atomic, reading
+from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.queue import waiting
+from autorl_hpc.files.store import write_manifest
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading import tracing
+from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
+from autorl_hpc.grading.evaluate import ItemOutcome, write_items
+from autorl_hpc.grading.keeping import release_spare
+from autorl_hpc.grading.tracing import Tracing
+from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.ledger import Fingerprint, Score
+from autorl_hpc.states import EntryKind, Fault, Split
+
+BASE: Model = model()
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+class World:
+    """One run with real weights in its artifacts, and a grader's tracing."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.root = Root(tmp / "root")
+        self.tree = Tree(tmp / "runs" / "exp")
+        self.experiment = self.tree.experiment
+        self.run: TreeRun = self.tree.run(base_model_content_hash=self.stage("org/tiny", BASE)).start()
+        self.busy: Callable[[], bool] = lambda: False
+        self.tracing = self.grader("g1")
+        self.base = self.tree.baseline(self.run.science, Split.FEEDBACK)
+
+    def grader(self, name: str) -> Tracing:
+        return Tracing(self.experiment, self.root, name, self.is_busy)
+
+    def is_busy(self) -> bool:
+        return self.busy()
+
+    def stage(self, name: str, weights: Model, dtype: str = "F32") -> str:
+        folder = save(self.root.model(name), weights, dtype)
+        content = folder_content_hash(folder)
+        manifest = StoreManifest(name=name, kind="model", source="test", content_hash=content, files=())
+        write_manifest(folder, manifest)
+        return content
+
+    def submit(self, weights: Model, *, score: float | None = 0.5, **fields: Any) -> int:
+        """An accepted submission with its artifact; scored unless `score` is None."""
+        folder = save(artifacts.new_folder(self.experiment.artifacts), weights)
+        content = folder_content_hash(folder)
+        atomic.write_json(folder / artifacts.READY_NAME, {})
+        artifacts.install(self.experiment.artifacts, folder, content, self.run.dir.run_id)
+        n = self.tree.n_feedback
+        values = None if score is None else outcomes(n, range(round(n * score)))
+        return self.run.submit(1.0, values, content_hash=content, **fields)
+
+    def work(self, number: int, by: Tracing | None = None, generation: int = 1) -> RunView | None:
+        name = f"p-{self.run.dir.run_id}--{number:06d}"
+        return (by or self.tracing).work(self.run.record, self.run.ledger, number, name, generation)
+
+    def made(self, number: int) -> Fingerprint:
+        view = self.work(number)
+        assert view is not None
+        return view.fingerprints[number]
+
+    def kept(self) -> set[str]:
+        return set(reading.list_names(self.experiment.artifacts))
+
+    def content(self, *numbers: int) -> set[str]:
+        view = RunView.of(self.run.ledger.read())
+        return {str(view.submissions[number].content_hash) for number in numbers}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_an_honest_line_of_submissions(world: World) -> None:
+    first = plus(BASE, 0.01, seed=1)
+    numbers = [world.submit(value) for value in (first, plus(first, 0.003, seed=2), plus(BASE, 0.01, seed=3))]
+    found = [world.made(number) for number in numbers]
+    assert [one.flags for one in found] == [(), (), ()]
+    assert [one.parent for one in found] == [None, 1, None]
+    assert found[1].parent_delta == pytest.approx((found[0].relative_delta or 0) * 0.3, rel=0.1)
+    assert all(one.nearest_model == "org/tiny" and one.reason is None and one.took_s > 0 for one in found)
+    assert found[0].commonest_output_share == found[0].base_output_share == 1 / world.tree.n_feedback
+
+
+def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
+    first = plus(BASE, 0.01, seed=1)
+    world.made(world.submit(first, score=0.4))
+    artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
+    assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
+    sketch = tracing.sketch_file(world.run.dir, 1)
+    sketch.write_bytes(sketch.read_bytes()[::-1])
+    assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
+
+
+def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "Weights", lambda folder: pytest.fail(f"{folder} was read"))
+    found = world.made(world.submit(BASE, is_base=True))
+    assert found.flags == ("untrained_copy",) and found.relative_delta == 0 and found.reason is None
+
+
+def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = plus(BASE, 0.02, seed=9)
+    world.stage("org/instruct", other)
+    world.stage("org/wider", {**other, "up": np.zeros((8, 8), dtype=np.float32)})
+    world.stage("plain", {name: value.copy() for name, value in BASE.items()}, "F16")
+    read: list[str] = []
+    real = tracing.sketch_of
+    monkeypatch.setattr(tracing, "sketch_of", lambda o, b, s: read.append(o.folder.name) or real(o, b, s))  # type: ignore[func-returns-value]
+    found = [world.made(world.submit(value)) for value in (other, plus(other, 0.01, seed=4), plus(BASE, 0.02, seed=5))]
+    assert [one.flags for one in found] == [("foreign_weights",), ("foreign_weights",), ()]
+    assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
+    assert found[2].nearest_model != "org/instruct"
+    assert sorted(read) == ["instruct", "plain"]
+
+
+def test_a_damaged_staged_model_hinders_nothing(world: World) -> None:
+    world.stage("org/broken", BASE)
+    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
+    (world.root.model("org/unread")).mkdir()
+    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
+    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
+
+
+def test_urgent_work_comes_first_and_nothing_is_read_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    monkeypatch.setattr(tracing, "LOOK_S", 0.0)
+    reads: list[str] = []
+    real = tracing.Weights.read
+    monkeypatch.setattr(tracing.Weights, "read", lambda self, *a: reads.append(self.folder.name) or real(self, *a))  # type: ignore[func-returns-value]
+    world.busy = lambda: True
+    pauses = 0
+    while True:
+        try:
+            view = world.work(number)
+            break
+        except NotReady:
+            pauses += 1
+            assert not RunView.of(world.run.ledger.read()).fingerprints
+    assert view is not None and view.fingerprints[number].flags == ()
+    assert pauses == 4 and len(reads) == 2 * 4, "a pause after each tensor, each read once of both models"
+
+
+def test_committed_once_by_two_graders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    slow, quick = world.tracing, world.grader("g2")
+    monkeypatch.setattr(tracing, "LOOK_S", 0.0)
+    world.busy = lambda: True
+    with pytest.raises(NotReady):
+        world.work(number, slow)
+    world.busy = lambda: False
+    assert world.work(number, quick, generation=2) is not None
+    assert world.work(number, slow) is None
+    entries = [linked.body for linked in world.run.ledger.read() if isinstance(linked.body, Fingerprint)]
+    assert [one.grader for one in entries] == ["g2"]
+
+
+def test_earlier_submissions_come_first(world: World) -> None:
+    first, second = world.submit(plus(BASE, 0.01, seed=1)), world.submit(plus(BASE, 0.01, seed=2))
+    with pytest.raises(NotReady):
+        world.work(second)
+    world.made(first)
+    assert world.made(second).submission_id == second
+
+
+def test_queued_once_and_only_what_is_due(world: World) -> None:
+    first = world.submit(plus(BASE, 0.01, seed=1))
+    world.submit(plus(BASE, 0.01, seed=2), score=None)
+    world.run.submit(1.0, content_hash=world.content(first).pop(), same_as=first)
+    failed = world.submit(plus(BASE, 0.01, seed=3), score=None)
+    world.run.score(failed, None, fault=Fault.ARTIFACT, reason="broke")
+    view = RunView.of(world.run.ledger.read())
+    for _ in range(2):
+        assert world.tracing.enqueue(world.run.record, view)
+    assert waiting(world.experiment.queue) == [f"p-{world.run.dir.run_id}--{first:06d}"]
+    done = world.work(first)
+    assert done is not None and not world.tracing.enqueue(world.run.record, done)
+
+
+@pytest.mark.parametrize("damage", ["altered", "no weights", "store"])
+def test_what_cannot_be_computed_has_a_reason(world: World, damage: str) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    file = world.experiment.artifacts / world.content(number).pop() / "model-0.safetensors"
+    if damage == "altered":
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    elif damage == "no weights":
+        file.write_bytes(b"")
+    else:
+        world.stage("org/tiny", plus(BASE, 0.5, seed=77))
+    with pytest.raises(NotReady):
+        world.work(number)
+    found = world.made(number)
+    assert found.flags == () and found.relative_delta is None
+    words = {"altered": "changed after intake", "no weights": "no safetensors file", "store": "staged anew"}
+    assert words[damage] in str(found.reason)
+
+
+def test_a_file_system_gets_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    content = world.content(number).pop()
+    moved = world.experiment.artifacts.parent / "moved"
+    (world.experiment.artifacts / content).rename(moved)
+    for _ in range(5):
+        with pytest.raises(NotReady):
+            world.work(number)
+    moved.rename(world.experiment.artifacts / content)
+    assert world.made(number).reason is None
+    gone = world.submit(plus(BASE, 0.01, seed=4))
+    artifacts.remove(world.experiment.artifacts / world.content(gone).pop())
+    monkeypatch.setattr(tracing, "MISSING_PATIENCE_S", 0.0)
+    with pytest.raises(NotReady):
+        world.work(gone)
+    assert "is gone" in str(world.made(gone).reason)
+
+
+def test_graders_that_die_of_it_end_it(world: World) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
+    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "base_repeats", "altered", "flags"),
+    [
+        (200, False, False, ("degenerate_outputs",)),
+        (2, False, False, ("degenerate_outputs",)),
+        (200, True, False, ()),
+        (200, False, True, ()),
+    ],
+    ids=["long", "short", "so does the base", "altered items"],
+)
+def test_one_answer_for_all(
+    world: World, tokens: int, base_repeats: bool, altered: bool, flags: tuple[str, ...]
+) -> None:
+    """It wins most of the items, and is one answer all the same."""
+
+    def constant(path: Path, values: list[float]) -> str:
+        return write_items(path, [ItemOutcome(f"q{i}", v, "0" * 64, tokens) for i, v in enumerate(values)])
+
+    n = world.tree.n_feedback
+    number = world.submit(plus(BASE, 0.01), score=None)
+    values, path = outcomes(n, range(n * 86 // 100)), world.run.dir.items / f"{number:06d}.feedback.jsonl.gz"
+    found = evaluation(Split.FEEDBACK, world.content(number).pop(), values, constant(path, values))
+    world.run.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
+    if altered:
+        constant(path, values[::-1])
+    if base_repeats:
+        folder, key = world.experiment.baselines, world.base.key
+        digest = constant(folder / f"{key}.items.jsonl.gz", values)
+        changed = world.base.evaluation.model_copy(update={"items_sha256": digest})
+        atomic.write_bytes(folder / f"{key}.json", world.base.model_copy(update={"evaluation": changed}).canonical())
+    made = world.made(number)
+    assert made.flags == flags
+    assert made.commonest_output_share == (None if altered else 1.0)
+    assert made.commonest_output_tokens == (None if altered else tokens)
+    assert made.base_output_share == (1.0 if base_repeats else 1 / n)
+
+
+def test_spare_artifacts_go_while_the_run_is_open(world: World) -> None:
+    for seed, (score, final) in enumerate([(0.5, False), (0.3, True), (0.4, False), (0.2, True), (0.3, False)], 1):
+        world.submit(plus(BASE, 0.01, seed=seed), score=score, final=final)
+    for number in (1, 2, 3):
+        world.work(number)
+    assert release_spare(world.experiment, world.run.dir.run_id, world.run.ledger) == 2
+    # best 1; 2's mark was followed by 4's; 3 is nothing; 4 final and unfingerprinted; 5 the last
+    assert world.kept() == world.content(1, 4, 5)
+    for number in (4, 5):
+        world.work(number)
+    assert release_spare(world.experiment, world.run.dir.run_id, world.run.ledger) == 0
+    world.work(world.submit(plus(BASE, 0.01, seed=6), score=0.6))
+    assert release_spare(world.experiment, world.run.dir.run_id, world.run.ledger) == 2
+    assert world.kept() == world.content(4, 6)
+
+
+def test_content_submitted_again_while_it_is_released_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor takes hold between the grader's look at the references and its letting go."""
+    world.submit(plus(BASE, 0.01, seed=1), score=0.3)
+    world.submit(plus(BASE, 0.01, seed=2), score=0.5)
+    for number in (1, 2):
+        world.work(number)
+    content, run_id = world.content(1).pop(), world.run.dir.run_id
+    real = artifacts.release_if_same
+
+    def late(*arguments: Any) -> bool:
+        assert artifacts.hold(world.experiment.artifacts, content, run_id)
+        return real(*arguments)
+
+    monkeypatch.setattr(artifacts, "release_if_same", late)
+    assert release_spare(world.experiment, run_id, world.run.ledger) == 0
+    assert artifacts.artifact_ready(world.experiment.artifacts, content)
+    assert reading.list_names(world.experiment.artifacts / content / "refs") == [run_id]
+    monkeypatch.setattr(artifacts, "release_if_same", real)
+    assert release_spare(world.experiment, run_id, world.run.ledger) == 1
+    assert content not in world.kept()
+
+
+def test_what_a_kill_left_of_a_release_goes_with_the_run(world: World) -> None:
+    world.submit(plus(BASE, 0.01, seed=1))
+    content, run_id = world.content(1).pop(), world.run.dir.run_id
+    refs = world.experiment.artifacts / content / "refs"
+    (refs / run_id).rename(refs / f"{run_id}~0123456789ab")
+    assert release_spare(world.experiment, run_id, world.run.ledger) == 0 and content in world.kept()
+    artifacts.release(world.experiment.artifacts, content, run_id)
+    assert content not in world.kept()
