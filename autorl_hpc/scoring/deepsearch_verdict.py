@@ -256,20 +256,20 @@ def _reading(value: Any, depth: int) -> Reading | None:
         return None
     named = {re.sub(r"[\s_]+", "", key).casefold(): key for key in value}
     details, excessive = named.get("correctnessdetails"), named.get("excessiveanswers")
-    found: list[Reading] = []
+    said: list[Reading] = []
     if details is not None and excessive is not None:
         if {details, excessive} & value.conflicts:
             raise Unreadable("a key stands twice with different values")
-        found = [Reading(_details(value[details]), _excessive(value[excessive]))]
+        said = [Reading(_details(value[details]), _excessive(value[excessive]))]
     if depth:
-        rest = [each for key, each in value.items() if not found or key not in (details, excessive)]
+        rest = [each for key, each in value.items() if not said or key not in (details, excessive)]
         below = [verdict for each in rest if (verdict := _reading(each, depth - 1)) is not None]
         if below and value.conflicts:
             raise Unreadable("several verdicts that differ")
-        found += below
-    if any(verdict != found[0] for verdict in found):
+        said += below
+    if any(verdict != said[0] for verdict in said):
         raise Unreadable("several verdicts that differ")
-    return found[0] if found else None
+    return said[0] if said else None
 
 
 def _details(value: Any) -> dict[str, bool]:

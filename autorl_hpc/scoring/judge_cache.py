@@ -65,7 +65,7 @@ class JudgeCache:
                 return None
             logprobs = {str(token): float(number) for token, number in value["logprobs"].items()}
             tokens = int(value["prompt_tokens"]), int(value["completion_tokens"])
-            answer = Answer(str(value["text"]), logprobs, *tokens, bool(value["cut_off"]))
+            answer = Answer(str(value["text"]), logprobs, tokens[0], tokens[1], bool(value["cut_off"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return answer if all(math.isfinite(number) for number in logprobs.values()) else None

@@ -12,6 +12,7 @@ from autorl_hpc.records.task import Recipe
 from autorl_hpc.scoring.registry import SCORERS, scorer
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
+from autorl_hpc.tasks.search import check_search_name
 
 SPLITS = ("feedback", "report")
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
@@ -131,7 +132,8 @@ def _check_environment(task: Task, where: Path) -> None:
             where=where,
             next_step="set `max_steps` in the recipe",
         )
-    names = _names(_parsed(task.folder / file, f"field `environment` of task {task.name} names it"))
+    tree = _parsed(task.folder / file, f"field `environment` of task {task.name} names it")
+    names = _names(tree)
     for wanted in (name, DIALOGUE):
         if wanted not in names and "*" not in names:
             near = get_close_matches(wanted, names, n=1)
@@ -140,6 +142,8 @@ def _check_environment(task: Task, where: Path) -> None:
                 where=task.folder / file,
                 next_step=PAGE,
             )
+    for recipe in task.file.recipes:
+        check_search_name(recipe, tree, where)
 
 
 def _parsed(path: Path, why: str) -> ast.Module:

@@ -33,6 +33,7 @@ ONLINE = {
     "key_header": "search_key_header",
     "key_file": "search_key_file",
     "date": "search_date",
+    "empty": "search_empty",
 }
 
 
