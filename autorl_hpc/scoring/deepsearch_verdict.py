@@ -181,18 +181,18 @@ def _value_at(text: str, start: int) -> _Found | None:
         return _Found(value, start, end, True)
     except (ValueError, RecursionError):
         pass
-    end = _closing(text, start)
-    if end is None:
+    closed = _closing(text, start)
+    if closed is None:
         return None
-    part = text[start:end]
+    part = text[start:closed]
     for repaired in (_TRAILING.sub("", part), _TRAILING.sub("", _COMMENT.sub("", part)), part.translate(_QUOTES)):
         try:
-            return _Found(_DECODER.decode(_TRAILING.sub("", repaired)), start, end, False)
+            return _Found(_DECODER.decode(_TRAILING.sub("", repaired)), start, closed, False)
         except (ValueError, RecursionError):
             pass
         value = _python_value(repaired)
         if value is not None:
-            return _Found(value, start, end, False)
+            return _Found(value, start, closed, False)
     return None
 
 

@@ -15,6 +15,8 @@ from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
 from autorl_hpc.tasks.search import check_search_name
 
 SPLITS = ("feedback", "report")
+ENVIRONMENT_TIMEOUT = "environment_timeout_s"
+"""Option of a recipe: seconds that one call of environment and dialogue may take."""
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
@@ -143,6 +145,13 @@ def _check_environment(task: Task, where: Path) -> None:
                 next_step=PAGE,
             )
     for recipe in task.file.recipes:
+        limit_s = recipe.options.get(ENVIRONMENT_TIMEOUT, 1)
+        if isinstance(limit_s, (bool, str)) or limit_s <= 0:
+            raise AutorlError(
+                f"field `recipes.{recipe.name}.options.{ENVIRONMENT_TIMEOUT}`: {limit_s!r} is no number of seconds",
+                where=where,
+                next_step="give how long one call of the environment may take, or leave it out: 120",
+            )
         check_search_name(recipe, tree, where)
 
 

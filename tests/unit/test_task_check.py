@@ -194,7 +194,9 @@ SEARCHING = "from autorl_hpc.rollouts.search import Dialogue, Environment\n"
 
 def test_a_search_back_end_that_is_not_there_is_named(folder: Folder) -> None:
     folder.played(SEARCHING, options={"search": "gogle"})
-    with pytest.raises(AutorlError, match=r"`recipes\.default\.options\.search`: .* no search back end `gogle`") as caught:
+    with pytest.raises(
+        AutorlError, match=r"`recipes\.default\.options\.search`: .* no search back end `gogle`"
+    ) as caught:
         folder.check()
     assert "bm25, online, replay" in str(caught.value.next_step)
 
@@ -210,3 +212,10 @@ def test_a_search_back_end_that_is_not_there_is_named(folder: Folder) -> None:
 def test_a_search_back_end_of_the_task_passes(folder: Folder, text: str) -> None:
     folder.played(text, options={"search": "gogle"})
     folder.check()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "soon", True])
+def test_an_environments_time_is_a_number_of_seconds(folder: Folder, value: Any) -> None:
+    folder.played(options={"environment_timeout_s": value})
+    with pytest.raises(AutorlError, match=r"`recipes\.default\.options\.environment_timeout_s`"):
+        folder.check()
