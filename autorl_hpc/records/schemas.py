@@ -16,6 +16,7 @@ from autorl_hpc.records.exchange import (
     Manifest,
     QueueEntry,
     StoreManifest,
+    Trouble,
 )
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import BODIES, Entry
@@ -36,6 +37,7 @@ FILES: tuple[type[Strict], ...] = (
     QueueEntry,
     Claim,
     Heartbeat,
+    Trouble,
     Clock,
     Baseline,
     StoreManifest,
