@@ -7,8 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
+from autorl_hpc.report import figures, plot
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import plot
 from autorl_hpc.report.notes import GROUP_NOTES
 from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
@@ -23,6 +23,7 @@ NUMBERS = {
     "duration": fmt.duration,
     "short": fmt.short_hash,
     "two": "{:.2f}".format,
+    "figure": figures.shown,
 }
 
 
