@@ -12,7 +12,7 @@ import pytest
 import treemaker
 from treemaker import Tree
 
-from autorl_hpc.report import api, plot
+from autorl_hpc.report import api, merge, plot
 from autorl_hpc.report.figures import COLUMNS, Figures, shown
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.states import Split
@@ -100,7 +100,9 @@ def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Pat
 
 
 def test_one_run_that_was_made_twice_is_one(tmp_path: Path) -> None:
-    for name, solved in (("a", 45), ("b", 44)):
-        Tree(tmp_path / name / "runs" / "exp").finished(seed=0, solved=solved)
-    notes = api.build([tmp_path / name / "runs" for name in ("a", "b")]).notes
-    assert any(note.startswith("1 run was made more than once") for note in notes), notes
+    tree = Tree(tmp_path / "runs" / "exp")
+    for seed in (0, 1):
+        tree.finished(seed=seed, solved=45)
+    one, two = api.build([tree.path]).runs
+    assert any(note.startswith("1 run was made more than once") for note in merge._notes((one, one)))
+    assert any(note.startswith("2 runs were made more than once") for note in merge._notes((one, two, one, two)))
