@@ -102,6 +102,11 @@ class ExperimentDir:
         return self.path / "graders"
 
     @property
+    def troubles(self) -> Path:
+        """One file per entry of the queue that failed and waits."""
+        return self.path / "troubles"
+
+    @property
     def artifacts(self) -> Path:
         return self.path / "artifacts"
 
@@ -144,6 +149,7 @@ class ExperimentDir:
             self.queue,
             self.claims,
             self.graders,
+            self.troubles,
             self.artifacts,
             self.baselines,
             self.finished,

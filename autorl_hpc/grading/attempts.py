@@ -40,6 +40,10 @@ class NotReady(Exception):
 class ClusterTrouble(Exception):
     """The node can't score even the base model: the entry goes back to the queue."""
 
+    def __init__(self, words: str, fault: Fault | None = None) -> None:
+        super().__init__(words)
+        self.fault = fault or Fault.CLUSTER
+
 
 @dataclass
 class Attempts:
@@ -90,7 +94,7 @@ class Attempts:
                     science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
                 )
             except AutorlError as error:
-                raise ClusterTrouble(str(error)) from error
+                raise ClusterTrouble(str(error), error.fault) from error
             except OSError as error:
                 raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
             except Exception as error:

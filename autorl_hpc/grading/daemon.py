@@ -26,6 +26,7 @@ from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.activity import Activity
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
+from autorl_hpc.grading.backoff import RETRY_AFTER_TROUBLE_S, Backoff
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing
 from autorl_hpc.grading.evaluate import Bench
@@ -36,7 +37,7 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.ledger import Score
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
-from autorl_hpc.states import EXIT_TROUBLE, EntryKind, Protocol, QueueKind, Split
+from autorl_hpc.states import EXIT_TROUBLE, EntryKind, Fault, Protocol, QueueKind, Split
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -52,10 +53,6 @@ BEATS_PER_STALENESS = 6
 
 MAX_BEAT_S = 5.0
 """Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
-
-RETRY_AFTER_TROUBLE_S = 5.0
-MAX_RETRY_S = 120.0
-"""An entry that fails again and again is tried less and less often: one bad cell must not cost the others their grader."""
 
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -130,11 +127,10 @@ class Grader:
         self.order = queues.Order()
         self._runs: dict[str, RunRecord] = {}
         self._ledgers: dict[str, Ledger] = {}
-        self._not_before: dict[str, float] = {}
+        self.backoff = Backoff(experiment.troubles, self.id)
         self._stop = False
         self._held: tuple[str, int] | None = None
         self._troubles = 0  # in a row
-        self._failures: dict[str, int] = {}
         self._failing: set[str] = set()  # cells, since the last success
         self._failing_runs: set[str] = set()
         self._working: set[str] = set()  # cells that were scored here
@@ -167,7 +163,7 @@ class Grader:
                     if self.is_over():
                         log.info("the experiment is over")
                         return
-                if now - last_work > self.record.grader.idle_exit_s and self.activity.may_leave():
+                if now - last_work > self.record.grader.idle_exit_s and self._may_leave():
                     log.info("idle for %.0f s: ending", now - last_work)
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
@@ -211,9 +207,8 @@ class Grader:
         if not names:
             return False
         current = self.claims.current()
-        now = time.monotonic()
-        for name in self.order.sort(names):
-            if self._not_before.get(name, 0.0) > now:
+        for name in self.backoff.order(self.order.sort(names), current):
+            if self.backoff.waits(name, current.get(name, 0)):
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
@@ -225,10 +220,9 @@ class Grader:
 
     def _is_waited_for(self) -> bool:
         """Whether there is work for this grader that an agent waits for."""
-        now = time.monotonic()
         names = [name for name in queues.waiting(self.experiment.queue) if queues.is_waited_for(name)]
-        free = [name for name in names if self._not_before.get(name, 0.0) <= now]
-        return bool(free) and bool(set(free) - set(self.claims.current()))
+        current = self.claims.current() if names else {}
+        return any(name not in current and not self.backoff.waits(name, 0) for name in names)
 
     def _work(self, name: str, generation: int) -> bool | None:
         """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader; None
@@ -241,16 +235,18 @@ class Grader:
             self._well(name)
         except NotReady:
             done = None
-            self._not_before[name] = time.monotonic() + 1.0
-        except (ClusterTrouble, AutorlError, OSError) as error:
+            self.backoff.tried(name)
+            self.backoff.later(name, 1.0)
+        except (ClusterTrouble, AutorlError) as error:
+            self._trouble(name, str(error), error.fault or Fault.CLUSTER)
+        except OSError as error:
             self._trouble(name, str(error))
         except Exception as error:  # an engine that broke on the base model, or a defect: others' entries go on
             log.exception("work on %s failed", name)
             self.bench.drop_engine()
-            self._trouble(name, f"{type(error).__name__}: {error}")
+            self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
         if done:
             atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
-            self._not_before.pop(name, None)
         self._give_back()
         self.heart.set(
             state="idle",
@@ -259,20 +255,22 @@ class Grader:
         )
         return done
 
-    def _trouble(self, name: str, problem: str) -> None:
-        self._failures[name] = self._failures.get(name, 0) + 1
-        pause_s = min(MAX_RETRY_S, RETRY_AFTER_TROUBLE_S * 2 ** (self._failures[name] - 1))
+    def _may_leave(self) -> bool:
+        """Whether this grader may end idle: nobody is left in the lurch, and no wait would begin anew with the next one."""
+        return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
+
+    def _trouble(self, name: str, problem: str, fault: Fault = Fault.CLUSTER) -> None:
+        pause_s = self.backoff.failed(name, problem, fault)
         log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
         self._failing.add(self._cell(name))
         self._failing_runs.add(queues.run_of(name))
-        self._not_before[name] = time.monotonic() + pause_s
 
     def _well(self, name: str) -> None:
         self._troubles = 0
         self._failing.clear()
         self._failing_runs.clear()
-        self._failures.pop(name, None)
+        self.backoff.well(name)
         self._working.add(self._cell(name))
 
     def _must_leave(self) -> bool:
@@ -365,7 +363,7 @@ class Grader:
         if done is not None and not self.keep_all:
             release_spare(self.experiment, record.run_id, ledger)
         if done is not None and not done.unfingerprinted():
-            self._not_before.pop(f"c-{record.run_id}", None)  # its closing waited for this
+            self.backoff.now(f"c-{record.run_id}")  # its closing waited for this
         return True
 
     def _run(self, run_id: str) -> RunRecord:

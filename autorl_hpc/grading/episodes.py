@@ -10,12 +10,14 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import Answer, Engine
 from autorl_hpc.rollouts.episodes import Episode, run_episodes
-from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.pool import CALL_LIMIT_S, Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 from autorl_hpc.scoring.episodes import encode
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.check import ENVIRONMENT_TIMEOUT
 from autorl_hpc.tasks.heldout import Item
 from autorl_hpc.tasks.loader import Task, load_task
+from autorl_hpc.tasks.played import check_played
 
 BY_REWARD = "episodes"
 """The scorer that goes by episodes' rewards; others rate the answer that an episode ended with."""
@@ -69,17 +71,11 @@ class Playground:
                     pool=pool,
                     gather_s=GATHER_S,
                     max_prompt_tokens=None if limit is None else int(limit),
+                    all_or_none=True,
                 )
             except EnvironmentBroken as error:
                 self.close()
                 raise _trouble(science.task, str(error)) from error
-            failed = [episode for episode in episodes if episode.reward is None]
-            if failed:
-                self.close()
-                raise _trouble(
-                    science.task,
-                    f"{len(failed)} of {len(episodes)} episodes failed, first {failed[0].goal}: {failed[0].problem}",
-                )
             rated = recipe.scorer != BY_REWARD
             drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
         return [[sample[place] for sample in drawn] for place in range(len(items))]
@@ -91,10 +87,14 @@ class Playground:
         self._pool = None
 
     def _warm(self, science: Science) -> Pool:
-        source = source_of(self.root, load_task(science.task), science)
+        task = load_task(science.task)
+        source = source_of(self.root, task, science)
         if self._pool is None or self._pool.source != source:
             self.close()
-            self._pool = Pool(source, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+            check_played(self.root, task, science.recipe.options)
+            limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
+            workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+            self._pool = Pool(source, workers, call_limit_s=limit_s)
         return self._pool
 
 

@@ -78,7 +78,7 @@ class Judging:
         self._unjudged[key] = answers
         return AutorlError(
             f"the judge failed, nothing was scored: {error}",
-            fault=Fault.CLUSTER,
+            fault=Fault.GRADER,
             next_step="check the endpoint that the experiment's field `judge` names; the same is tried again by itself",
             exit_code=Exit.ENVIRONMENT,
         )

@@ -29,6 +29,7 @@ from autorl_hpc.states import Fault, Network, Protocol
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.own_files import with_scorer_hash
+from autorl_hpc.tasks.played import with_environment_hash
 from autorl_hpc.tasks.staged import recipe_files, verify_staged_task, with_pins
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
@@ -107,7 +108,9 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     combinations = _combinations(spec, where)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     recipes = {
-        name: with_scorer_hash(with_judge(_recipe(task, spec, where), name, spec, where), task.folder)
+        name: with_environment_hash(
+            with_scorer_hash(with_judge(_recipe(task, spec, where), name, spec, where), task.folder), task
+        )
         for name, task in tasks.items()
     }
     pins = {name: _task_pins(root, task, spec.protocol) for name, task in tasks.items()}

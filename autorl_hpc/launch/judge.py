@@ -15,6 +15,9 @@ JUDGE_PARAMETERS: Final = "judge_parameters"
 """The option that holds the further parameters of requests. Address and key are not in the recipe: the same model behind another
 address is the same judge."""
 
+ENDPOINT: Final = "`judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key"
+TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`"
+
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
     """The recipe with its judge: the experiment's, else the one that the task names itself.
@@ -25,14 +28,20 @@ def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> 
     if recipe.judge == "none":
         return recipe
     judge = spec.judge
+    toy = JUDGE_MODEL in recipe.options and recipe.options[JUDGE_MODEL] == JudgeSpec.BUILTIN
+    if recipe.judge == "json" and (judge.url == JudgeSpec.BUILTIN if judge else toy):
+        raise AutorlError(
+            f"field `judge`: {JudgeSpec.BUILTIN} writes no JSON, and task {task} needs a judge that does (recipe {recipe.name})",
+            where=where,
+            next_step=f"name a judge model: {ENDPOINT}",
+        )
     if judge is None:
         if JUDGE_MODEL in recipe.options:
             return recipe
         raise AutorlError(
             f"field `judge` is missing: task {task} asks a judge model (recipe {recipe.name}, {recipe.judge})",
             where=where,
-            next_step="add `judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key; "
-            f"to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`",
+            next_step=f"add {ENDPOINT}" + ("" if recipe.judge == "json" else TOY),
         )
     try:
         read_key(judge)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.names import ModelName, Name, Sha256
-from autorl_hpc.states import QueueKind, Split
+from autorl_hpc.states import Fault, QueueKind, Split
 
 MAX_NOTE_CHARS = 500
 
@@ -78,6 +78,16 @@ class Heartbeat(Record):
     scored: int = 0
     engine_hash: Sha256 | None = None
     job_id: str | None = None
+
+
+class Trouble(Record):
+    """troubles/<entry>.json: an entry of the queue that failed. Gone when it comes through."""
+
+    entry: str
+    failures: int = Field(ge=1, description="In all graders; the wait doubles with each.")
+    fault: Fault
+    problem: str
+    grader: str = Field(description="That failed last.")
 
 
 class Clock(Record):

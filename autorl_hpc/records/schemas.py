@@ -17,6 +17,7 @@ from autorl_hpc.records.exchange import (
     Manifest,
     QueueEntry,
     StoreManifest,
+    Trouble,
 )
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import BODIES, Entry
@@ -37,6 +38,7 @@ FILES: tuple[type[Strict], ...] = (
     QueueEntry,
     Claim,
     Heartbeat,
+    Trouble,
     Clock,
     Baseline,
     StoreManifest,

@@ -19,6 +19,10 @@ class Sampling(Strict):
     stop: tuple[str, ...] = ()
 
 
+HOW_REACHED = frozenset({"search_key_file", "search_key_header", "search_record"})
+"""Options that are not in the recipe_hash: what is found doesn't depend on whose key asks."""
+
+
 class Recipe(Strict):
     """What is asked of a model, and how its answer is scored. Its digest is the `recipe_hash` of every score."""
 
@@ -47,8 +51,12 @@ class Recipe(Strict):
     )
 
     def hash(self) -> str:
-        """The recipe_hash."""
-        return self.digest()
+        """The recipe_hash. How recorded search results are reached is no part of it: a score that is replayed compares with the one
+        whose searches were recorded."""
+        options = {name: value for name, value in self.options.items() if name not in HOW_REACHED}
+        if options.get("search") == "replay":
+            options["search"] = "online"
+        return self.model_copy(update={"options": options}).digest()
 
 
 class SplitPin(Strict):

@@ -18,6 +18,7 @@ from autorl_hpc.report.bases import Bases
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.compare import Pair, gain, optimism
 from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes, worst_found
+from autorl_hpc.report.figures import figures_of
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
@@ -121,6 +122,7 @@ class _Digest:
             if report and view.closed
             else None,
             baseline_report=self._shown_base(report_base),
+            figures=figures_of(view, feedback_base, report_base),
             improvement=found.improvement,
             gap=found.gap,
             noise=noise_of_queries(view),

@@ -17,6 +17,7 @@ from autorl_hpc.files.heads import heads_of
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_run
+from autorl_hpc.files.troubles import read_troubles
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.evidence import RunHead
 from autorl_hpc.report.evidence import worst_found
@@ -25,6 +26,7 @@ from autorl_hpc.report.jobs import Jobs
 from autorl_hpc.report.places import experiments_in, runs_of
 from autorl_hpc.report.scores import noise_of_queries
 from autorl_hpc.report.text import clean
+from autorl_hpc.report.troubles import of_no_run, with_trouble
 from autorl_hpc.states import RunState
 
 REFRESH_S = 1.0
@@ -104,17 +106,22 @@ class Watch:
         """One experiment with its runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
         jobs = self.jobs.of(experiment)
+        troubles = read_troubles(experiment.troubles)
         graders = [
             value
             for name in reading.list_names(experiment.graders)
             if isinstance(value := reading.read_json_or_none(experiment.graders / name), dict)
         ]
-        rows = [{**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)} for run_id in run_ids]
+        rows = [
+            with_trouble({**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)}, troubles)
+            for run_id in run_ids
+        ]
         over = damage is None and set(run_ids) <= set(reading.list_names(experiment.finished))
         return {
             "experiment": str(experiment.path),
             "damage": damage,
             "runs": rows,
+            "troubles": [trouble.model_dump(mode="json") for trouble in troubles],
             "graders": [g for g in graders if g.get("state") != "ended" and jobs.may_live(g)],
             "graders_in_agents_jobs": jobs.step,
             "queue": queues.waiting(experiment.queue),
@@ -177,7 +184,7 @@ class Block:
             lines.append(Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
         elif lacks_grader:
             lines.append(Text("no grader is left: `autorl-hpc launch` with the same file starts one", style="yellow"))
-        return lines
+        return [*lines, *(Text(clean(words, 300) or "", style="yellow") for words in of_no_run(self.facts["troubles"]))]
 
     def body(self, width: int, room: int | None = None) -> Iterator[Any]:
         """The runs and what went wrong with them, in at most `room` lines."""

@@ -123,4 +123,5 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
         yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
     twice = [run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1]
     if twice:
-        yield f"{len(twice)} runs were made more than once under the same conditions and seed; all are counted: {', '.join(sorted(twice)[:5])}"
+        were = "1 run was" if len(twice) == 1 else f"{len(twice)} runs were"
+        yield f"{were} made more than once under the same conditions and seed; all are counted: {', '.join(sorted(twice)[:5])}"

@@ -7,8 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
+from autorl_hpc.report import figures, plot
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import plot
 from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.notes import GROUP_NOTES
 from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
@@ -27,6 +27,7 @@ NUMBERS = {
     "delta": fmt.delta,
     "size": fmt.size,
     "percent": lambda share: fmt.UNKNOWN if share is None else f"{100 * share:.0f} %",
+    "figure": figures.shown,
 }
 
 

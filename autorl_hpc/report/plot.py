@@ -11,7 +11,10 @@ from autorl_hpc.report.summary import Point, RunSummary, ScoreSummary
 from autorl_hpc.states import SubmissionState
 
 WIDTH, HEIGHT = 360, 200
-LEFT, RIGHT, TOP, BOTTOM = 34, 58, 10, 26
+LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
+RING = 6.5
+"""Radius of the ring around the selected submission; labels keep clear of it, also where it is at the beginning."""
+LABELS_END = LEFT - RING - 2
 PLOT_RIGHT = WIDTH - RIGHT
 PLOT_BOTTOM = HEIGHT - BOTTOM
 BASE_X, SELECTED_X = WIDTH - RIGHT + 18, WIDTH - RIGHT + 40
@@ -107,7 +110,7 @@ def _axes(scale: _Scale, run: RunSummary) -> list[str]:
     while value <= scale.high + scale.step / 1e6:
         y = scale.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 4}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 5, y + 3.5, f"{value:.{decimals}f}", "end"))
+        parts.append(_text(LABELS_END, y + 3.5, f"{value:.{decimals}f}", "end"))
         value += scale.step
     budget_x = scale.x(run.budget_s)
     if budget_x < PLOT_RIGHT - 1:  # time that was given back lies beyond the budget
@@ -154,7 +157,7 @@ def _mark(scale: _Scale, point: Point, selected: bool) -> str:
     whisker = ""
     if point.low is not None and point.high is not None:
         whisker = f'<line class="whisker thin" x1="{x:.1f}" y1="{scale.y(point.low):.1f}" x2="{x:.1f}" y2="{scale.y(point.high):.1f}"/>'
-    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>' if selected else ""
+    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="{RING}"/>' if selected else ""
     return f'{whisker}{ring}<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.2">{title}</circle>'
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
+from autorl_hpc.report.figures import Figures
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
 Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
@@ -139,6 +140,7 @@ class RunSummary(Record):
     selected_by: str | None = None
     report: ScoreSummary | None = None
     baseline_report: BaselineSummary | None = None
+    figures: Figures = Field(default_factory=Figures, description="The task's further figures, by evaluation and name.")
     improvement: Gain | None = None
     gap: Gap | None = None
     noise: Noise | None = None

@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 from autorl_hpc.report.evidence import looks, selected_fingerprint
+from autorl_hpc.report.figures import cells
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.report.text import csv_cell
 from autorl_hpc.states import Split
@@ -16,7 +17,8 @@ def as_csv(merged: MergedReport) -> str:
     """All runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    rows = [row(run) for run in merged.runs]
+    names = sorted({name for run in merged.runs for name in run.figures.names()})
+    rows = [{**row(run), **cells(run.figures, names)} for run in merged.runs]
     writer.writerow(rows[0])
     for one in rows:
         writer.writerow([csv_cell(value) for value in one.values()])

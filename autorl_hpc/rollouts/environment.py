@@ -59,9 +59,15 @@ class Transcript:
     turns: list[Turn] = field(default_factory=list)
 
 
+class Unavailable(Exception):
+    """Something that an environment asks can't be reached. Raised by environments that have tried again themselves: the episode
+    is not begun anew."""
+
+
 class Dialogue(Protocol):
     """How a task turns an episode into a prompt and a completion into an action. Stands in the task's folder, beside the
-    environment, as class `Dialogue` of the same file."""
+    environment, as class `Dialogue` of the same file. One is made in each process with environments, and serves all of them: what
+    it says depends on its arguments alone."""
 
     def prompt(self, transcript: Transcript) -> str | Sequence[Mapping[str, str]]:
         """What the model is asked: plain text, or chat messages."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autorl_hpc.rollouts.engine import Answer
-from autorl_hpc.rollouts.environment import Dialogue, Transcript, Turn
+from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.pool import Lost, Pool, Reply
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
@@ -32,7 +32,8 @@ MAX_BEGINNINGS = 3
 """Of one episode. What killed a worker three times is no accident."""
 
 MAX_LOSSES = 12
-"""Workers lost in one run of episodes. An environment that dies everywhere ends the run, not after hours of new beginnings."""
+"""Workers lost in one run of episodes, and calls that raised. An environment that fails everywhere ends the run, not after hours of
+new beginnings."""
 
 
 class Answers(Protocol):
@@ -91,6 +92,7 @@ def run_episodes(
     in_flight: int = IN_FLIGHT,
     gather_s: float = GATHER_S,
     max_prompt_tokens: int | None = None,
+    all_or_none: bool = False,
 ) -> list[Episode]:
     """One episode a goal, in the goals' order. A goal is a JSON object with an `id`.
 
@@ -99,14 +101,17 @@ def run_episodes(
         in_flight: episodes at a time; a finished one makes room for the next goal at once.
         gather_s: a slow environment never keeps ready ones waiting for longer than this.
         max_prompt_tokens: an episode whose prompt grows longer ends there, with the reward that it has.
+        all_or_none: stop at the first episode that can have no reward.
 
     Raises:
-        EnvironmentBroken: it can't be made, or it kills one worker after the other.
+        EnvironmentBroken: environment or dialogue can't be made, or fail one time after the other; with `all_or_none`, they
+            failed in one episode.
         Exception: the engine's own.
     """
     own = Pool(source, workers) if pool is None else None
     try:
-        run = _Run(engine, goals, pool or own or Pool(source), source.dialogue(), sampling)
+        run = _Run(engine, goals, pool or own or Pool(source), sampling)
+        run.all_or_none = all_or_none
         run.max_steps, run.seed, run.gather_s, run.max_prompt_tokens = max_steps, seed, gather_s, max_prompt_tokens
         return run.play(in_flight)
     finally:
@@ -127,6 +132,7 @@ class _Live:
     done: bool = False
     tokens: int = 0
     truncated: int = 0
+    prompt: str | list[dict[str, str]] | None = None
     transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
     completions: list[str] = field(default_factory=list)
 
@@ -136,18 +142,19 @@ class _Run:
     engine: Answers
     goals: Sequence[Mapping[str, Any]]
     pool: Pool
-    dialogue: Dialogue
     sampling: Sampling
     max_steps: int = 1
     seed: int = 0
     gather_s: float = GATHER_S
     max_prompt_tokens: int | None = None
+    all_or_none: bool = False
     _live: dict[int, _Live] = field(default_factory=dict)  # by slot
     _waiting: dict[int, _Live] = field(default_factory=dict)  # by ticket
     _ready: list[_Live] = field(default_factory=list)
     _finished: dict[int, Episode] = field(default_factory=dict)
     _next: int = 0
     _losses: int = 0
+    _errors: int = 0
 
     def play(self, in_flight: int) -> list[Episode]:
         for slot in range(min(max(1, in_flight), len(self.goals))):
@@ -189,13 +196,16 @@ class _Run:
 
     def _take(self, live: _Live, reply: Reply) -> None:
         if reply.error is not None:
-            self._again(live, f"the environment failed: {reply.error}")
+            self._errors += 1
+            if self._errors > MAX_LOSSES:
+                raise EnvironmentBroken(f"{self._errors} calls failed in one run; the last one: {reply.error}")
+            self._again(live, f"the environment failed: {reply.error}", last=reply.final)
             return
+        live.prompt = reply.prompt
         if not live.begun:
             live.begun, live.transcript = True, Transcript(self.goals[live.index], reply.observation)
         else:
-            turn = live.transcript.turns.pop()
-            live.transcript.turns.append(Turn(turn.action, reply.observation))
+            live.transcript.turns.append(Turn(reply.action, reply.observation))
             live.reward, live.done = reply.reward, reply.done
         live.ticket = -1
         if live.done or len(live.transcript.turns) >= self.max_steps:
@@ -218,9 +228,10 @@ class _Run:
             else:
                 self._begin(live)
 
-    def _again(self, live: _Live, reason: str) -> None:
-        if live.beginnings >= MAX_BEGINNINGS:
-            self._finish(live, None, f"{reason}; begun {live.beginnings} times")
+    def _again(self, live: _Live, reason: str, last: bool = False) -> None:
+        if last or live.beginnings >= MAX_BEGINNINGS:
+            times = "once" if live.beginnings == 1 else f"{live.beginnings} times"
+            self._finish(live, None, f"{reason}; begun {times}")
         else:
             live.beginnings += 1
             self._begin(live)
@@ -239,22 +250,22 @@ class _Run:
             return
         answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
         for (live, _), answer in zip(asked, answers, strict=True):
-            action = self.dialogue.action(answer.text)
             live.tokens += answer.tokens
             live.truncated += answer.truncated
             live.completions.append(answer.text)
-            live.transcript.turns.append(Turn(action, ""))
-            self._wait(live, self.pool.act(live.slot, action))
+            last = len(live.completions) >= self.max_steps
+            self._wait(live, self.pool.act(live.slot, answer.text, last=last))
 
     def _tokens(self, live: _Live) -> list[int]:
-        prompt = self.dialogue.prompt(live.transcript)
+        prompt = live.prompt or ""
         if isinstance(prompt, str):
             return self.engine.encode(prompt)
-        messages = [dict(message) for message in prompt]
-        tokens = self.engine.chat(messages)
-        return self.engine.encode("\n\n".join(m["content"] for m in messages)) if tokens is None else tokens
+        tokens = self.engine.chat(prompt)
+        return self.engine.encode("\n\n".join(m["content"] for m in prompt)) if tokens is None else tokens
 
     def _finish(self, live: _Live, reward: float | None, problem: str | None = None) -> None:
+        if reward is None and self.all_or_none:
+            raise EnvironmentBroken(f"episode {self.goals[live.index]['id']}: {problem}")
         del self._live[live.slot]
         self._waiting.pop(live.ticket, None)
         self._finished[live.index] = Episode(

@@ -29,8 +29,8 @@ CALL_LIMIT_S = 120.0
 START_LIMIT_S = 300.0
 """Until a new worker is ready: Python and libraries cold from a busy shared file system."""
 
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Of one line from a worker: an observation is cut well below."""
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of one line from a worker: observations and prompts are cut well below."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
@@ -38,13 +38,22 @@ HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
 
 
 class Reply(NamedTuple):
-    """An environment's answer to a call; `error` in place of the rest, where it raised or gave garbage."""
+    """An environment's answer to a call; `error` in place of the rest, where it or the dialogue raised or gave garbage.
+
+    Attributes:
+        action: what the dialogue took the model's words for; "" at an episode's beginning.
+        prompt: what the model is asked next, text or messages; None where the episode is over.
+        final: the error would come again.
+    """
 
     ticket: int
     observation: str = ""
     done: bool = False
     reward: float = 0.0
+    action: str = ""
+    prompt: str | list[dict[str, str]] | None = None
     error: str | None = None
+    final: bool = False
 
 
 class Lost(NamedTuple):
@@ -105,9 +114,9 @@ class Pool:
         """Asks for an episode's beginning in a slot; the ticket comes back in the event."""
         return self._send(slot, {"slot": slot, "goal": dict(goal), "seed": seed})
 
-    def act(self, slot: int, action: str) -> int:
-        """Asks for one step of the episode in a slot."""
-        return self._send(slot, {"slot": slot, "action": action})
+    def act(self, slot: int, completion: str, *, last: bool = False) -> int:
+        """Asks for one step of the episode in a slot, by the model's words. `last`: no prompt is wanted after it."""
+        return self._send(slot, {"slot": slot, "completion": completion, "last": last})
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
         """The next event, None if there was none in time.
@@ -211,7 +220,12 @@ class _Worker(threading.Thread):
             "held_out": source.held_out,
             "options": dict(source.options),
         }
-        answer = _exchange(self.process, first, self._start_limit_s)
+        try:
+            answer = _exchange(self.process, first, self._start_limit_s)
+        except (_Dead, OSError, ValueError) as error:
+            if self._ended:
+                raise
+            raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error)}") from error
         if "error" in answer:
             raise EnvironmentBroken(answer["error"])
         return self.process

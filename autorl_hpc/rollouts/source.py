@@ -58,10 +58,12 @@ class Source:
         if kind is None:
             raise EnvironmentBroken(f"{self.file} has no class {name}")
         offered = {"data": Path(self.data), "held_out": self.held_out, "options": dict(self.options)}
-        taken = inspect.signature(kind).parameters
         try:
+            taken = inspect.signature(kind).parameters
             return kind(**{key: value for key, value in offered.items() if key in taken})
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: the task's file must not end the process that it is loaded in
             raise EnvironmentBroken(f"{name} of {self.file} can't be made: {_words(error)}") from error
 
 
@@ -81,7 +83,9 @@ def load(file: Path | str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         del sys.modules[name]
         raise EnvironmentBroken(f"{file} can't be loaded: {_words(error)}") from error
     return module

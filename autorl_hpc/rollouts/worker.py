@@ -1,8 +1,9 @@
-"""One worker process: hosts environments and answers calls, one JSON object a line, no pickle.
+"""One worker process: hosts environments and their dialogue and answers calls, one JSON object a line, no pickle.
 
 First line in: the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and
-`{"slot": 3, "action": "..."}` goes on with it. Each line is answered by `{"observation", "done", "reward"}` or by
-`{"error"}`. The end of stdin ends the process, and so does the death of the one that started it.
+`{"slot": 3, "completion": "...", "last": false}` goes on with it by the model's words. Each line is answered by
+`{"observation", "done", "reward", "action", "prompt"}` or by `{"error"}`. A task's code runs here alone: the process that asks
+the engine loads none of it, so nothing that it does can stop or end that one. The end of stdin ends the process, and so does the death of the one that started it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from autorl_hpc.rollouts.environment import Environment
+from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, Turn, Unavailable
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+
+MAX_PROMPT_CHARS = 8_000_000
+"""No model reads more; it would only be sent and cut into tokens."""
 
 MAX_OBSERVATION_CHARS = 200_000
 """More than any context window holds; what is longer is cut, so that one mad environment doesn't fill the memory."""
@@ -45,17 +52,27 @@ def main() -> int:
     return 0
 
 
+@dataclass
+class _Seat:
+    """An environment and the episode in it."""
+
+    environment: Environment
+    transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
+
+
 class Host:
     """The environments of this process by slot."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._environments: dict[int, Environment] = {}
+        self._seats: dict[int, _Seat] = {}
+        self._spare: Environment | None = None
+        self._dialogue: Dialogue | None = None
 
     def probe(self) -> dict[str, Any]:
-        """Whether an environment can be made at all; the first one is kept for slot 0's owner."""
+        """Whether environment and dialogue can be made at all; the first environment is kept for the first slot."""
         try:
-            self._environments[-1] = self._source.environment()
+            self._dialogue, self._spare = self._source.dialogue(), self._source.environment()
         except EnvironmentBroken as error:
             return {"error": str(error)}
         return {"ready": True}
@@ -64,28 +81,79 @@ class Host:
         """What follows on a call. An environment that raised is thrown away."""
         slot = int(request["slot"])
         try:
-            if "action" in request:
-                return _step(self._environments[slot].step(request["action"]))
-            return {"observation": _text(self._fresh(slot).reset(request["goal"], request["seed"]))}
+            return self._go_on(slot, request) if "completion" in request else self._begin(slot, request)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._drop(slot)
-            return {"error": f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace").decode()}
+            words = f"{type(error).__name__}: {error}"[:500].encode("utf-8", "replace").decode()
+            return {"error": words, "final": isinstance(error, Unavailable)}
 
-    def _fresh(self, slot: int) -> Environment:
-        if slot not in self._environments:
-            spare = self._environments.pop(-1, None)
-            self._environments[slot] = self._source.environment() if spare is None else spare
-        return self._environments[slot]
+    def _begin(self, slot: int, request: dict[str, Any]) -> dict[str, Any]:
+        seat = self._fresh(slot)
+        first = _text(seat.environment.reset(request["goal"], request["seed"]), "an observation")
+        seat.transcript = Transcript(request["goal"], first)
+        return {"observation": first, "prompt": self._prompt(seat)}
+
+    def _go_on(self, slot: int, request: dict[str, Any]) -> dict[str, Any]:
+        seat = self._seats[slot]
+        assert self._dialogue is not None
+        with _named("action"):
+            action = _text(self._dialogue.action(request["completion"]), "an action")
+        answer = _step(seat.environment.step(action))
+        seat.transcript.turns.append(Turn(action, answer["observation"]))
+        prompt = None if answer["done"] or request["last"] else self._prompt(seat)
+        return {**answer, "action": action, "prompt": prompt}
+
+    def _prompt(self, seat: _Seat) -> str | list[dict[str, str]]:
+        assert self._dialogue is not None
+        with _named("prompt"):
+            made = self._dialogue.prompt(seat.transcript)
+            if isinstance(made, str):
+                return _text(made, "a prompt", MAX_PROMPT_CHARS)
+            messages = [
+                {
+                    _text(name, "a message's field"): _text(text, "a message's text", MAX_PROMPT_CHARS)
+                    for name, text in message.items()
+                }
+                for message in made
+            ]
+            if not all({"role", "content"} <= message.keys() for message in messages):
+                raise Garbage("a message has a role and a content")
+            return messages
+
+    def _fresh(self, slot: int) -> _Seat:
+        if slot not in self._seats:
+            spare, self._spare = self._spare, None
+            self._seats[slot] = _Seat(self._source.environment() if spare is None else spare)
+        return self._seats[slot]
 
     def _drop(self, slot: int) -> None:
-        environment = self._environments.pop(slot, None)
-        if environment is not None:
+        seat = self._seats.pop(slot, None)
+        if seat is not None:
             try:
-                environment.close()
+                seat.environment.close()
             except Exception:
                 pass  # it has raised already; that is what is told
+
+
+class DialogueFailed(Exception):
+    """The task's dialogue raised: the task's fault, whatever the model's words were."""
+
+
+@contextmanager
+def _named(method: str) -> Iterator[None]:
+    """Says of an error that it is the dialogue's.
+
+    Raises:
+        DialogueFailed: something was raised inside.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise DialogueFailed(f"Dialogue.{method} raised {type(error).__name__}: {error}") from error
 
 
 def _step(value: Any) -> dict[str, Any]:
@@ -96,13 +164,13 @@ def _step(value: Any) -> dict[str, Any]:
         raise Garbage(f"a step is (observation, done, reward), not {value!r:.200}") from None
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise Garbage(f"a reward lies between 0 and 1, not {reward!r}")
-    return {"observation": _text(observation), "done": bool(done), "reward": reward}
+    return {"observation": _text(observation, "an observation"), "done": bool(done), "reward": reward}
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str, limit: int = MAX_OBSERVATION_CHARS) -> str:
     if not isinstance(value, str):
-        raise Garbage(f"an observation is text, not {type(value).__name__}")
-    return value[:MAX_OBSERVATION_CHARS].encode("utf-8", "replace").decode()
+        raise Garbage(f"{name} is text, not {type(value).__name__}")
+    return value[:limit].encode("utf-8", "replace").decode()
 
 
 def _private_channels() -> tuple[BinaryIO, BinaryIO]:

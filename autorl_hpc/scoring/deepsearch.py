@@ -22,7 +22,7 @@ from autorl_hpc.scoring.deepsearch_verdict import Reading, Unreadable, read, rea
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 from autorl_hpc.scoring.thinking import without_closed_thinking
 
-VERSION = "1"
+VERSION = "2"
 
 OFFICIAL = "official"
 """Value of the recipe's option `judge_rule`: asked once, read by the official rule, unreadable counts as nothing found."""
@@ -174,6 +174,8 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Re
 def _read(verdict: Verdict, official: bool) -> Reading | None:
     if verdict.refused:  # also under the official rule: no reply is no verdict
         raise Unreadable(f"it would not answer: {verdict.refused}")
+    if verdict.cut_off and not official:
+        raise Unreadable("it is cut off by the limit of tokens")
     if not official:
         return read(verdict.text)
     try:

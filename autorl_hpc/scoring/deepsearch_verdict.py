@@ -4,6 +4,9 @@ answer gives beside them.
 `read` takes the many ways in which models break JSON: code fences, prose around it, trailing commas, single quotes, unescaped
 quotes in the explanation, other letter case of keys. It never guesses a verdict: what is cut off inside of it, has values that are
 no truth values, or is there twice with different content is unreadable. `read_official` is the benchmark's own rule.
+
+A judge quotes the answer that it judges, and the answer may hold a verdict. So a verdict is never looked for inside of an object
+that can't be read, and no verdict's key may stand outside of what is taken.
 """
 
 from __future__ import annotations
@@ -11,9 +14,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from autorl_hpc.rollouts.search.matching import Counts
 from autorl_hpc.scoring.thinking import without_closed_thinking
@@ -24,12 +26,21 @@ MAX_CHARS: Final = 100_000
 MAX_STARTS: Final = 50
 """Opening brackets that are tried: what has more of them outside of readable JSON is no verdict."""
 MAX_DEPTH: Final = 4
+QUOTINGS: Final = ('"', "\"'", "")
+"""Which quotes are taken for such, in turn: they may be what is broken."""
 NO_ITEM: Final = frozenset({"none", "null", "n/a", "na"})
 """Words that stand for "nothing excessive" or are an item: it can't be told which."""
 
 _KEY = "[\"'\u201c\u2018]?\\s*{}\\s*[\"'\u201d\u2019]?\\s*:\\s*"
 _DETAILS_KEY = re.compile(_KEY.format(r"correctness[ _]?details"), re.IGNORECASE)
 _EXCESSIVE_KEY = re.compile(_KEY.format(r"excessive[ _]?answers"), re.IGNORECASE)
+_NAMES = tuple(
+    re.compile(rf"{name}[\s\\\"'`*\u201c\u201d\u2018\u2019]*[:=]", re.IGNORECASE)
+    for name in (r"correctness[\s_]*details", r"excessive[\s_]*answers")
+)
+"""The verdict's keys, in whatever quotes: also where they are text within text."""
+_LEAD = re.compile(r"(?:json|answer[\s_]*correctness|\W)*", re.IGNORECASE)
+_TAIL = re.compile(r"[\s\"'`}\],;.\u201d\u2019]*")
 _TRAILING = re.compile(r",(?=\s*[}\]])")
 _COMMENT = re.compile(r"(?m)(?<=[\s,{\[])//[^\"\n]*$")
 _QUOTES = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
@@ -66,12 +77,16 @@ def read(text: str) -> Reading:
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
     text = without_closed_thinking(text)
-    readings = [reading for value in _objects(text) if (reading := _reading(value, MAX_DEPTH)) is not None]
-    if not readings:
-        readings = [_from_parts(text)]
-    if any(reading != readings[0] for reading in readings):
+    if "<think>" in text:
+        raise Unreadable("its thinking has no end")
+    objects, unread = _objects(text)
+    verdicts = [(found, reading) for found in objects if (reading := _reading(found.value, MAX_DEPTH)) is not None]
+    if not verdicts:
+        return _from_parts(text)
+    _nothing_beside(text, [found for found, _ in verdicts], unread)
+    if any(reading != verdicts[0][1] for _, reading in verdicts):
         raise Unreadable("several verdicts that differ")
-    return readings[0]
+    return verdicts[0][1]
 
 
 def read_official(text: str) -> Reading:
@@ -114,42 +129,77 @@ class _Object(dict[str, Any]):
 _DECODER = json.JSONDecoder(object_pairs_hook=_Object, strict=False)
 
 
-def _objects(text: str) -> Iterator[Any]:
-    """The outermost objects that can be read, from left to right; repaired where need be."""
+class _Found(NamedTuple):
+    """An object in a text. `plain`: it is JSON as it stands, without repair."""
+
+    value: Any
+    start: int
+    end: int
+    plain: bool
+
+
+def _objects(text: str) -> tuple[list[_Found], bool]:
+    """The outermost objects that can be read, from left to right, repaired where need be; and whether a bracket that none closes
+    is left. What stands inside of brackets that can't be read is not looked at."""
+    found: list[_Found] = []
     start, tried = text.find("{"), 0
     while start >= 0 and tried < MAX_STARTS:
         tried += 1
-        found = _value_at(text, start)
-        if found is not None:
-            yield found[0]
-        start = text.find("{", start + 1 if found is None else found[1])
+        value = _value_at(text, start)
+        if value is not None:
+            found.append(value)
+            start = text.find("{", value.end)
+            continue
+        ends = [_closed(text, start, quotes) for quotes in QUOTINGS]
+        if None in ends:
+            return found, True
+        start = text.find("{", max(end for end in ends if end is not None))
+    return found, start >= 0
 
 
-def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The value that begins at a place, and where it ends; None if it can't be read."""
+def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
+    """A verdict stands alone: else it may be a quoted one, beside that which the judge meant.
+
+    Raises:
+        Unreadable: it doesn't.
+    """
+    if unread:
+        raise Unreadable("something else in it is cut off or broken")
+    for name in _NAMES:
+        places = [match.start() for match in name.finditer(text)]
+        if any(not any(found.start <= place < found.end for found in verdicts) for place in places):
+            raise Unreadable("parts of another verdict stand beside it")
+        for found in verdicts:
+            if not found.plain and sum(found.start <= place < found.end for place in places) != 1:
+                raise Unreadable("parts of several verdicts, and the whole is broken")
+
+
+def _value_at(text: str, start: int) -> _Found | None:
+    """The value that begins at a place; None if it can't be read."""
     try:
-        return _DECODER.raw_decode(text, start)
+        value, end = _DECODER.raw_decode(text, start)
+        return _Found(value, start, end, True)
     except (ValueError, RecursionError):
         pass
-    end = _closing(text, start)
-    if end is None:
+    closed = _closing(text, start)
+    if closed is None:
         return None
-    part = text[start:end]
+    part = text[start:closed]
     for repaired in (_TRAILING.sub("", part), _TRAILING.sub("", _COMMENT.sub("", part)), part.translate(_QUOTES)):
         try:
-            return _DECODER.decode(_TRAILING.sub("", repaired)), end
+            return _Found(_DECODER.decode(_TRAILING.sub("", repaired)), start, closed, False)
         except (ValueError, RecursionError):
             pass
         value = _python_value(repaired)
         if value is not None:
-            return value, end
+            return _Found(value, start, closed, False)
     return None
 
 
 def _closing(text: str, start: int) -> int | None:
     """Behind the bracket that closes the one at `start`, text in quotes passed over; else, as quotes may be what is broken, by
     brackets alone."""
-    return _closed(text, start, quotes='"') or _closed(text, start, quotes="\"'") or _closed(text, start, quotes="")
+    return next((end for quotes in QUOTINGS if (end := _closed(text, start, quotes)) is not None), None)
 
 
 def _closed(text: str, start: int, quotes: str) -> int | None:
@@ -206,16 +256,20 @@ def _reading(value: Any, depth: int) -> Reading | None:
         return None
     named = {re.sub(r"[\s_]+", "", key).casefold(): key for key in value}
     details, excessive = named.get("correctnessdetails"), named.get("excessiveanswers")
+    said: list[Reading] = []
     if details is not None and excessive is not None:
         if {details, excessive} & value.conflicts:
             raise Unreadable("a key stands twice with different values")
-        return Reading(_details(value[details]), _excessive(value[excessive]))
-    if not depth:
-        return None
-    below = [verdict for each in value.values() if (verdict := _reading(each, depth - 1)) is not None]
-    if any(verdict != below[0] for verdict in below) or (below and value.conflicts):
+        said = [Reading(_details(value[details]), _excessive(value[excessive]))]
+    if depth:
+        rest = [each for key, each in value.items() if not said or key not in (details, excessive)]
+        below = [verdict for each in rest if (verdict := _reading(each, depth - 1)) is not None]
+        if below and value.conflicts:
+            raise Unreadable("several verdicts that differ")
+        said += below
+    if any(verdict != said[0] for verdict in said):
         raise Unreadable("several verdicts that differ")
-    return below[0] if below else None
+    return said[0] if said else None
 
 
 def _details(value: Any) -> dict[str, bool]:
@@ -248,14 +302,19 @@ def _excessive(value: Any) -> tuple[str, ...]:
 
 def _from_parts(text: str) -> Reading:
     """The two parts that count, each by itself, where something else broke the whole: quotes in the explanation, as a rule. Both
-    must be there once and be whole."""
-    parts = []
-    for key in (_DETAILS_KEY, _EXCESSIVE_KEY):
-        places = [match.end() for match in key.finditer(text)]
-        if len(places) != 1:
+    must be there once and be whole, and nothing may follow on them: a quoted verdict has its sentence's end behind it."""
+    parts: list[_Found] = []
+    for key, name in zip((_DETAILS_KEY, _EXCESSIVE_KEY), _NAMES, strict=True):
+        places = list(key.finditer(text))
+        if len(places) != 1 or len(name.findall(text)) != 1:
             raise Unreadable("no verdict in it" if not places else "parts of several verdicts")
-        found = _value_at(text, places[0])
+        lead = text[: places[0].start()].rstrip()
+        if lead.endswith("{") and not _LEAD.fullmatch(lead):
+            raise Unreadable("a verdict within the explanation")
+        found = _value_at(text, places[0].end())
         if found is None:
             raise Unreadable("a part of the verdict is cut off or broken")
-        parts.append(found[0])
-    return Reading(_details(parts[0]), _excessive(parts[1]))
+        parts.append(found)
+    if not _TAIL.fullmatch(text, max(found.end for found in parts)):
+        raise Unreadable("the verdict is broken, and something follows on it")
+    return Reading(_details(parts[0].value), _excessive(parts[1].value))

@@ -22,7 +22,7 @@ from autorl_hpc.records.canonical import canonical_json
 
 log = logging.getLogger("autorl_hpc.judge")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the files; another one is not read."""
 PAUSE_S: Final = 60.0
 """After a failed write: each one would cost seconds of retries."""
@@ -35,12 +35,14 @@ class Answer:
     Attributes:
         logprobs: of the first token, by the likeliest tokens' text; empty where they weren't asked for.
         prompt_tokens, completion_tokens: as the endpoint counts them, 0 where it doesn't say.
+        cut_off: by the limit of tokens.
     """
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cut_off: bool = False
 
 
 def request_key(body: Mapping[str, Any]) -> str:
@@ -62,7 +64,8 @@ class JudgeCache:
             if value["format"] != FORMAT or value["key"] != key:
                 return None
             logprobs = {str(token): float(number) for token, number in value["logprobs"].items()}
-            answer = Answer(str(value["text"]), logprobs, int(value["prompt_tokens"]), int(value["completion_tokens"]))
+            tokens = int(value["prompt_tokens"]), int(value["completion_tokens"])
+            answer = Answer(str(value["text"]), logprobs, tokens[0], tokens[1], bool(value["cut_off"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return answer if all(math.isfinite(number) for number in logprobs.values()) else None
@@ -79,6 +82,7 @@ class JudgeCache:
             "logprobs": dict(answer.logprobs),
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
+            "cut_off": answer.cut_off,
         }
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -166,7 +166,7 @@ class Endpoint:
             raise JudgeFailed(
                 f"{self.shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
             )
-        return Answer(text or "", logprobs, *counted)
+        return Answer(text or "", logprobs, counted[0], counted[1], cut_off=choice.get("finish_reason") == "length")
 
 
 def _body(response: Any, deadline: float) -> bytes:

@@ -190,7 +190,9 @@ class HttpJudge:
 
         _side_by_side(work, missing, self.spec.concurrency, batch)
         return [
-            Verdict("", refused=refused[key]) if key in refused else Verdict(found[key].text, found[key].logprobs)
+            Verdict("", refused=refused[key])
+            if key in refused
+            else Verdict(found[key].text, found[key].logprobs, cut_off=found[key].cut_off)
             for key in keys
         ]
 

@@ -58,11 +58,13 @@ class Verdict:
         text: what it said.
         logprobs: of the first token, the log probabilities of the likeliest tokens by their text, where asked for.
         refused: why it would not answer this conversation (too long, filtered); then there is no text.
+        cut_off: its limit of tokens ended it.
     """
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
+    cut_off: bool = False
 
 
 UNREAD_SHARE: Final = 0.01

@@ -12,8 +12,11 @@ from autorl_hpc.records.task import Recipe
 from autorl_hpc.scoring.registry import SCORERS, scorer
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
+from autorl_hpc.tasks.search import check_search_name
 
 SPLITS = ("feedback", "report")
+ENVIRONMENT_TIMEOUT = "environment_timeout_s"
+"""Option of a recipe: seconds that one call of environment and dialogue may take."""
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
@@ -131,7 +134,8 @@ def _check_environment(task: Task, where: Path) -> None:
             where=where,
             next_step="set `max_steps` in the recipe",
         )
-    names = _names(_parsed(task.folder / file, f"field `environment` of task {task.name} names it"))
+    tree = _parsed(task.folder / file, f"field `environment` of task {task.name} names it")
+    names = _names(tree)
     for wanted in (name, DIALOGUE):
         if wanted not in names and "*" not in names:
             near = get_close_matches(wanted, names, n=1)
@@ -140,6 +144,15 @@ def _check_environment(task: Task, where: Path) -> None:
                 where=task.folder / file,
                 next_step=PAGE,
             )
+    for recipe in task.file.recipes:
+        limit_s = recipe.options.get(ENVIRONMENT_TIMEOUT, 1)
+        if isinstance(limit_s, (bool, str)) or limit_s <= 0:
+            raise AutorlError(
+                f"field `recipes.{recipe.name}.options.{ENVIRONMENT_TIMEOUT}`: {limit_s!r} is no number of seconds",
+                where=where,
+                next_step="give how long one call of the environment may take, or leave it out: 120",
+            )
+        check_search_name(recipe, tree, where)
 
 
 def _parsed(path: Path, why: str) -> ast.Module:

@@ -3,6 +3,10 @@
     python complete.py --from DIR --to ~/tasks --search bm25
     python complete.py --from DIR --to ~/tasks --search online --url 'https://HOST/search?q={query}&num={results}' \\
         --key-header X-API-KEY --key-file ~/.config/autorl-hpc/search.key --list organic --date 2026-11
+    python complete.py --from DIR --to ~/tasks2 --search replay --url ... --list organic --date 2026-11
+
+`replay` takes what `online` of the same address, fields and date recorded in this root, and needs neither network nor key; its
+scores have the same recipe hash.
 
 DIR holds DSQA-full.csv, for `bm25` corpus.jsonl too (see autorl_hpc/rollouts/search/bm25.py), and judge_prompt_official.txt if it
 is at hand. The same file and the same choice give the same task folder, so its hashes can be compared with others'.
@@ -33,6 +37,7 @@ ONLINE = {
     "key_header": "search_key_header",
     "key_file": "search_key_file",
     "date": "search_date",
+    "empty": "search_empty",
 }
 
 
@@ -110,16 +115,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR")
     parser.add_argument("--to", type=Path, required=True, metavar="TASKS", help="a folder of task folders")
-    parser.add_argument("--search", choices=("bm25", "online"), required=True)
+    parser.add_argument("--search", choices=("bm25", "online", "replay"), required=True)
     for name in ONLINE:
-        parser.add_argument(f"--{name.replace('_', '-')}", help="with --search online")
+        parser.add_argument(f"--{name.replace('_', '-')}", help="with --search online or replay")
     given = parser.parse_args()
     search = {
         "search": given.search,
         **{key: getattr(given, name) for name, key in ONLINE.items() if getattr(given, name)},
     }
     try:
-        if given.search == "online":
+        if given.search != "bm25":
             from autorl_hpc.rollouts.search.online import identity_of
 
             identity_of(search)

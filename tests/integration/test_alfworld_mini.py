@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
 from autorl_hpc.grading.evaluate import Bench, Scored
 from autorl_hpc.records.experiment import Budget, GraderSpec
 from autorl_hpc.records.run import Science
+from autorl_hpc.rollouts.engine import Loaded
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault, Protocol, Split
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
+from autorl_hpc.tasks.played import with_environment_hash
 
 TASK = "alfworld-mini"
 
@@ -125,8 +128,6 @@ def test_put_is_taken_for_move(root: Root) -> None:
 
 def broken_task(tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """`alfworld-mini` with an environment that is killed in the midst of each episode."""
-    import shutil
-
     folder = tmp_path / "tasks" / TASK
     shutil.copytree(load_task(TASK).folder, folder)
     path = folder / "environment.py"
@@ -160,6 +161,87 @@ def test_attempts_blame_no_artifact_for_it(root: Root, tmp_path: Path, monkeypat
     with pytest.raises(ClusterTrouble, match="the environment of task alfworld-mini failed"):
         attempts.evaluate(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry", 1)
     assert not (tmp_path / "items.jsonl.gz").exists()
+
+
+def changed_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> Path:
+    folder = tmp_path / "changed" / TASK
+    shutil.copytree(load_task(TASK).folder, folder)
+    path = folder / "environment.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    monkeypatch.setenv(PATH_VARIABLE, str(folder.parent))
+    return folder
+
+
+@pytest.mark.parametrize("base_too", [False, True], ids=["of one model's words", "of every model's"])
+def test_attempts_blame_no_artifact_for_a_dialogue_that_raises(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base_too: bool
+) -> None:
+    changed_task(tmp_path, monkeypatch, "return completion.strip()", "return completion.split()[0]")
+    experiment = root.experiment("exp")
+    (experiment.artifacts / ("0" * 64)).mkdir(parents=True)
+    monkeypatch.setattr("autorl_hpc.files.artifacts.artifact_ready", lambda *_: True)
+    player = Player(lambda prompt: "")
+
+    def load(weights: Path, content_hash: str) -> Loaded:
+        player.act = lambda prompt: "" if base_too or "store" not in str(weights) else "look"
+        return Loaded(0.0, 0.0)
+
+    player.load = load  # type: ignore[method-assign]
+    attempts = Attempts(experiment, PlayedBench(root, player))
+    with pytest.raises(ClusterTrouble, match=rf"the environment of task {TASK} failed: .*IndexError") as caught:
+        attempts.evaluate(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry", 1)
+    assert "fault: grader" in str(caught.value)
+
+
+def test_another_environment_or_another_room_is_another_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = load_task(TASK)
+    plain = with_environment_hash(task.file.recipes[0], task)
+    assert plain.hash() == with_environment_hash(task.file.recipes[0], task).hash() != task.file.recipes[0].hash()
+    folder = changed_task(tmp_path, monkeypatch, "class Environment", "EASIER = True\n\n\nclass Environment")
+    other = load_task(TASK)
+    assert other.folder == folder
+    assert with_environment_hash(other.file.recipes[0], other).hash() != plain.hash()
+    monkeypatch.delenv(PATH_VARIABLE)
+    monkeypatch.setattr("autorl_hpc.tasks.played.rollouts_sha256", lambda: "1" * 64)
+    assert with_environment_hash(task.file.recipes[0], task).hash() != plain.hash()
+
+
+def test_an_environment_changed_after_launch_scores_nothing(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = science()
+    launched = launched.model_copy(update={"recipe": with_environment_hash(launched.recipe, load_task(TASK))})
+    changed_task(tmp_path, monkeypatch, "class Environment", "EASIER = True\n\n\nclass Environment")
+    bench = PlayedBench(root, Player(lambda prompt: "look"))
+    with pytest.raises(AutorlError, match="is not the one that this run was launched with") as caught:
+        bench.evaluate(launched, root.path, "0" * 64, Split.FEEDBACK)
+    assert caught.value.fault is Fault.CLUSTER
+    monkeypatch.delenv(PATH_VARIABLE)
+    assert bench.evaluate(launched, root.path, "0" * 64, Split.FEEDBACK).evaluation.score == 0.0
+    bench._playground.close()
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut off", "gone"])
+def test_a_vault_file_changed_after_staging_is_named_and_scores_nothing(tmp_path: Path, damage: str) -> None:
+    name = "webshop-mini"
+    made = Root(tmp_path / "shop")
+    made.path.mkdir()
+    stage_task(made, load_task(name), None)
+    path = made.task_vault(name) / "catalogue.jsonl"
+    path.chmod(0o600)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"warm", b"cold") if damage == "changed" else whole[:500])
+    if damage == "gone":
+        path.unlink()
+    bench = PlayedBench(made, Player(lambda prompt: "look"))
+    with pytest.raises(AutorlError, match=rf"catalogue\.jsonl of task {name}") as caught:
+        bench.evaluate(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1)
+    assert caught.value.fault is Fault.CLUSTER and caught.value.where == str(path)
+    path.write_bytes(whole)
+    assert bench.evaluate(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1).evaluation.score == 0.0
+    bench._playground.close()
 
 
 SEES_AND_SUBMITS = (

@@ -66,6 +66,7 @@ def test_a_judge_that_is_offline_and_comes_back(cluster: Cluster, tmp_path: Path
     assert scores(cluster, judged) == [] and not cluster.finished([judged])
     assert any(name.startswith("f-alpaca") for name in os.listdir(cluster.experiment.queue))
     log = cluster.logs_of("grader")
+    assert "fault: grader" in log and "fault: cluster" not in log
     assert "can't be reached" in log and "goes back to the queue" in log and "Traceback" not in log
 
     def says(number: int, body: dict[str, Any]) -> Reply:

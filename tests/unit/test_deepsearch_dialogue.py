@@ -174,7 +174,7 @@ def test_who_searches_and_reads_gets_100(mini: tuple[Root, Task], split: str) ->
         answers = play.play(science(task), items, follows(items))
     finally:
         play.close()
-    rater = scorer(task.recipe(None).scorer, "1")
+    rater = scorer(task.recipe(None).scorer, "2")
     outcomes = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], Context())
     metrics = rater.metrics(items, outcomes)
     assert [outcome.value for outcome in outcomes] == [1.0] * len(items) == [1.0] * 10
@@ -202,7 +202,7 @@ def test_who_does_not_gets_0(mini: tuple[Root, Task], name: str) -> None:
         answers = play.play(science(task), items, Player(lambda prompt: NULL[name]))
     finally:
         play.close()
-    outcomes = scorer("deepsearchqa-exact", "1").score(items, [[a.text for a in drawn] for drawn in answers], Context())
+    outcomes = scorer("deepsearchqa-exact", "2").score(items, [[a.text for a in drawn] for drawn in answers], Context())
     assert outcomes == [Outcome(0.0, outcome.facts) for outcome in outcomes]
     assert not any(outcome.facts["fully_correct"] for outcome in outcomes)
 

@@ -304,6 +304,23 @@ def test_an_online_task_holds_address_and_date_and_no_key(shipped: Path, source:
     assert expected.items() <= options.items() and "corpus_sha256" not in options
 
 
+def test_a_replay_is_the_same_recipe_as_what_was_recorded(shipped: Path, source: Path, tmp_path: Path) -> None:
+    url = ["--url", "https://search.example/find?q={query}&num={results}", "--list", "organic"]
+    recipes = {}
+    for name, more in {
+        "online": ["--search", "online", "--date", "2026-11", "--key-file", "~/.config/key", "--key-header", "X-Key"],
+        "replay": ["--search", "replay", "--date", "2026-11"],
+        "later": ["--search", "replay", "--date", "2026-12"],
+    }.items():
+        done = completed(shipped, "--from", str(source), "--to", str(tmp_path / name), *url, *more)
+        assert done.returncode == 0, done.stderr
+        recipes[name] = load_task("deepsearchqa", [tmp_path / name]).recipe(None)
+    assert recipes["replay"].options["search"] == "replay"
+    assert recipes["replay"].hash() == recipes["online"].hash() != recipes["later"].hash()
+    missing = completed(shipped, "--from", str(source), "--to", str(tmp_path / "x"), *url, "--search", "replay")
+    assert missing.returncode == 2 and "search_date" in missing.stderr
+
+
 def test_bm25_needs_a_corpus(shipped: Path, source: Path, tmp_path: Path) -> None:
     shutil.copyfile(source / "DSQA-full.csv", tmp_path / "DSQA-full.csv")
     done = completed(shipped, "--from", str(tmp_path), "--to", str(tmp_path / "to"), "--search", "bm25")

@@ -268,6 +268,99 @@ def test_an_environment_that_cant_be_made_is_named(tmp_path: Path, text: str, wo
     assert words in str(caught.value)
 
 
+# --- dialogues that fail: the task's fault, in the workers, never the engine's ---
+
+DIALOGUE_TROUBLES = {
+    "raises": ("fail('no words')", r"Dialogue.action raised RuntimeError: no words"),
+    "ends": ("sys.exit('enough')", r"Dialogue.action raised SystemExit: enough"),
+    "no text": ("7", r"Dialogue.action|an action is text, not int"),
+    "hangs": ("time.sleep(600)", r"gave no answer within 1 s"),
+    "killed": ("die(9)", r"process died \(signal SIGKILL\)"),
+}
+
+
+def with_dialogue(source: Source, method: str, trouble: str) -> Source:
+    """A dialogue that fails at the words `2`, whoever says them."""
+    usual = "completion.strip()" if method == "action" else "transcript.first"
+    when = "completion.strip() == '2'" if method == "action" else "len(transcript.turns) == 2"
+    own = f"    def {method}(self, {'completion' if method == 'action' else 'transcript'}):\n"
+    text = ENVIRONMENT.replace(
+        "class Environment:",
+        f"class Spoilt(Dialogue):\n{own}        return {trouble} if {when} else {usual}\n\n\nSpoilt.__name__ = 'Dialogue'\n\n\nclass Environment:",
+    )
+    Path(source.file).write_text(text + "\n\nDialogue = Spoilt\n")
+    return source
+
+
+@pytest.mark.parametrize("name", DIALOGUE_TROUBLES)
+def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, name: str) -> None:
+    trouble, reason = DIALOGUE_TROUBLES[name]
+    spoilt = with_dialogue(source, "action", trouble)
+    with Pool(spoilt, 2, call_limit_s=1) as pool:
+        episodes = play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool)
+        assert episodes[0].reward == 1.0 and episodes[1].reward is None
+        assert re.search(reason, str(episodes[1].problem)), episodes[1].problem
+        with pytest.raises(EnvironmentBroken, match="episode g1: "):
+            play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["fail('no prompt')", "7", "[{'role': 'user'}]", "[{'role': 'user', 'content': 7}]", "None"]
+)
+def test_a_prompt_that_is_none_is_the_tasks_failure(source: Source, trouble: str) -> None:
+    spoilt = with_dialogue(source, "prompt", trouble)
+    (episode,) = play(spoilt, [goal(0, n=3)], Player(lambda prompt: "1"), max_steps=5)
+    spoken = str(episode.problem)
+    assert episode.reward is None and ("Dialogue.prompt raised" in spoken or "AssertionError" in spoken)
+
+
+@pytest.mark.parametrize("line", ["sys.exit('at import')", "os._exit(3)", "raise KeyError('x')"])
+def test_a_file_that_ends_its_interpreter_ends_no_other(source: Source, line: str) -> None:
+    Path(source.file).write_text(ENVIRONMENT + f"\n\n{line}\n")
+    started = time.monotonic()
+    with pytest.raises(EnvironmentBroken, match="can't be loaded"):
+        play(source, [goal(0)])
+    assert time.monotonic() - started < 20
+
+
+def test_a_file_that_hangs_at_import_is_given_up(source: Source) -> None:
+    Path(source.file).write_text(ENVIRONMENT + "\n\ntime.sleep(600)\n")
+    with Pool(source, 1, start_limit_s=1) as pool, pytest.raises(EnvironmentBroken, match="no answer within 1 s"):
+        play(source, [goal(0)], pool=pool)
+
+
+def test_the_tasks_code_runs_in_the_workers_alone(source: Source) -> None:
+    Path(source.file).write_text(ENVIRONMENT + "\n\nassert 'autorl_hpc.rollouts.episodes' not in sys.modules\n")
+    assert [e.reward for e in play(source, [goal(0)])] == [1.0]
+
+
+# --- where no score can come of it ---
+
+
+def test_all_or_none_stops_at_the_first_episode_without_a_reward(source: Source) -> None:
+    engine = Player(count)
+    goals = [goal(0, n=30, trouble="fail('broken door')"), *(goal(number, n=30) for number in range(1, 40))]
+    with pytest.raises(EnvironmentBroken, match=r"episode g0: .*broken door; begun 3 times"):
+        play(source, goals, engine, max_steps=30, all_or_none=True, gather_s=30)
+    assert sum(map(len, engine.batches)) <= 4 * 40, "the others were played to their end"
+
+
+def test_an_environment_that_raises_everywhere_ends_the_run_soon(source: Source) -> None:
+    engine = Player(count)
+    with pytest.raises(EnvironmentBroken, match=r"13 calls failed in one run; the last one: RuntimeError: broken door"):
+        play(source, [goal(number, trouble="fail('broken door')") for number in range(40)], engine)
+
+
+def test_what_cant_be_reached_is_not_asked_again(source: Source) -> None:
+    Path(source.file).write_text(
+        ENVIRONMENT.replace("import Step", "import Step, Unavailable").replace(
+            "raise RuntimeError", "raise Unavailable"
+        )
+    )
+    (episode,) = play(source, [goal(0, trouble="fail('away')")])
+    assert episode.reward is None and str(episode.problem).endswith("Unavailable: away; begun once")
+
+
 # --- texts ---
 
 

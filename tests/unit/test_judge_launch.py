@@ -152,3 +152,18 @@ def test_a_package_that_graders_need_is_named(root: Root, monkeypatch: pytest.Mo
         prepare(spec(root, "judged", judge=HTTP), root)
     assert caught.value.next_step == "pip install no_such_module"
     assert isinstance(load_task("judged"), Task)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the experiment's", "the task's own"])
+def test_the_toy_writes_no_json_and_is_refused_where_a_judge_must(root: Root, own: bool) -> None:
+    folder = load_task("judged").folder
+    value = yaml.safe_load((folder / "task.yaml").read_text())
+    value["recipes"][0]["judge"] = "json"
+    if own:
+        value["recipes"][0]["options"]["judge_model"] = "builtin:length-and-words"
+    (folder / "task.yaml").write_text(yaml.safe_dump(value))
+    error = refused(root, "judged", **({} if own else {"judge": {"url": "builtin:length-and-words"}}))
+    assert "builtin:length-and-words writes no JSON, and task judged needs a judge that does" in error.what
+    if not own:
+        assert "builtin" not in str(refused(root, "judged").next_step), "the advice leads into a run without scores"
+    assert recipe_of(root, "judged", judge=HTTP).options["judge_model"] == "some/judge"

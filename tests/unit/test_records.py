@@ -161,6 +161,7 @@ RECORDS: list[Strict] = [
     ),
     exchange.Claim(entry="f-run--000001", generation=1, grader="g", host="node1", pid=1),
     exchange.Heartbeat(grader="g", host="node1", pid=1, counter=10**12, state="idle"),
+    exchange.Trouble(entry="f-run--000001", failures=3, fault=Fault.GRADER, problem="no key", grader="g"),
     exchange.Clock(attempt=1, elapsed_s=1e-9, host="node1", pid=1),
     exchange.Baseline(
         key=HASH,

@@ -292,7 +292,7 @@ def test_a_damaged_record_is_none_and_is_made_anew(tmp_path: Path, kind: str) ->
     (path,) = tmp_path.rglob("*.json")
     whole = path.read_bytes()
     damaged(path, kind)
-    with pytest.raises(SearchFailed):
+    with pytest.raises(SearchFailed, match="for the query 'a' is damaged"):
         Replay("counting/1", tmp_path).search("a", 3)
     Recording(Counting(), tmp_path).search("a", 3)
     assert path.read_bytes() == whole and not list(tmp_path.rglob(".tmp*"))
@@ -372,13 +372,48 @@ def test_an_engine_is_asked_and_its_results_are_read(engine: tuple[type[Engine],
 
 def test_fields_and_header_are_options(engine: tuple[type[Engine], str]) -> None:
     handler, address = engine
-    handler.plan = [(200, b'{"web": {"results": [{"name": "N", "url": "U", "text": null}, 7]}}')]
+    handler.plan = [(200, b'{"web": {"results": [{"name": "N", "url": "U", "text": null}]}}')]
     options = {"search_list": "web.results", "search_title": "name", "search_link": "url", "search_snippet": "text"}
     backend = Online(
         {"search_url": address + "?q={query}", "search_date": "2026-11", "search_key_header": "X-Key", **options}, KEY
     )
     assert backend.search("x", 3) == [Result("N", "U", "")]
     assert handler.asked[0][1]["X-Key"] == KEY
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "empty"),
+    [
+        ("error=No results.", b'{"error": "No results."}', True),
+        ("error=No results.", b'{"error": "quota"}', False),
+        ("search.total=0", b'{"search": {"total": 0}}', True),
+        ("search.total=0", b'{"search": {"total": 1}}', False),
+        ("nothing", b'{"nothing": true}', True),
+        ("nothing", b'{"nothing": false}', False),
+        ("nothing", b"[]", False),
+    ],
+)
+def test_how_an_engine_says_that_it_found_nothing_is_an_option(
+    engine: tuple[type[Engine], str], form: str, answer: bytes, empty: bool
+) -> None:
+    handler, address = engine
+    handler.plan = [(200, answer)]
+    backend = online(address, search_empty=form)
+    assert backend.identity != online(address).identity
+    if empty:
+        assert backend.search("x", 3) == []
+    else:
+        with pytest.raises(SearchFailed):
+            backend.search("x", 3)
+
+
+def test_an_engines_trouble_is_never_recorded(engine: tuple[type[Engine], str], tmp_path: Path) -> None:
+    handler, address = engine
+    handler.plan = [(200, b'{"error": "out of searches"}'), (200, FOUND)]
+    backend = Recording(online(address), tmp_path)
+    with pytest.raises(SearchFailed):
+        backend.search("x", 3)
+    assert len(backend.search("x", 3)) == 3
 
 
 def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> None:
@@ -395,7 +430,19 @@ def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> Non
         ([(302, b"")], 1, "HTTP status 302"),
         ([(200, b"<html>")], 3, "no JSON"),
         ([(200, b"[" * 100_000)], 3, "no JSON"),
-        ([(200, b'{"error": "quota"}')], 1, None),
+        ([(200, b'{"error": "quota"}')], 1, "holds `error`; .*`search_empty`"),
+        ([(200, b'{"errors": [1], "organic_results": []}')], 1, "holds `errors`"),
+        ([(200, b'{"organic": []}')], 1, "no list at `organic_results`"),
+        ([(200, b"{}")], 1, "no list at `organic_results`"),
+        ([(200, b'{"organic_results": [7]}')], 1, "is no object"),
+        (
+            [(200, b'{"organic_results": [{"title": "t", "link": "l", "snipet": "s"}]}')],
+            1,
+            r"field `snippet` \(search_snippet\)",
+        ),
+        ([(200, b'{"organic_results": [{"heading": "t", "link": "l", "snippet": "s"}]}')], 1, r"\(search_title\)"),
+        ([(200, b'{"organic_results": []}')], 1, None),
+        ([(200, b'{"error": null, "organic_results": []}')], 1, None),
         ([(200, b'{"organic_results": {"a": 1}}')], 1, "no list at `organic_results`"),
         ([(200, b"[]")], 1, "no list at"),
         ([(200, b'"' + b"x" * 5_000_000 + b'"')], 1, "longer than"),
@@ -406,7 +453,7 @@ def test_trouble_is_a_failure_that_shows_no_key(
 ) -> None:
     handler, address = engine
     handler.plan = plan
-    if words is None:  # engines leave the list out where they found nothing
+    if words is None:
         assert online(address).search("x", 3) == []
         return
     with pytest.raises(SearchFailed, match=words) as caught:

@@ -187,3 +187,35 @@ def test_neither_stage_nor_launch_begins(folder: Folder, tmp_path: Path) -> None
         expand(read_spec(path), root, path)
     assert caught.value.where == str(folder.path / "evaluate.py")
     assert [p.name for p in root.path.iterdir()] == ["job.yaml"]
+
+
+SEARCHING = "from autorl_hpc.rollouts.search import Dialogue, Environment\n"
+
+
+def test_a_search_back_end_that_is_not_there_is_named(folder: Folder) -> None:
+    folder.played(SEARCHING, options={"search": "gogle"})
+    with pytest.raises(
+        AutorlError, match=r"`recipes\.default\.options\.search`: .* no search back end `gogle`"
+    ) as caught:
+        folder.check()
+    assert "bm25, online, replay" in str(caught.value.next_step)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SEARCHING + "from autorl_hpc.rollouts.search.backend import BACKENDS\nBACKENDS['gogle'] = print\n",
+        SEARCHING + "from autorl_hpc.rollouts.search import backend\nbackend.BACKENDS.update(gogle=print)\n",
+        PLAYED,  # no search of the package's: the option is the task's own
+    ],
+)
+def test_a_search_back_end_of_the_task_passes(folder: Folder, text: str) -> None:
+    folder.played(text, options={"search": "gogle"})
+    folder.check()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "soon", True])
+def test_an_environments_time_is_a_number_of_seconds(folder: Folder, value: Any) -> None:
+    folder.played(options={"environment_timeout_s": value})
+    with pytest.raises(AutorlError, match=r"`recipes\.default\.options\.environment_timeout_s`"):
+        folder.check()

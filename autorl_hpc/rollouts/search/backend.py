@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from autorl_hpc.rollouts.environment import Unavailable
+
 
 class Result(NamedTuple):
     """One thing found."""
@@ -36,7 +38,7 @@ class SearchBackend(Protocol):
         ...
 
 
-class SearchFailed(Exception):
+class SearchFailed(Unavailable):
     """The back end could not be asked: the grader's fault, and no score. Its message holds no key."""
 
 

@@ -13,7 +13,8 @@ SINGLE, SET = "Single Answer", "Set Answer"
 """The two answer types of DeepSearchQA's files."""
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|%")
+_WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|[%+#$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf]")
+"""Numbers, words, and the signs that tell answers apart: C++ from C#, $5 from \u20ac5."""
 _SEPARATOR = re.compile(r"[;\n]|,(?!\d)|(?<!\d),")
 _AND = re.compile(r"^\s*(?:and|&)\s+", re.IGNORECASE)
 
@@ -52,35 +53,42 @@ class Counts:
 
     @property
     def fully_correct(self) -> bool:
-        """Everything expected and nothing else."""
-        return not self.missed and not self.extra
+        """Everything expected and nothing else. Where nothing was expected nothing can be right."""
+        return self.found > 0 and not self.missed and not self.extra
 
     @property
     def correct_with_excessive(self) -> bool:
         """Everything expected and something else."""
-        return not self.missed and self.extra > 0
+        return self.found > 0 and not self.missed and self.extra > 0
 
     @property
     def fully_incorrect(self) -> bool:
         """Nothing of what was expected."""
-        return not self.found and self.missed > 0
+        return not self.found
 
 
 def compare(answer: str, expected: str, answer_type: str) -> Counts:
     """Compares an answer with the expected one, whose items stand with commas between them where the type is a set's."""
-    wanted = {normalised(expected)} if answer_type == SINGLE else _items(expected)
-    whole = normalised(answer)
-    given = {whole} if whole in wanted else _items(answer)
+    wanted = {_compared(expected)} if answer_type == SINGLE else set(_items(expected))
+    wanted.discard("")
+    whole = _compared(answer)
+    parts = [whole] if whole in wanted else _items(answer)
+    given = {part for part in parts if part in wanted or normalised(part)}  # stray marks are no items of an answer
     return Counts(len(wanted & given), len(wanted - given), len(given - wanted))
 
 
-def _items(text: str) -> set[str]:
+def _items(text: str) -> list[str]:
     """The items of a list: at semicolons, ends of lines, and commas that are no part of a number; `and` may lead the last."""
-    parts = (normalised(_AND.sub("", part)) for part in _SEPARATOR.split(_THOUSANDS.sub("", text)))
-    return {part for part in parts if part}
+    return [_compared(_AND.sub("", part)) for part in _SEPARATOR.split(_THOUSANDS.sub("", text))]
 
 
 def normalised(text: str) -> str:
-    """Words in lower case with single spaces; no punctuation, no leading article, no commas in numbers."""
+    """Words in lower case with single spaces; no punctuation, no leading article, no commas in numbers. Signs that tell answers
+    apart stay: currencies', %, + and #."""
     folded = _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold())
     return _ARTICLE.sub("", " ".join(_WORD.findall(folded)))
+
+
+def _compared(text: str) -> str:
+    """What is compared: the normalised text, and where nothing is left of it, the text itself."""
+    return normalised(text) or " ".join(text.split())

@@ -3,7 +3,10 @@
 Options: `search_url`: an address with `{query}`, and `{results}` and `{key}` where the engine wants them; `search_list`: where
 the results stand in its answer (`organic_results`, or `web.results`); `search_title`, `search_link`, `search_snippet`: names of
 their fields; `search_key_file`: a file with the key alone; `search_key_header`: the header that takes it, where it is not in
-the address; `search_date`: a word for when (`2026-11`): what engines find changes, so the recipe says of when a score is.
+the address; `search_date`: a word for when (`2026-11`): what engines find changes, so the recipe says of when a score is;
+`search_empty`: how the engine says that it found nothing, where that is no empty list: a field and its text, `error=No results.`
+or `search.total=0`, or a field alone that is there then. An answer in any other form is a failure, never "nothing found": what
+was found is recorded and stays.
 
 What a model writes is sent to that engine as a query. No address that a model writes is ever opened.
 """
@@ -24,7 +27,7 @@ from typing import Any
 
 from autorl_hpc.rollouts.search.backend import Result, SearchFailed, Setup
 
-VERSION = "1"
+VERSION = "2"
 TIMEOUT_S = 20.0
 TRIES = 3
 FIRST_PAUSE_S = 2.0
@@ -34,6 +37,9 @@ MAX_KEY_BYTES = 4096
 MAX_QUERY_CHARS = 400
 """More than that is no query, and engines refuse it."""
 FIELDS = {"search_list": "organic_results", "search_title": "title", "search_link": "link", "search_snippet": "snippet"}
+EMPTY = "search_empty"
+ERRORS = ("error", "errors")
+"""Fields by which engines say what went wrong, also under HTTP status 200: a quota, a key that ran out."""
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers after which the same request may succeed."""
 _PLACE = re.compile(r"\{(query|results|key)\}")
@@ -62,6 +68,8 @@ def identity_of(options: Mapping[str, Any]) -> str:
     if not date:
         raise ValueError("option `search_date` is missing: say of when the results are, such as 2026-11")
     fields = " ".join(str(options.get(name, default)) for name, default in FIELDS.items())
+    if options.get(EMPTY):
+        fields += f" {EMPTY} {options[EMPTY]}"
     return f"online/{VERSION} {address} fields {fields} date {date}"
 
 
@@ -77,6 +85,7 @@ class Online:
         self._address = str(options["search_url"])
         self._host = urllib.parse.urlsplit(self._address).hostname or ""
         self._fields = {name: str(options.get(name, default)) for name, default in FIELDS.items()}
+        self._empty = str(options.get(EMPTY, ""))
         self._header = str(options.get("search_key_header", ""))
         self._key = key
         self._first_pause_s = first_pause_s
@@ -91,11 +100,33 @@ class Online:
             lambda place: urllib.parse.quote(values[place[1]].encode("utf-8", "replace"), ""), self._address
         )
         answer = self._asked(address)
-        for name in self._fields["search_list"].split("."):
-            answer = answer.get(name, []) if isinstance(answer, dict) else None
-        if not isinstance(answer, list):
-            raise SearchFailed(f"the answer of {self._host} has no list at `{self._fields['search_list']}`")
-        return [self._result(row) for row in answer[:k] if isinstance(row, dict)]
+        if self._empty and _says(answer, self._empty):
+            return []
+        for name in ERRORS:
+            if isinstance(answer, dict) and answer.get(name):
+                raise SearchFailed(f"the answer of {self._host} holds `{name}`{self._advice()}")
+        rows = _at(answer, self._fields["search_list"])
+        if not isinstance(rows, list):
+            raise SearchFailed(
+                f"the answer of {self._host} has no list at `{self._fields['search_list']}`{self._advice()}"
+            )
+        self._check(rows)
+        return [self._result(row) for row in rows[:k]]
+
+    def _advice(self) -> str:
+        return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
+
+    def _check(self, rows: list[Any]) -> None:
+        """A row may lack one field; a field that none has is misspelt.
+
+        Raises:
+            SearchFailed: these are no results.
+        """
+        if any(not isinstance(row, dict) for row in rows):
+            raise SearchFailed(f"a result of {self._host} is no object")
+        for option in ("search_title", "search_link", "search_snippet"):
+            if rows and not any(self._fields[option] in row for row in rows):
+                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
 
     def _result(self, row: Mapping[str, Any]) -> Result:
         title, url, text = (str(row.get(self._fields[f"search_{name}"]) or "") for name in ("title", "link", "snippet"))
@@ -124,6 +155,20 @@ class Online:
             except (OSError, ValueError, RecursionError) as error:
                 problem = "no JSON" if isinstance(error, (ValueError, RecursionError)) else type(error).__name__
         raise SearchFailed(f"the search engine at {self._host} could not be asked: {problem}")
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at a path of names with dots between them, None where there is nothing."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _says(answer: Any, form: str) -> bool:
+    """Whether an answer has the form of `search_empty`."""
+    path, equals, text = form.partition("=")
+    found = _at(answer, path)
+    return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
 
 
 def from_setup(setup: Setup) -> Online:

@@ -50,6 +50,10 @@ class SearchCache:
             return None
         return rows if all(isinstance(part, str) for row in rows for part in row) else None
 
+    def stands(self, key: str) -> bool:
+        """Whether there is a file of that name, readable or not."""
+        return os.path.lexists(self._path(key))
+
     def put(self, key: str, backend: str, query: str, found: list[Result]) -> None:
         """Keeps an answer: the whole file or none. The first one stays: results must not change under a recipe.
 
@@ -119,6 +123,11 @@ class Replay:
         """See the Protocol."""
         key = key_of(self.identity, query, k)
         found = self.cache.get(key)
+        if found is None and self.cache.stands(key):
+            raise SearchFailed(
+                f"the recorded answer {key[:16]} for the query {query[:80]!r} is damaged or can't be read: put the original "
+                "back, or ask the engine again"
+            )
         if found is None:
             raise SearchFailed(f"no recorded answer {key[:16]} for the query {query[:80]!r}: it was not asked before")
         return found
