@@ -27,9 +27,10 @@ def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
 
 
 def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
-    """Whether a newer attempt has begun, or a submission comes after the seal. `seen` is the view of the first `taken`."""
+    """Whether a newer attempt has begun, or a submission or an agent's start comes after the seal. `seen` is the view of
+    the first `taken`."""
     view = seen if len(entries) == taken else RunView.of(entries)
-    return view.attempt > attempt or (kind is EntryKind.SUBMISSION and view.sealed is not None)
+    return view.attempt > attempt or (kind in (EntryKind.SUBMISSION, EntryKind.SANDBOX) and view.sealed is not None)
 
 
 class Chain:

@@ -59,6 +59,7 @@ def look(run: TreeRun, number: int | None, items: dict[Split, int] | None = None
         "bytes_skipped": 2_000_000_000,
         "bytes_unchanged": 700,
         "files_skipped": 3,
+        "complete": True,
     }
     body = Contamination(submission_id=number, items=items or {}, **{**whole, **fields})
     run.write(EntryKind.CONTAMINATION, body)

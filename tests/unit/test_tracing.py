@@ -62,7 +62,7 @@ class World:
 
     def submit(self, weights: Model, *, score: float | None = 0.5, **fields: Any) -> int:
         """An accepted submission with its artifact; scored unless `score` is None."""
-        folder = save(artifacts.new_folder(self.experiment.artifacts), weights)
+        folder = save(artifacts.new_folder(self.experiment.artifacts, self.run.dir.run_id, 1), weights)
         content = folder_content_hash(folder)
         atomic.write_json(folder / artifacts.READY_NAME, {})
         artifacts.install(self.experiment.artifacts, folder, content, self.run.dir.run_id)

@@ -116,7 +116,7 @@ def test_frozen_code(tmp_path: Path) -> None:
     run.start()
     whole = verify_paths([tree.path])
     assert [(v.run_id, v.problems) for v in whole] == [(SHARED, []), (run.dir.run_id, [])]
-    assert as_lines(whole)[0].startswith("whole    exp: experiment.json and code  1 entries  head ")
+    assert as_lines(whole)[0].startswith("whole    exp: experiment.json and code  2 entries  head ")
     assert as_lines(whole)[-1].startswith("1 runs, 0 damaged. ")
 
     name = f"code/{code.name[:16]}..."

@@ -82,10 +82,10 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("copy", [True, False])
 def test_an_altered_entry(place: Place, number: int, copy: bool) -> None:
-    field = {1: {"elapsed_s": 1.0}, 2: {"note": "x"}, 3: {"generation": 9}, 5: {"generation": 9}}[number]
+    field = {1: {"elapsed_s": 1.0}, 2: {"holes": ["x"]}, 3: {"note": "x"}, 4: {"generation": 9}, 6: {"generation": 9}}[number]
     if not copy:
         place.run.dir.sealed_ledger.unlink()
     place.alter(number, **field)
@@ -257,8 +257,8 @@ def test_a_report_that_is_none(place: Place, data: bytes) -> None:
 
 def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> None:
     """What nobody can see without an anchor: so the verdict doesn't claim it."""
-    place.alter(2, note="another past")
-    place.chain_anew(3)
+    place.alter(3, note="another past")
+    place.chain_anew(4)
     api.write_reports(api.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == []
     text = "\n".join(as_lines(verify_paths([place.tree.path])))

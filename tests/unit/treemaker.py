@@ -109,7 +109,8 @@ class TreeRun:
         )
         network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else self.tree.network
         used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
-        self.write(EntryKind.SANDBOX, used)
+        if RunView.of(self.ledger.read()).sealed is None:
+            self.write(EntryKind.SANDBOX, used)
         return self
 
     def interrupt(self, elapsed_s: float, reason: str = "signal 15") -> TreeRun:
