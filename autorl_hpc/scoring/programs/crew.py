@@ -202,6 +202,7 @@ def _plan(program: Program, layers: Sequence[str], limits: Limits, folder: str) 
         "listable": needed.listable,
         "cpu_s": limits.cpu_s,
         "wall_s": limits.wall_s,
+        "idle_s": limits.idle_s,
         "memory_bytes": limits.memory_bytes,
         "file_bytes": limits.file_bytes,
         "folder_bytes": limits.folder_bytes,
