@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import numbers
 import os
 import signal
 import sys
@@ -65,6 +66,8 @@ class Host:
         slot = int(request["slot"])
         try:
             if "action" in request:
+                if not isinstance(request["action"], str):
+                    raise Garbage(f"the dialogue's action is text, not {request['action']!r:.100}")
                 return _step(self._environments[slot].step(request["action"]))
             return {"observation": _text(self._fresh(slot).reset(request["goal"], request["seed"]))}
         except KeyboardInterrupt:
@@ -91,12 +94,21 @@ class Host:
 def _step(value: Any) -> dict[str, Any]:
     try:
         observation, done, reward = value
-        reward = float(reward)
     except (TypeError, ValueError):
         raise Garbage(f"a step is (observation, done, reward), not {value!r:.200}") from None
+    if not _is_bool(done):
+        raise Garbage(f"`done` is True or False, not {done!r:.100}")
+    if isinstance(reward, (str, bytes)) or not isinstance(reward, numbers.Real):
+        raise Garbage(f"a reward is a number, not {reward!r:.100}")
+    reward = float(reward)
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise Garbage(f"a reward lies between 0 and 1, not {reward!r}")
     return {"observation": _text(observation), "done": bool(done), "reward": reward}
+
+
+def _is_bool(value: Any) -> bool:
+    """Also numpy's own, which is no bool for Python."""
+    return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
 def _text(value: Any) -> str:
