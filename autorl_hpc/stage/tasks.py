@@ -21,6 +21,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SourceFile
+from autorl_hpc.stage.derive import is_pinned
 from autorl_hpc.stage.progress import Say
 from autorl_hpc.stage.smith import prepare_smith
 from autorl_hpc.stage.task_sources import fetch_sources, remove_sources, wanted_sources
@@ -150,8 +151,8 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
                 where=path,
                 next_step=f"get it from {pinned.url or task.file.source} and stage again",
             )
-        digest = file_sha256(path)
-        if digest != pinned.sha256:
+        digest = is_pinned(path, pinned)
+        if digest is not None:
             raise AutorlError(
                 f"{pinned.file} has sha256 {digest}, the task pins {pinned.sha256}: truncated, re-encoded or altered",
                 where=path,

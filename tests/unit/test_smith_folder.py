@@ -234,6 +234,7 @@ BAD_CONFIGS = [
     ({"name": "halves", "expose_files": ["x/../data//train.jsonl"]}, "agents get training rows alone"),
     ({"name": "halves", "expose_files": 5}, "field `expose_files`: a list of file names is expected, not 5"),
     ({"name": "halves", "expose_files": [["eval.py"]]}, "field `expose_files`: a list of file names is expected"),
+    ({"name": "halves", "options": {"evaluate_timeout_s": "fast"}}, "field `options.evaluate_timeout_s`: it is 'fast'"),
     ({"name": "halves", "options": [1]}, "field `options`: a table is expected, not [1]"),
     ({"name": "halves", "prompt": "solve it"}, "does not hold {question}"),
     ({"name": "halves", "max_new_tokens": "many"}, "max_new_tokens"),
