@@ -93,6 +93,8 @@ class Host:
 
 def _step(value: Any) -> dict[str, Any]:
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError  # one of three characters would come apart
         observation, done, reward = value
     except (TypeError, ValueError):
         raise Garbage(f"a step is (observation, done, reward), not {value!r:.200}") from None

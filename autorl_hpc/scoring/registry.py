@@ -83,6 +83,9 @@ READ_ANSWER = frozenset(
 )
 """Those that compare with an item's `answer`; the others read other fields, or none."""
 
+OF_EPISODES = frozenset(("episodes", "deepsearchqa", "deepsearchqa-exact"))
+"""Those that read what an episode ended with (scoring/episodes.py). `episodes` reads nothing else."""
+
 
 def scorer(name: str, version: str, task: str = "") -> Scorer:
     """The scorer `name`, whose version is the recipe's.

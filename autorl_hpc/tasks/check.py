@@ -11,7 +11,7 @@ from pathlib import Path
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.scoring.options import wrong_option
-from autorl_hpc.scoring.registry import SCORERS, scorer
+from autorl_hpc.scoring.registry import OF_EPISODES, SCORERS, scorer
 from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
@@ -46,10 +46,10 @@ def check_task(task: Task) -> None:
     else:
         own = task.folder / "config.yaml"
         _ = task.description  # reads what agents will see
-    for recipe in task.file.recipes:
-        _check_recipe(task, recipe, own)
     if task.file.environment is not None:
         _check_environment(task, own)
+    for recipe in task.file.recipes:
+        _check_recipe(task, recipe, own)
     if task.file.unit == "cluster" and task.file.cluster_field is None:
         raise AutorlError(
             "field `unit` is cluster, and no `cluster_field` says which field of an item names its cluster",
@@ -87,6 +87,20 @@ def _check_recipe(task: Task, recipe: Recipe, where: Path) -> None:
         _check_evaluate(task, recipe)
     else:
         _check_scorer(recipe, field, where)
+        if (recipe.max_steps is not None) != (recipe.scorer in OF_EPISODES) and (
+            recipe.max_steps is not None or recipe.scorer == "episodes"
+        ):
+            reads = "answers" if recipe.max_steps is not None else "episodes"
+            raise AutorlError(
+                f"{field}.scorer`: the scorer `{recipe.scorer}` reads {reads}, and "
+                + (
+                    "`max_steps` makes them episodes"
+                    if recipe.max_steps is not None
+                    else "without `max_steps` there are none"
+                ),
+                where=where,
+                next_step='with `max_steps` use `scorer: episodes` and `scorer_version: "1"`; without, a scorer of answers',
+            )
         _check_options(task, recipe, where)
 
 

@@ -209,6 +209,18 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         "task.yaml",
         "the scorer `episodes` has no such option; did you mean `max_prompt_tokens`?",
     ),
+    (
+        "answers' scorer of episodes",
+        lambda f: f.played(scorer="gsm8k"),
+        "task.yaml",
+        "field `recipes.default.scorer`: the scorer `gsm8k` reads answers, and `max_steps` makes them episodes",
+    ),
+    (
+        "episodes' scorer of answers",
+        lambda f: f.recipe.update(scorer="episodes"),
+        "task.yaml",
+        "the scorer `episodes` reads episodes, and without `max_steps` there are none",
+    ),
     ("prompt", lambda f: f.recipe.update(prompt="Q:"), "task.yaml", "it does not hold {question}"),
     ("shots", lambda f: f.recipe.update(shots_file="shots.json"), "task.yaml", "shots_sha256`: this field is missing"),
     ("cluster", lambda f: f.value.update(unit="cluster"), "task.yaml", "field `unit` is cluster"),
