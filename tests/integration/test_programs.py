@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -396,6 +397,21 @@ def test_short_waits_add_up() -> None:
     begun = time.monotonic()
     (verdict,) = run_programs([slow], limits=PATIENT)
     assert verdict.reason is Reason.TIME and time.monotonic() - begun < 20.0
+
+
+def test_a_program_that_sleeps_keeps_no_core_from_others() -> None:
+    found = Isolation((), frozenset())
+    with Crew(Limits(idle_s=20.0, wall_s=60.0)) as crew:  # one core
+        sleeper = threading.Thread(target=crew.outcome, args=(program(IDLE["sleeps when defined"]), ()), daemon=True)
+        sleeper.start()
+        deadline = time.monotonic() + 15
+        while not crew._all and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert crew.verdict(program(RIGHT), found).passed
+        assert sleeper.is_alive(), "the other one was waited for"
+        crew._stop()
+        sleeper.join(30)
+        assert not sleeper.is_alive()
 
 
 def test_a_busy_machine_makes_no_program_idle() -> None:

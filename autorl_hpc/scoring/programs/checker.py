@@ -26,6 +26,10 @@ MOST_INPUT_BYTES = 256 * 1024 * 1024
 KILL_ROUNDS = 500
 PATIENT_ROUNDS = 20
 ROUND_PAUSE_S = 0.002
+ROOM_S = 0.5
+"""A candidate that was idle for so long leaves its core to another: thousands of them would else take hours."""
+IDLE = "idle"
+"""The message that says so; the outcome follows it."""
 CONFINED, REFUSED = "confined", "refused"
 NEARLY_S = 0.5
 """A process that was killed within this of its limit on CPU time was killed by it."""
@@ -54,6 +58,7 @@ class Checker:
         self._raised = ""  # the name of the exception that the last call ended with, in words of the program's
         self._output = os.memfd_create("output")  # bounded by RLIMIT_FSIZE, as files are; nobody has to read it
         self._pid = 0
+        self._told = False  # that the candidate is idle
         self._idleness: Idleness | None = None  # from the moment that the program's text may run
         self._requests = self._answers = -1
 
@@ -166,6 +171,9 @@ class Checker:
             self._look()
             if idle is not None and idle.goes_on():
                 raise Stop("time")
+            if idle is not None and idle.idle_s > ROOM_S and not self._told:
+                self._told = True
+                frames.write(1, {IDLE: True})
         if idle is not None and idle.end():
             raise Stop("time")
 

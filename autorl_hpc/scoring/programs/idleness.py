@@ -32,6 +32,8 @@ class Idleness:
         self._from: float | None = None
         self._next_look_s = limit_s
         self._last = 0.0
+        self.idle_s = 0.0
+        """As of the last look."""
 
     def begin(self) -> None:
         """The wait for an answer begins."""
@@ -58,6 +60,7 @@ class Idleness:
 
     def _is_over(self, waited_s: float) -> bool:
         idle_s = waited_s - self._excused_s - _busy_s(_family(self._pid))
+        self.idle_s = idle_s
         # It can't be idle for longer than it was waited for: no look is needed until then.
         self._next_look_s = waited_s + max(0.0, self._limit_s - idle_s)
         return idle_s > self._limit_s
