@@ -45,7 +45,7 @@ def check_task(task: Task) -> None:
             )
     else:
         own = task.folder / "config.yaml"
-        _ = task.description  # reads what agents will see
+    _ = task.description  # reads what agents will see
     if task.file.environment is not None:
         _check_environment(task, own)
     for recipe in task.file.recipes:

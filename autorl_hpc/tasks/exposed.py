@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import zlib
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from autorl_hpc.tasks.smith_rows import MAX_DATA_BYTES, question_key, questions_
 
 TRAIN_NAME = "train.jsonl"
 """Of the training rows in the workspace's data/."""
+GZIP_MARK = b"\x1f\x8b"
 
 
 class NotExposed(ValueError):
@@ -58,8 +60,8 @@ def _check_name(folder: Path, name: str, plain: str) -> None:
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
     """Looks for held-out rows in all files of the folder that are frozen or given to agents.
 
-    A file is one with rows if it is JSON, or JSON lines, and has an object that asks one of the questions. Rows in another
-    form (packed, a table of a spreadsheet) are not seen.
+    A file is one with rows if it is JSON, or JSON lines, packed by gzip or not, and has an object that asks one of the questions.
+    Rows in another form (an archive, a table of a spreadsheet) are not seen.
 
     Args:
         held_out: the questions.
@@ -80,6 +82,11 @@ def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
 
 def _holds(path: Path, wanted: Set[str]) -> bool:
     data = reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)
+    if data.startswith(GZIP_MARK):
+        try:
+            data = zlib.decompressobj(wbits=31).decompress(data, MAX_DATA_BYTES)
+        except zlib.error:
+            return False
     return any(question_key(question) in wanted for question in questions_in(data))
 
 

@@ -70,7 +70,7 @@ class SmithFolder:
     def description(self) -> str:
         """description.md, else the field `description`; and how it is scored here."""
         own = self.folder / "description.md"
-        text = own.read_text(encoding="utf-8") if own.is_file() else str(self.config.get("description") or "")
+        text = read_description(own) if own.is_file() else str(self.config.get("description") or "")
         beside = "".join(f" `data/{name}` belongs to the task." for name in self.exposed)
         return (
             f"{text.strip()}\n\n`data/train.jsonl` holds the training rows. Answers are scored by the function `evaluate` of "
@@ -80,6 +80,20 @@ class SmithFolder:
     def wrong(self, what: str, next_step: str) -> AutorlError:
         """An error in this folder's config.yaml."""
         return AutorlError(what, where=self.folder / CONFIG, next_step=next_step)
+
+
+def read_description(path: Path) -> str:
+    """A description.md, which agents read.
+
+    Raises:
+        AutorlError: it is in another encoding than UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise AutorlError(
+            f"{path.name} is not in UTF-8 (byte {error.start})", where=path, next_step="save it as UTF-8"
+        ) from None
 
 
 def smith_name(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -85,8 +86,15 @@ def other_form(folder: Path) -> str:
     return "hints.json"
 
 
+def packed(folder: Path) -> str:
+    (folder / "old.gz").write_bytes(gzip.compress((folder / "data" / "train.jsonl").read_bytes()))
+    return "old.gz"
+
+
 @pytest.mark.parametrize(
-    "lay", [copy_rows, link, hard_link, linked_folder, link_elsewhere, same_name, other_form], ids=lambda f: f.__name__
+    "lay",
+    [packed, copy_rows, link, hard_link, linked_folder, link_elsewhere, same_name, other_form],
+    ids=lambda f: f.__name__,
 )
 def test_no_exposed_file_gives_held_out_rows(folder: Path, root: Root, lay: Callable[[Path], str]) -> None:
     expose(folder, lay(folder))
@@ -96,7 +104,7 @@ def test_no_exposed_file_gives_held_out_rows(folder: Path, root: Root, lay: Call
     assert not [path for path in root.path.rglob("*") if path.is_file()], "something was laid before the error"
 
 
-@pytest.mark.parametrize("lay", [copy_rows, hard_link, other_form], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("lay", [copy_rows, hard_link, other_form, packed], ids=lambda f: f.__name__)
 def test_no_copy_of_the_rows_is_frozen(folder: Path, root: Root, lay: Callable[[Path], str]) -> None:
     stage_task(root, load_task("smith-halves"), None)
     name = lay(folder)  # after the staging: launch looks again before it freezes

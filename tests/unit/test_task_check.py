@@ -111,6 +111,12 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         "field `recipes.0.scorer_version`: this field is missing",
     ),
     ("description", lambda f: f.gone("description.md"), "description.md", "has no description.md"),
+    (
+        "description's encoding",
+        lambda f: (f.path / "description.md").write_bytes("Gr\u00fc\u00dfe".encode("utf-16")),
+        "description.md",
+        "description.md is not in UTF-8",
+    ),
     ("evaluate", lambda f: f.gone("evaluate.py"), "evaluate.py", "evaluate.py is missing: recipe default of task mine"),
     ("syntax", lambda f: f.file("evaluate.py", "x = 1\ndef evaluate(:\n"), "evaluate.py:2", "evaluate.py is no Python"),
     (
