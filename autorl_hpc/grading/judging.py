@@ -16,7 +16,7 @@ from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer
-from autorl_hpc.scoring.judges import JUDGE_MODEL, MeteredJudge, Usage, make_judge
+from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, MeteredJudge, Usage, make_judge
 from autorl_hpc.scoring.outcome import Context, JudgeFailed
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import load_judge_prompt
@@ -35,7 +35,7 @@ class Judging:
     def __init__(self, root: Root, spec: Callable[[], JudgeSpec | None]) -> None:
         self.root = root
         self._spec = spec
-        self._judges: dict[str, tuple[JudgeSpec | None, MeteredJudge]] = {}
+        self._judges: dict[tuple[str, str | None], tuple[JudgeSpec | None, MeteredJudge]] = {}
         self._unjudged: dict[Hashable, list[list[Answer]]] = {}
 
     def context(self, science: Science) -> Context:
@@ -63,9 +63,11 @@ class Judging:
         if recipe.judge == "none":
             return None
         name, spec = str(recipe.options.get(JUDGE_MODEL, "")), self._spec()
-        if name not in self._judges or self._judges[name][0] != spec:
-            self._judges[name] = (spec, make_judge(spec, name, self.root.judge_cache))
-        return self._judges[name][1]
+        said = recipe.options.get(JUDGE_REVISION)
+        revision = None if said is None else str(said)
+        if (name, revision) not in self._judges or self._judges[name, revision][0] != spec:
+            self._judges[name, revision] = (spec, make_judge(spec, name, self.root.judge_cache, revision))
+        return self._judges[name, revision][1]
 
     def kept(self, key: Hashable) -> list[list[Answer]] | None:
         """The answers that the judge failed to judge in the last try, once."""

@@ -12,7 +12,7 @@ from autorl_hpc.files.frozen import Parts, code_hash
 from autorl_hpc.files.hashing import walk_files
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.share import PACKAGE, share
-from autorl_hpc.tasks.smith import code_files
+from autorl_hpc.tasks.folders import code_files
 
 SHARED_PARTS = ("tasks", "templates")
 NOT_FROZEN = ("_share/", "models/")

@@ -9,11 +9,11 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.scoring.judges import JUDGE_MODEL, read_key
+from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, read_key
 
 JUDGE_PARAMETERS: Final = "judge_parameters"
 """The option that holds the further parameters of requests. Address and key are not in the recipe: the same model behind another
-address is the same judge."""
+address is the same judge to compare by, if `judge.revision` says the same; its answers are kept apart all the same."""
 
 ENDPOINT: Final = "`judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key"
 TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`"
@@ -47,8 +47,11 @@ def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> 
         read_key(judge)
     except AutorlError as error:
         raise AutorlError(f"{error.what} ({error.where})", where=where, next_step=error.next_step) from None
-    options = {name: value for name, value in recipe.options.items() if name != JUDGE_PARAMETERS}
+    filled_in = (JUDGE_PARAMETERS, JUDGE_REVISION)
+    options = {name: value for name, value in recipe.options.items() if name not in filled_in}
     options[JUDGE_MODEL] = judge.name
+    if judge.revision is not None:
+        options[JUDGE_REVISION] = judge.revision
     if judge.parameters:
         options[JUDGE_PARAMETERS] = canonical_json(judge.parameters).decode()
     return recipe.model_copy(update={"options": options})

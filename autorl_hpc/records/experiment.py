@@ -170,6 +170,11 @@ class JudgeSpec(Table):
     model: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
         None, description="As the endpoint calls it; part of the recipe hash."
     )
+    revision: Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")] | None = Field(
+        None,
+        description="Which weights answer under that name, in any words (a commit, a date). Change it when they change. Part of the "
+        "recipe hash.",
+    )
     answers_as: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
         None, description="The model that answers name, where a gateway calls it otherwise than it is asked for."
     )

@@ -67,6 +67,15 @@ class SplitPin(Strict):
     folder: Name | None = Field(None, description="Of the vault, where it is not the split's name.")
 
 
+class Derived(Strict):
+    """How a source file is made of one that is served; stage/derive.py has the ways."""
+
+    url: str = Field(description="Of the file that is served, at a whole commit.")
+    make: Literal["first_rows_jsonl_gz"]
+    n: int = Field(gt=0, description="Rows.")
+    sha256: Sha256 = Field(description="Of the text that is made, before it is packed.")
+
+
 class SourceFile(Strict):
     """A file that `stage` takes in, with the hash that the task pins."""
 
@@ -74,6 +83,7 @@ class SourceFile(Strict):
     sha256: Sha256
     url: str | None = None
     optional: bool = False
+    derived: Derived | None = Field(None, description="In the place of an address: what it is made of.")
 
 
 class TaskFile(Record):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import numbers
 import os
 import signal
 import sys
@@ -81,7 +82,11 @@ class Host:
         """What follows on a call. An environment that raised is thrown away."""
         slot = int(request["slot"])
         try:
-            return self._go_on(slot, request) if "completion" in request else self._begin(slot, request)
+            if "completion" in request:
+                if not isinstance(request["completion"], str):
+                    raise Garbage(f"a completion is text, not {request['completion']!r:.100}")
+                return self._go_on(slot, request)
+            return self._begin(slot, request)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -158,13 +163,24 @@ def _named(method: str) -> Iterator[None]:
 
 def _step(value: Any) -> dict[str, Any]:
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError  # one of three characters would come apart
         observation, done, reward = value
-        reward = float(reward)
     except (TypeError, ValueError):
         raise Garbage(f"a step is (observation, done, reward), not {value!r:.200}") from None
+    if not _is_bool(done):
+        raise Garbage(f"`done` is True or False, not {done!r:.100}")
+    if isinstance(reward, (str, bytes)) or not isinstance(reward, numbers.Real):
+        raise Garbage(f"a reward is a number, not {reward!r:.100}")
+    reward = float(reward)
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise Garbage(f"a reward lies between 0 and 1, not {reward!r}")
     return {"observation": _text(observation, "an observation"), "done": bool(done), "reward": reward}
+
+
+def _is_bool(value: Any) -> bool:
+    """Also numpy's own, which is no bool for Python."""
+    return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
 def _text(value: Any, name: str, limit: int = MAX_OBSERVATION_CHARS) -> str:

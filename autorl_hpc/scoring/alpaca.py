@@ -80,6 +80,7 @@ class AlpacaEval:
                 read = read_logprobs if weighted else read_discrete
                 found[number] = read(verdict, swapped=pair.swapped)
                 replies[number] = verdict
+            context.judge.forget([replies[number] for number in left if found[number] is None])
         unread = [number for number, y in enumerate(found) if y is None]
         if len(unread) > UNREAD_SHARE * len(pairs):
             first = replies[unread[0]]

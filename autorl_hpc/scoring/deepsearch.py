@@ -158,11 +158,15 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Re
         if not left:
             break
         asked = [conversation(context.judge_prompt, questions[number], reminder) for number in left]
+        unreadable = []
         for number, verdict in zip(left, context.judge.ask(asked, max_tokens=limit), strict=True):
             try:
                 found[number] = _read(verdict, official)
             except Unreadable as error:
                 why[number] = str(error)
+            if found.get(number) is None:
+                unreadable.append(verdict)
+        context.judge.forget(unreadable)
     unread = [number for number in range(len(questions)) if number not in found]
     if len(unread) > UNREAD_SHARE * len(questions):
         raise JudgeFailed(

@@ -15,10 +15,10 @@ from autorl_hpc.scoring.programs.runner import run_programs
 from autorl_hpc.scoring.thinking import without_closed_thinking
 from autorl_hpc.states import Fault
 
-VERSION: Final = "1"
-"""Of the scorer `humaneval`."""
-OPENCOMPASS_VERSION: Final = "a5acc4bb"
-"""Of the scorer `humaneval-opencompass`: the revision of the other suite whose extraction it repeats."""
+VERSION: Final = "2"
+"""Of the scorer `humaneval`. 1 gave programs that sleep 20 seconds."""
+OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
+"""Of the scorer `humaneval-opencompass`: the revision of the other suite whose extraction it repeats, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = Limits(cpu_s=3)
 """Its three seconds, but of CPU time: its clock on the wall makes a score hang on the machine's load."""
 KS: Final = (1, 10)

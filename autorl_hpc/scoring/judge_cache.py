@@ -1,8 +1,11 @@
 """A judge's answers by the content of the request, so that what was asked once is not asked, and not paid, again.
 
 One small JSON file an answer, in a folder for its owner alone. The key is over the request's body (model, messages,
-parameters) and not over the address: the same model behind another address has been asked. No question and no answer of a
-model is stored, only their hash.
+parameters), the address, and the experiment's `judge.revision`: a name alone doesn't say which weights answer under it. An
+endpoint that serves other weights at the same address and name is told apart by a new `judge.revision` alone. No question and
+no answer of a model is stored, only their hash.
+
+What can't be a verdict is not kept, and what a scorer couldn't read is forgotten: an endpoint's passing trouble must not stay.
 """
 
 from __future__ import annotations
@@ -35,19 +38,30 @@ class Answer:
     Attributes:
         logprobs: of the first token, by the likeliest tokens' text; empty where they weren't asked for.
         prompt_tokens, completion_tokens: as the endpoint counts them, 0 where it doesn't say.
-        cut_off: by the limit of tokens.
+        finish: why it ended there, `stop` or `length`, as the endpoint says; "" where it doesn't say.
     """
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cut_off: bool = False
+    finish: str = ""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its limit of tokens ended it."""
+        return self.finish == "length"
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it may be kept: it says something, and all of it. One that was asked for its first token's probabilities is
+        cut behind that token by design."""
+        return bool(self.logprobs) or (bool(self.text.strip()) and self.finish in ("", "stop"))
 
 
-def request_key(body: Mapping[str, Any]) -> str:
-    """The sha256 of a request's body, in hex."""
-    return hashlib.sha256(canonical_json(dict(body))).hexdigest()
+def request_key(body: Mapping[str, Any], url: str = "", revision: str | None = None) -> str:
+    """The sha256, in hex, of a request's body, where it is sent, and what the experiment says of the model there."""
+    return hashlib.sha256(canonical_json({"body": dict(body), "url": url, "revision": revision})).hexdigest()
 
 
 class JudgeCache:
@@ -65,7 +79,7 @@ class JudgeCache:
                 return None
             logprobs = {str(token): float(number) for token, number in value["logprobs"].items()}
             tokens = int(value["prompt_tokens"]), int(value["completion_tokens"])
-            answer = Answer(str(value["text"]), logprobs, tokens[0], tokens[1], bool(value["cut_off"]))
+            answer = Answer(str(value["text"]), logprobs, tokens[0], tokens[1], str(value["finish"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return answer if all(math.isfinite(number) for number in logprobs.values()) else None
@@ -82,7 +96,7 @@ class JudgeCache:
             "logprobs": dict(answer.logprobs),
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
-            "cut_off": answer.cut_off,
+            "finish": answer.finish,
         }
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,6 +105,13 @@ class JudgeCache:
         except OSError as error:
             self._not_before = time.monotonic() + PAUSE_S
             log.warning("the judge's answers can't be kept in %s: %s", self.folder, error)
+
+    def forget(self, key: str) -> None:
+        """Removes an answer: it was no verdict. One that can't be removed is read again, and forgotten again."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("an answer of the judge can't be removed from %s: %s", self.folder, error)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

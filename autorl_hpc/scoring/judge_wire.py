@@ -149,9 +149,10 @@ class Endpoint:
             value = json.loads(data)
             choice = value["choices"][0]
             text = choice["message"]["content"]
+            finish = choice.get("finish_reason")
             named = value.get("model")
             usage = value.get("usage") or {}
-            counted = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+            prompt, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
             raise TryAgain(f"{self.shown} gave no chat completion: {_message(data) or 'an empty body'}") from None
         if not isinstance(text, str | None):
@@ -166,7 +167,7 @@ class Endpoint:
             raise JudgeFailed(
                 f"{self.shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
             )
-        return Answer(text or "", logprobs, counted[0], counted[1], cut_off=choice.get("finish_reason") == "length")
+        return Answer(text or "", logprobs, prompt, written, finish if isinstance(finish, str) else "")
 
 
 def _body(response: Any, deadline: float) -> bytes:

@@ -27,6 +27,8 @@ from autorl_hpc.states import Fault
 
 JUDGE_MODEL: Final = "judge_model"
 """The option of a recipe that names its judge; filled in at launch, or set by a task that has one of its own."""
+JUDGE_REVISION: Final = "judge_revision"
+"""The option that holds the experiment's `judge.revision`; filled in at launch."""
 FIRST_PAUSE_S: Final = 1.0
 """After the first failure; it doubles with each further one."""
 MAX_PAUSE_S: Final = 120.0
@@ -67,12 +69,13 @@ class MeteredJudge(Judge, Protocol):
     def usage(self) -> Usage: ...
 
 
-def make_judge(spec: JudgeSpec | None, name: str, cache: Path) -> MeteredJudge:
+def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | None = None) -> MeteredJudge:
     """The judge that a run's recipe names.
 
     Args:
         spec: the experiment's; the built-in judge needs none.
         cache: the folder where answers are kept.
+        revision: the recipe's `judge_revision`.
 
     Raises:
         AutorlError: the experiment's judge is another one by now, or its key can't be read.
@@ -87,6 +90,13 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path) -> MeteredJudge:
             + ("none" if spec is None else spec.name),
             fault=Fault.CLUSTER,
             next_step=f"launch again with `judge.model: {name}`",
+        )
+    if spec.revision != revision:
+        raise AutorlError(
+            f"field `judge.revision`: this run's recipe asks the judge {name} at revision {revision or 'unsaid'}, the "
+            f"experiment's is {spec.revision or 'unsaid'}",
+            fault=Fault.CLUSTER,
+            next_step="launch again with the run's `judge.revision`, or this judge under another name of the experiment",
         )
     return HttpJudge(spec, JudgeCache(cache))
 
@@ -168,7 +178,7 @@ class HttpJudge:
             JudgeFailed: after retries, and at once where no try can help.
         """
         bodies = [self._body(conversation, max_tokens, logprobs) for conversation in conversations]
-        keys = [request_key(body) for body in bodies]
+        keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
         wanted = dict(zip(keys, bodies, strict=True))  # the same request is sent once
         found: dict[str, Answer] = {}
         for key in wanted:
@@ -192,9 +202,15 @@ class HttpJudge:
         return [
             Verdict("", refused=refused[key])
             if key in refused
-            else Verdict(found[key].text, found[key].logprobs, cut_off=found[key].cut_off)
+            else Verdict(found[key].text, found[key].logprobs, cut_off=found[key].cut_off, key=key)
             for key in keys
         ]
+
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        """See the Protocol."""
+        for verdict in verdicts:
+            if self.cache and verdict.key:
+                self.cache.forget(verdict.key)
 
     def _body(self, conversation: Sequence[Mapping[str, str]], max_tokens: int, logprobs: int) -> dict[str, Any]:
         body: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, **self.spec.parameters}
@@ -226,7 +242,7 @@ class HttpJudge:
             with self._lock:
                 self._prompt_tokens += answer.prompt_tokens
                 self._completion_tokens += answer.completion_tokens
-            if self.cache:
+            if self.cache and answer.lasting:
                 self.cache.put(key, answer)
             return answer
         raise AssertionError("the last try answers or raises")

@@ -49,6 +49,10 @@ class Judge(Protocol):
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]: ...
 
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        """These could not be read: the next evaluation asks anew, whatever is kept of what was asked before."""
+        ...
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -59,12 +63,14 @@ class Verdict:
         logprobs: of the first token, the log probabilities of the likeliest tokens by their text, where asked for.
         refused: why it would not answer this conversation (too long, filtered); then there is no text.
         cut_off: its limit of tokens ended it.
+        key: by which the judge knows it again.
     """
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
     cut_off: bool = False
+    key: str = field(default="", compare=False)
 
 
 UNREAD_SHARE: Final = 0.01

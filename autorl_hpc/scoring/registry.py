@@ -78,6 +78,14 @@ SCORERS: dict[str, Callable[[], Scorer]] = {
     "humaneval-opencompass": _humaneval_opencompass,
 }
 
+READ_ANSWER = frozenset(
+    ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
+)
+"""Those that compare with an item's `answer`; the others read other fields, or none."""
+
+OF_EPISODES = frozenset(("episodes", "deepsearchqa", "deepsearchqa-exact"))
+"""Those that read what an episode ended with (scoring/episodes.py). `episodes` reads nothing else."""
+
 
 def scorer(name: str, version: str, task: str = "") -> Scorer:
     """The scorer `name`, whose version is the recipe's.

@@ -49,6 +49,9 @@ class LengthAndWords:
         self._asked += len(conversations)
         return [_verdict(conversation[-1]["content"], logprobs) for conversation in conversations]
 
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        """It keeps none."""
+
 
 def _verdict(prompt: str, logprobs: int) -> Verdict:
     parts = _PART.search(prompt)

@@ -31,7 +31,8 @@ class Ways:
     """How things are staged.
 
     Attributes:
-        source: where from, instead of a download: a folder, wheel, image or bundle.
+        source: where from, instead of a download: a folder (of each task its own below it, if there is one), wheel, image or
+            bundle.
         requirements: of an environment.
         bundle: the file that what was staged is packed into.
         again: whether staged or not.
@@ -92,8 +93,15 @@ def _stage_one(root: Root, name: str, ways: Ways, say: Say) -> list[StoreManifes
     if is_model(name):
         return [stage_model(root, name, ways.source, again=ways.again, keep_sources=ways.keep_sources, say=say)]
     task = load_task(name)
-    done = stage_task(root, task, ways.source, again=ways.again, keep_sources=ways.keep_sources, say=say)
+    done = stage_task(
+        root, task, _folder_of(name, ways.source), again=ways.again, keep_sources=ways.keep_sources, say=say
+    )
     return [done.store, done.vault]
+
+
+def _folder_of(name: str, source: Path | None) -> Path | None:
+    """Of a folder with the files of several tasks, that of one: DIR/TASK where it is there, else DIR itself."""
+    return source if source is None or not (source / name).is_dir() else source / name
 
 
 def _as_json(manifest: StoreManifest) -> dict[str, Any]:

@@ -16,7 +16,10 @@ Names = Annotated[
 ]
 Source = Annotated[
     Path | None,
-    typer.Option("--from", help="Folder (or wheel, image, bundle) with the source files, instead of a download."),
+    typer.Option(
+        "--from",
+        help="Folder (of a task DIR/TASK, if there is one), wheel, image or bundle with the source files, instead of a download.",
+    ),
 ]
 Bundle = Annotated[
     Path | None,

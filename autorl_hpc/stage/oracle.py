@@ -10,6 +10,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.stage.played import Trial
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.own_files import with_scorer_hash
@@ -24,7 +25,8 @@ class Checked:
     """Scores of one recipe on one split.
 
     Attributes:
-        skipped: why there are none.
+        oracle, null: of perfect answers and of empty ones.
+        skipped: why not all of them are there.
     """
 
     recipe: str
@@ -35,14 +37,16 @@ class Checked:
 
     @property
     def right(self) -> bool:
-        """Whether they are what they must be, or can't be had."""
-        return bool(self.skipped) or (self.oracle, self.null) == (100.0, 0.0)
+        """Whether they are what they must be, as far as they can be had."""
+        return self.oracle in (100.0, None) and self.null in (0.0, None)
 
     def __str__(self) -> str:
         place = f"recipe {self.recipe}, {self.split} split"
-        if self.skipped:
-            return f"{place}: not tried: {self.skipped}"
-        return f"{place}: perfect answers score {self.oracle:g}, empty ones {self.null:g}"
+        if self.oracle is not None and self.null is not None:
+            return f"{place}: perfect answers score {self.oracle:g}, empty ones {self.null:g}"
+        if self.null is not None:
+            return f"{place}: empty episodes score {self.null:g}; WARNING: perfect play was not tried: {self.skipped}"
+        return f"{place}: WARNING: not tried: {self.skipped}"
 
 
 def perfect_answer(recipe: Recipe, item: Item) -> str:
@@ -51,30 +55,30 @@ def perfect_answer(recipe: Recipe, item: Item) -> str:
 
 
 def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] = perfect_answer) -> list[Checked]:
-    """Scores perfect and empty answers of a staged task, by each recipe on each split.
+    """Scores perfect and empty answers of a staged task, by each recipe on each split; of a task with an environment, episodes.
 
     Raises:
-        AutorlError: the scorer failed.
+        AutorlError: the scorer or the environment failed.
     """
     task = with_pins(root, task)
     found = []
     for recipe in task.file.recipes:
-        reason = _why_not(recipe)
+        reason = "" if recipe.judge == "none" else "it needs a judge"
         for split, pin in task.file.splits.items():
             if reason:
                 found.append(Checked(recipe.name, split, skipped=reason))
                 continue
             items = load_items(root, task.name, split, pin)
+            if recipe.max_steps is not None:
+                best, empty, why = Trial(root, task, recipe).play(items)
+                null = _score(task, recipe, items, empty)
+                oracle = None if best is None else _score(task, recipe, items, best)
+                found.append(Checked(recipe.name, split, oracle, null, skipped=why))
+                continue
             oracle = _score(task, recipe, items, [perfect(recipe, item) for item in items])
             null = _score(task, recipe, items, ["" for _ in items])
             found.append(Checked(recipe.name, split, oracle, null))
     return found
-
-
-def _why_not(recipe: Recipe) -> str:
-    if recipe.max_steps is not None:
-        return "it is played in episodes"
-    return "" if recipe.judge == "none" else "it needs a judge"
 
 
 def _score(task: Task, recipe: Recipe, items: list[Item], texts: list[str]) -> float:

@@ -12,7 +12,8 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.hashing import file_sha256, walk_files
 from autorl_hpc.stage.progress import Say
 from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
+from autorl_hpc.tasks.smith import DATA, DOWNLOAD, pinned, write_splits
+from autorl_hpc.tasks.smith_rows import SHARES
 
 MAX_SHOWN_CHARS = 500
 

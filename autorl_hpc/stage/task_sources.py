@@ -10,6 +10,7 @@ from pathlib import Path
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import SourceFile
+from autorl_hpc.stage.derive import is_pinned, make_derived
 from autorl_hpc.stage.download import PATIENCE, Patience, Pin, fetch
 from autorl_hpc.stage.progress import Say
 from autorl_hpc.stage.sources import Address, address_of
@@ -34,7 +35,8 @@ def wanted_sources(task: Task) -> list[Wanted]:
     found = []
     for pinned in task.file.sources:
         try:
-            found.append(Wanted(pinned, address_of(pinned.url) if pinned.url else None))
+            url = pinned.derived.url if pinned.derived else pinned.url
+            found.append(Wanted(pinned, address_of(url) if url else None))
         except AutorlError as error:
             raise AutorlError(
                 f"field `sources`, {pinned.file}: {error.what}",
@@ -64,7 +66,15 @@ def fetch_sources(
         target.parent.mkdir(parents=True, exist_ok=True)
         say(f"{task.name}: {one.pinned.file} from {one.address.shown}")
         try:
-            fetch(one.address, target, Pin(sha256=one.pinned.sha256), say=say, patience=patience)
+            if one.pinned.derived is None:
+                fetch(one.address, target, Pin(sha256=one.pinned.sha256), say=say, patience=patience)
+            elif not target.is_file() or is_pinned(target, one.pinned) is not None:
+                raw = target.with_name(f"{target.name}.made-of")
+                fetch(one.address, raw, say=say, patience=patience)
+                try:
+                    make_derived(raw, target, one.pinned.derived)
+                finally:
+                    raw.unlink()
         except NoNetwork as error:
             raise NoNetwork(
                 error.what,
@@ -93,6 +103,8 @@ def _ways_out(task: Task, wanted: list[Wanted]) -> str:
     ]
     for one in wanted:
         place = one.address.shown if one.address else one.pinned.url or task.file.source
+        if one.pinned.derived is not None:
+            place = f"the first {one.pinned.derived.n} rows of {place}"
         optional = "  (optional)" if one.pinned.optional else ""
         lines.append(f"           {one.pinned.file}  {place}  sha256 {one.pinned.sha256}{optional}")
     lines.append(

@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -18,13 +21,22 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SourceFile
+from autorl_hpc.stage.derive import is_pinned
 from autorl_hpc.stage.progress import Say
 from autorl_hpc.stage.smith import prepare_smith
 from autorl_hpc.stage.task_sources import fetch_sources, remove_sources, wanted_sources
 from autorl_hpc.stage.work import remove_folder
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.staged import StagedTask, recipe_files, train_names, vault_names, vault_pins, verify_staged_task
+from autorl_hpc.tasks.staged import (
+    StagedTask,
+    check_items,
+    recipe_files,
+    train_names,
+    vault_names,
+    vault_pins,
+    verify_staged_task,
+)
 
 
 def stage_task(
@@ -139,8 +151,8 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
                 where=path,
                 next_step=f"get it from {pinned.url or task.file.source} and stage again",
             )
-        digest = file_sha256(path)
-        if digest != pinned.sha256:
+        digest = is_pinned(path, pinned)
+        if digest is not None:
             raise AutorlError(
                 f"{pinned.file} has sha256 {digest}, the task pins {pinned.sha256}: truncated, re-encoded or altered",
                 where=path,
@@ -164,7 +176,14 @@ def _load_prepare(task: Task) -> ModuleType:
             f"task {task.name} has no prepare.py", where=path, next_step="add one; see docs/adding-a-task.md"
         )
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with _own_code(task, "can't be loaded", "correct it; a package that it imports must be installed here"):
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, "prepare", None)):
+        raise AutorlError(
+            f"prepare.py of task {task.name} has no function prepare(source, out)",
+            where=path,
+            next_step="add it; see docs/adding-a-task.md",
+        )
     return module
 
 
@@ -175,17 +194,36 @@ def _prepare(task: Task, source: Path | None, work: Path) -> None:
         AutorlError: it failed.
     """
     module = _load_prepare(task)
-    try:
+    advice = "check the source files; if they are the pinned ones, the defect is in prepare.py"
+    with _own_code(task, "failed", advice, (AutorlError, OSError)):
         module.prepare(source, work)
-    except (AutorlError, OSError):
+
+
+@contextmanager
+def _own_code(
+    task: Task, verb: str, next_step: str, passed: tuple[type[Exception], ...] = (AutorlError,)
+) -> Iterator[None]:
+    """Around code of the task's folder: what it raises is its defect but for `passed`, and a program that calls `sys.exit` has not
+    prepared."""
+    path = task.folder / "prepare.py"
+    try:
+        yield
+    except passed:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        words = f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else _words(error)
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         raise AutorlError(
-            f"prepare.py of task {task.name} failed: {type(error).__name__}: {error}",
-            where=task.folder / "prepare.py",
-            next_step="check the source files; if they are the pinned ones, the defect is in prepare.py",
+            f"prepare.py of task {task.name} {verb}: {words}",
+            where=f"{path}:{line}" if line else path,
+            next_step=next_step,
             exit_code=Exit.FAILED,
         ) from error
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _made(work: Path, names: list[str]) -> list[str]:
@@ -207,6 +245,8 @@ def _check_pins(task: Task, work: Path) -> None:
                 next_step="task.yaml and prepare.py must be changed together",
                 exit_code=Exit.FAILED,
             )
+    if task.smith is None:  # its rows were looked at one by one
+        check_items(task, work, task.folder / "prepare.py")
 
 
 def _install(work: Path, names: list[str], target: Path, manifest: StoreManifest, *, private: bool) -> None:

@@ -138,7 +138,12 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
     paths = [file.path for file in manifest.files]
     if len(set(paths)) != len(paths):
         raise Damaged(f"a file stands twice in {BUNDLE_NAME}")
+    known = set(paths)
     for path in paths:
+        steps = path.split("/")
+        above = next((a for a in ("/".join(steps[:depth]) for depth in range(1, len(steps))) if a in known), None)
+        if above is not None:
+            raise Damaged(f"{path[:200]!r} lies below {above[:200]!r}, which is a file")
         if not all(PART_OF_PATH.fullmatch(step) for step in path.split("/")) or _part_of(path, manifest.parts) is None:
             raise Damaged(f"{path[:200]!r} belongs to none of its parts")
     return manifest

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.scoring.registry import SCORERS, scorer
+from autorl_hpc.scoring.options import wrong_option
+from autorl_hpc.scoring.registry import OF_EPISODES, SCORERS, scorer
+from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
 from autorl_hpc.tasks.search import check_search_name
@@ -45,11 +48,11 @@ def check_task(task: Task) -> None:
             )
     else:
         own = task.folder / "config.yaml"
-        _ = task.description  # reads what agents will see
-    for recipe in task.file.recipes:
-        _check_recipe(task, recipe, own)
+    _ = task.description  # reads what agents will see
     if task.file.environment is not None:
         _check_environment(task, own)
+    for recipe in task.file.recipes:
+        _check_recipe(task, recipe, own)
     if task.file.unit == "cluster" and task.file.cluster_field is None:
         raise AutorlError(
             "field `unit` is cluster, and no `cluster_field` says which field of an item names its cluster",
@@ -83,9 +86,32 @@ def _check_recipe(task: Task, recipe: Recipe, where: Path) -> None:
                 where=where,
                 next_step='use `scorer: episodes` with `scorer_version: "1"`',
             )
+        _check_options(task, recipe, where)
         _check_evaluate(task, recipe)
     else:
         _check_scorer(recipe, field, where)
+        if (recipe.max_steps is not None) != (recipe.scorer in OF_EPISODES) and (
+            recipe.max_steps is not None or recipe.scorer == "episodes"
+        ):
+            reads = "answers" if recipe.max_steps is not None else "episodes"
+            raise AutorlError(
+                f"{field}.scorer`: the scorer `{recipe.scorer}` reads {reads}, and "
+                + (
+                    "`max_steps` makes them episodes"
+                    if recipe.max_steps is not None
+                    else "without `max_steps` there are none"
+                ),
+                where=where,
+                next_step='with `max_steps` use `scorer: episodes` and `scorer_version: "1"`; without, a scorer of answers',
+            )
+        _check_options(task, recipe, where)
+
+
+def _check_options(task: Task, recipe: Recipe, where: Path) -> None:
+    wrong = wrong_option(recipe)
+    if wrong is not None:
+        field = "options" if task.smith is not None else f"recipes.{recipe.name}.options"
+        raise AutorlError(f"field `{field}.{wrong[0]}`: {wrong[1]}", where=where, next_step=f"correct it; {PAGE}")
 
 
 def _check_scorer(recipe: Recipe, field: str, where: Path) -> None:
@@ -107,6 +133,13 @@ def _check_scorer(recipe: Recipe, field: str, where: Path) -> None:
 
 def _check_evaluate(task: Task, recipe: Recipe) -> None:
     path = scorer_file(task.folder, recipe.options)
+    if path.is_file() and os.path.relpath(path, task.folder) not in code_files(task.folder):
+        raise AutorlError(
+            f"{path.name} of task {task.name} is no file of its folder, which alone is frozen and hashed (a link, or a path that "
+            "leads out of it)",
+            where=path,
+            next_step="put the file itself into the folder",
+        )
     tree = _parsed(path, f"recipe {recipe.name} of task {task.name} has `scorer: {OWN_SCORER}`")
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == EVALUATE]
     if not found:

@@ -13,9 +13,8 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import sha256_hex
 from autorl_hpc.records.task import Recipe, SplitPin
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.staged import JUDGE_PROMPT, JUDGE_PROMPT_SHA256
-
-MAX_ITEMS_BYTES = 1024 * 1024 * 1024
+from autorl_hpc.tasks.item_rows import BadRow, NotUtf8, read_items
+from autorl_hpc.tasks.staged import JUDGE_PROMPT, JUDGE_PROMPT_SHA256, MAX_ITEMS_BYTES
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,21 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     """The items of a split, after their file's hash was checked against the run's pin.
 
     Raises:
-        AutorlError: not staged, or changed after staging.
+        AutorlError: not staged, changed after staging, or a row is no item.
     """
     path = root.task_vault(task) / (pin.folder or split) / "items.jsonl"
-    # Not splitlines(): a question may hold a character that it takes for a line's end.
-    rows = [json.loads(line) for line in _read_pinned(path, pin.sha256, task).split(b"\n") if line]
-    return [_item(row) for row in rows]
+    data = _read_pinned(path, pin.sha256, task)
+    try:
+        return [_item(row) for row in read_items(data)]
+    except (BadRow, NotUtf8) as error:
+        words = f"it is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
+        raise AutorlError(
+            f"held-out items of task {task}, {split} split: {words}",
+            where=path,
+            fault=Fault.GRADER,
+            next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",
+            exit_code=Exit.FAILED,
+        ) from None
 
 
 def _item(row: dict[str, Any]) -> Item:

@@ -14,7 +14,8 @@ from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.task import Recipe, TaskFile
-from autorl_hpc.tasks.smith import SmithFolder, code_files, find_smith, read_smith, smith_names
+from autorl_hpc.tasks.folders import code_files
+from autorl_hpc.tasks.smith import SmithFolder, find_smith, read_description, read_smith, smith_names
 
 PATH_VARIABLE = "AUTORL_TASKS_PATH"
 TEMPLATE_NAME = "task.template.yaml"
@@ -41,7 +42,7 @@ class Task:
     def description(self) -> str:
         if self.smith is not None:
             return self.smith.description
-        return (self.folder / "description.md").read_text(encoding="utf-8")
+        return read_description(self.folder / "description.md")
 
     def hash(self) -> str:
         """Hash over the folder's files, as they are frozen."""

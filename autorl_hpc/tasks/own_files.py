@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autorl_hpc.files.hashing import tree_sha256, walk_files
+from autorl_hpc.files.hashing import tree_sha256
 from autorl_hpc.records.task import Recipe
+from autorl_hpc.tasks.folders import code_files
 
 OWN_SCORER = "task"
 """Name of the scorer that stands in the task's folder."""
@@ -14,11 +15,9 @@ OWN_SCORER = "task"
 EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
 """Options of a recipe: the file with `evaluate`, and the hash that `launch` fills in."""
 
-DATA_FOLDER = "data/"
-DECIDES_NO_SCORE = frozenset(
-    {"task.yaml", "description.md", "prepare.py", "environment.py", "config.yaml", "download_data.py"}
-)
-"""What a task folder holds beside its scorer. All else may be read by `evaluate`: modules, lists of words, tables."""
+DECIDES_NO_SCORE = frozenset({"task.yaml", "description.md"})
+"""What the recipe holds by itself, and what is told to agents. All else may be read or imported by `evaluate`, the modules that
+make the data and the environment too."""
 
 
 def scorer_file(folder: Path, options: Mapping[str, str | int | float | bool]) -> Path:
@@ -27,9 +26,8 @@ def scorer_file(folder: Path, options: Mapping[str, str | int | float | bool]) -
 
 
 def scorer_sha256(folder: Path) -> str:
-    """A hash over what may decide a score: everything in the folder but data and what only makes or describes them."""
-    names = [n for n in walk_files(folder) if n not in DECIDES_NO_SCORE and not n.startswith(DATA_FOLDER)]
-    return tree_sha256(folder, names)
+    """A hash over what may decide a score: everything that is frozen of the folder but `DECIDES_NO_SCORE`."""
+    return tree_sha256(folder, [name for name in code_files(folder) if name not in DECIDES_NO_SCORE])
 
 
 def with_scorer_hash(recipe: Recipe, folder: Path) -> Recipe:

@@ -6,20 +6,18 @@
     description.md    optional
 
 The reference (RD-Agent, benchmarks/smith) shows agents all rows and scores on the same ones. Here `stage` cuts them: 60 % for
-training, 20 % feedback, 20 % report, by the hash of the question. So the order of the rows does not matter, and equal
-questions fall into one split. What was staged is what is pinned: `with_staged_pins`.
+training, 20 % feedback, 20 % report, by the hash of the question (smith_rows.py). So the order of the rows does not matter, and
+equal questions fall into one split. What was staged is what is pinned: `with_staged_pins`.
 
-A folder `NAME` is the task `smith-NAME`, as in the reference. Recipe as there: the bare question, greedy, 2,048 tokens.
+A folder whose `name` is NAME is the task `smith-NAME`, as in the reference; it may itself be called otherwise. Recipe as there: the bare question, greedy, 2,048 tokens.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
@@ -31,26 +29,22 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SplitPin, TaskFile
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.own_files import DATA_FOLDER, EVALUATE_FILE, OWN_SCORER
+from autorl_hpc.tasks.exposed import NotExposed, exposed_names, refuse_held_out, write_exposed
+from autorl_hpc.tasks.folders import CONFIG, EVALUATE, is_smith
+from autorl_hpc.tasks.own_files import EVALUATE_FILE, OWN_SCORER
+from autorl_hpc.tasks.smith_rows import MAX_DATA_BYTES, canonical, questions_in, read_rows, split_rows
 
 PREFIX = "smith-"
-CONFIG, EVALUATE, DATA, DOWNLOAD = "config.yaml", "eval.py", "data/train.jsonl", "download_data.py"
+DATA, DOWNLOAD = "data/train.jsonl", "download_data.py"
 EVAL_MODE = "per_sample"
+MODES = {
+    "opencompass": "another suite would score it, on the rows that agents train on, with its own prompts, sampling and extraction, "
+    "none of which stands in this folder",
+}
+"""Of the reference, those that are not understood here, and why."""
 
-SALT = "autorl-hpc rl-smith split 1"
-"""Another salt is another split."""
-
-SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
-"""Percent of the distinct questions."""
-
-MIN_QUESTIONS = 5
-"""Fewer leave a split empty."""
-
-MAX_DATA_BYTES = 1024 * 1024 * 1024
 TRAIN_FILE = "train/train.jsonl"
 MAX_NEW_TOKENS = 2048
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,23 +59,18 @@ class SmithFolder:
         """Files that agents get beside the data.
 
         Raises:
-            AutorlError: one is missing, lies outside, or among the data.
+            AutorlError: see `exposed_names`.
         """
-        given = self.config.get("expose_files") or []
-        names = [given] if isinstance(given, str) else [str(name) for name in given]
-        for name in names:
-            path = self.folder / name
-            outside = Path(name).is_absolute() or ".." in Path(name).parts
-            if outside or name.startswith(DATA_FOLDER) or not path.is_file():
-                reason = "agents get training rows alone" if name.startswith(DATA_FOLDER) else "no file of this folder"
-                raise self.wrong(f"field `expose_files`: {name}: {reason}", "correct the field")
-        return names
+        try:
+            return exposed_names(self.folder, self.config.get("expose_files"))
+        except NotExposed as error:
+            raise self.wrong(f"field `expose_files`: {error}", "correct the field") from None
 
     @property
     def description(self) -> str:
         """description.md, else the field `description`; and how it is scored here."""
         own = self.folder / "description.md"
-        text = own.read_text(encoding="utf-8") if own.is_file() else str(self.config.get("description") or "")
+        text = read_description(own) if own.is_file() else str(self.config.get("description") or "")
         beside = "".join(f" `data/{name}` belongs to the task." for name in self.exposed)
         return (
             f"{text.strip()}\n\n`data/train.jsonl` holds the training rows. Answers are scored by the function `evaluate` of "
@@ -93,23 +82,64 @@ class SmithFolder:
         return AutorlError(what, where=self.folder / CONFIG, next_step=next_step)
 
 
-def is_smith(folder: Path) -> bool:
-    """Whether a folder is in that form, and not a task of our own."""
-    return not (folder / "task.yaml").exists() and (folder / CONFIG).is_file() and (folder / EVALUATE).is_file()
+def read_description(path: Path) -> str:
+    """A description.md, which agents read.
+
+    Raises:
+        AutorlError: it is in another encoding than UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise AutorlError(
+            f"{path.name} is not in UTF-8 (byte {error.start})", where=path, next_step="save it as UTF-8"
+        ) from None
+
+
+def smith_name(folder: Path) -> str:
+    """The task that a folder of that form is: by the field `name`; by the folder's name where that field can't be read."""
+    try:
+        config = read_yaml(folder / CONFIG)
+    except AutorlError:
+        config = None
+    return PREFIX + (_plain_name(config) or folder.name).removeprefix(PREFIX)
 
 
 def smith_names(parent: Path) -> set[str]:
     """Tasks of that form among the folders of `parent`; folders that begin with `_` are templates."""
-    found = {path.parent for path in parent.glob(f"*/{CONFIG}") if not path.parent.name.startswith("_")}
-    return {PREFIX + folder.name.removeprefix(PREFIX) for folder in found if is_smith(folder)}
+    return {smith_name(folder) for folder in _smith_folders(parent)}
 
 
 def find_smith(parent: Path, name: str) -> Path | None:
-    """The folder of task `name` below `parent`: `smith-x` is `x/`, or `smith-x/` in frozen code."""
+    """The folder of task `name` below `parent`: `smith-x` is `x/`, or `smith-x/` in frozen code, or the one whose config.yaml
+    says that name. Others are read only if no folder is called so.
+
+    Raises:
+        AutorlError: several say it.
+    """
     if not name.startswith(PREFIX):
         return None
-    places = (parent / name, parent / name.removeprefix(PREFIX))
-    return next((place for place in places if is_smith(place)), None)
+    called = [place for place in (parent / name, parent / name.removeprefix(PREFIX)) if is_smith(place)]
+    for place in called:
+        if smith_name(place) == name:
+            return place
+    found = [folder for folder in _smith_folders(parent) if smith_name(folder) == name]
+    if len(found) > 1:
+        raise AutorlError(
+            f"field `name`: {' and '.join(folder.name for folder in found)} are both the task {name}",
+            where=found[1] / CONFIG,
+            next_step="give one of them another name",
+        )
+    return next(iter(found or called), None)
+
+
+def _smith_folders(parent: Path) -> list[Path]:
+    folders = sorted({path.parent for path in parent.glob(f"*/{CONFIG}") if not path.parent.name.startswith("_")})
+    return [folder for folder in folders if is_smith(folder)]
+
+
+def _plain_name(config: Any) -> str:
+    return str(config.get("name") or config.get("id") or "") if isinstance(config, dict) else ""
 
 
 def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
@@ -122,18 +152,22 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
     if not isinstance(config, dict):
         raise AutorlError("a table of fields is expected", where=folder / CONFIG, next_step="see docs/adding-a-task.md")
     found = SmithFolder(folder, config)
-    plain = str(config.get("name") or config.get("id") or "")
+    plain = _plain_name(config)
     if plain.removeprefix(PREFIX) != name.removeprefix(PREFIX):
+        own = f"is {plain}: this folder is the task {smith_name(folder)}" if plain else "is missing"
         raise found.wrong(
-            f"field `name` is {plain or 'missing'}, the folder is {folder.name}",
-            "make them equal: the task is smith-NAME",
+            f"field `name` {own}", f"ask for {smith_name(folder)}, or correct the field: the task is smith-NAME"
         )
     mode = config.get("eval_mode") or config.get("eval_type") or EVAL_MODE
     if mode != EVAL_MODE:
         raise found.wrong(
-            f"field `eval_mode` is {mode}; understood is {EVAL_MODE}: eval.py with evaluate(question, model_answer, reference)",
+            f"field `eval_mode` is {mode}: {MODES.get(str(mode), 'there is no such mode')}; understood is {EVAL_MODE}: "
+            f"{EVALUATE} with evaluate(question, model_answer, reference)",
             "write a task.yaml for this task: docs/adding-a-task.md",
         )
+    options = config.get("options") or {}
+    if not isinstance(options, dict):
+        raise found.wrong(f"field `options`: a table is expected, not {options!r:.100}", "correct the field")
     value = {
         "name": name,
         "title": str(config.get("title") or config.get("description") or plain).split("\n")[0][:200],
@@ -151,78 +185,27 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
                 "dtype": "bfloat16",
                 "scorer": OWN_SCORER,
                 "scorer_version": "1",
-                "options": {EVALUATE_FILE: EVALUATE, **(config.get("options") or {})},
+                "options": {EVALUATE_FILE: EVALUATE, **options},
             }
         ],
     }
     return found, parse_record(TaskFile, value, folder / CONFIG)
 
 
-def code_files(folder: Path) -> list[str]:
-    """Files of a task folder that are frozen and hashed. Rows of an rl-smith folder stay out: most of them are held out."""
-    names = walk_files(folder)
-    return [name for name in names if not name.startswith(DATA_FOLDER)] if is_smith(folder) else names
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of data/train.jsonl.
-
-    Raises:
-        AutorlError: naming the line that is no object with a `question`.
-    """
-    rows = []
-    for number, line in enumerate(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise AutorlError(f"line {number} is no JSON: {error}", where=path, next_step="correct the line") from None
-        if not isinstance(row, dict) or not row.get("question"):
-            raise AutorlError(
-                f"line {number} is no object with a field `question`", where=path, next_step="correct the line"
-            )
-        rows.append(row)
-    return rows
-
-
-def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
-    """The rows of each split, in an order of their own: that of the file does not matter.
-
-    Raises:
-        AutorlError: there are too few.
-    """
-    ranked: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=_canonical):
-        ranked.setdefault(_rank(row["question"]), []).append(row)
-    if len(ranked) < MIN_QUESTIONS:
-        raise AutorlError(
-            f"{len(ranked)} distinct questions are too few for training, feedback and report",
-            where=where,
-            next_step=f"at least {MIN_QUESTIONS} are needed, some hundred make a score that says something",
-        )
-    found: dict[Literal["train", "feedback", "report"], list[Row]] = {}
-    keys, start, edge = sorted(ranked), 0, 0
-    for split, percent in SHARES.items():
-        edge += percent
-        end = len(keys) * edge // 100
-        found[split] = [row for key in keys[start:end] for row in ranked[key]]
-        start = end
-    for split in ("feedback", "report"):
-        found[split] = _with_ids(found[split], name)
-    return found
-
-
 def write_splits(folder: SmithFolder, data: Path, name: str, out: Path) -> None:
-    """Writes train/, feedback/ and report/ under `out`, as a prepare.py does."""
-    for split, rows in split_rows(read_rows(data), name, data).items():
+    """Writes train/, feedback/ and report/ under `out`, as a prepare.py does.
+
+    Raises:
+        AutorlError: before anything is written: the rows can't be used, or some that are held out lie elsewhere in the folder.
+    """
+    splits = split_rows(read_rows(data), name, data)
+    exposed = folder.exposed
+    refuse_held_out(folder.folder, [row["question"] for split in ("feedback", "report") for row in splits[split]])
+    for split, rows in splits.items():
         path = out / (TRAIN_FILE if split == "train" else f"{split}/items.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(_canonical(row) + "\n" for row in rows), encoding="utf-8")
-    for exposed in folder.exposed:
-        target = out / "train" / exposed
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((folder.folder / exposed).read_bytes())
+        path.write_text("".join(canonical(row) + "\n" for row in rows), encoding="utf-8")
+    write_exposed(folder.folder, exposed, out / "train")
 
 
 def pinned(file: TaskFile, data_sha256: str, out: Path) -> TaskFile:
@@ -240,7 +223,7 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
     """The task file with the pins of what was staged.
 
     Raises:
-        AutorlError: it is not staged, or the folder's rows are other ones by now.
+        AutorlError: it is not staged, the folder's rows are other ones by now, or some that are held out lie outside data/.
     """
     command = f"autorl-hpc stage {file.name}"
     store = read_manifest(root.task_store(file.name), name=f"task {file.name}", stage_command=command)
@@ -254,36 +237,15 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
             next_step=f"put them back, or run: {command} --again",
         )
     splits: dict[str, SplitPin] = {}
+    held_out: list[Any] = []
     for path, digest in _hashes(vault).items():
         split = path.partition("/")[0]
-        n = reading.read_bytes(root.task_vault(file.name) / path, max_bytes=MAX_DATA_BYTES).count(b"\n")
-        splits[split] = SplitPin(n=n, sha256=digest)
+        rows = reading.read_bytes(root.task_vault(file.name) / path, max_bytes=MAX_DATA_BYTES)
+        splits[split] = SplitPin(n=rows.count(b"\n"), sha256=digest)
+        held_out += questions_in(rows)
+    refuse_held_out(folder, held_out)  # also here: what is frozen is as the folder is now
     return file.model_copy(update={"train_files": _hashes(store), "splits": splits, "source": vault.source})
 
 
 def _hashes(manifest: StoreManifest) -> dict[str, str]:
     return {file.path: file.sha256 for file in manifest.files}
-
-
-def _with_ids(rows: list[Row], name: str) -> list[Row]:
-    """Each row with an `id` of its own: the one it has where each stands once, else by its hash."""
-    own = [row.get("id") for row in rows]
-    if all(isinstance(one, (str, int)) and one != "" for one in own) and len({str(one) for one in own}) == len(own):
-        return rows
-    seen: dict[str, int] = {}
-    named = []
-    for row in rows:
-        digest = hashlib.sha256(_canonical(row).encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
-        again = "" if seen[digest] == 1 else f"-{seen[digest]}"
-        named.append({**row, "id": f"{name}-{digest}{again}"})
-    return named
-
-
-def _canonical(row: Any) -> str:
-    """In ASCII, so that no character of a question is taken for a line's end."""
-    return json.dumps(row, sort_keys=True)
-
-
-def _rank(question: Any) -> str:
-    return hashlib.sha256(f"{SALT}\n{_canonical(question)}".encode()).hexdigest()

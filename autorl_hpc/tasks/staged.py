@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import reading
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import read_manifest, verify_files
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.records.task import Recipe
+from autorl_hpc.records.task import Recipe, SplitPin
+from autorl_hpc.scoring.registry import READ_ANSWER
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.item_rows import BadRow, NotUtf8, read_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import staged_pins
 
 ITEMS_NAME = "items.jsonl"
+MAX_ITEMS_BYTES = 1024 * 1024 * 1024
 JUDGE_PROMPT, JUDGE_PROMPT_SHA256 = "judge_prompt", "judge_prompt_sha256"
 """Options of a recipe: a staged text file, and its hash."""
 
@@ -39,7 +44,7 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
     """The manifests of a staged task, after every file's hash was checked against them and against the task's pins.
 
     Raises:
-        AutorlError: it is not staged, or something was changed.
+        AutorlError: it is not staged, something was changed, or an item can't be used.
     """
     task = with_pins(root, task)
     command = f"autorl-hpc stage {task.name}"
@@ -61,7 +66,53 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
                     next_step=f"run: {command} --again",
                     exit_code=Exit.FAILED,
                 )
+    check_items(task, root.task_vault(task.name))
     return StagedTask(store, vault)
+
+
+def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
+    """Looks at each held-out item below `folder`, before anything is queued.
+
+    Args:
+        made_by: the program to correct, where the files lie in a folder that will be gone.
+
+    Raises:
+        AutorlError: naming file and line of the first row that is no item, or whose id stood before; or another number of items
+            than is pinned.
+    """
+    question = any(recipe.max_steps is None for recipe in task.file.recipes)
+    answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
+    for field, name, pin in _items_files(task):
+        path = folder / name
+        if not path.is_file():
+            raise AutorlError(
+                f"field `{field}` pins {name}, and there is no such file: is it among `vault_files`?",
+                where=task.folder / "task.yaml",
+                next_step=f"correct the field, and run: autorl-hpc stage {task.name} --again",
+            )
+        try:
+            rows = read_items(reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES), question=question, answer=answer)
+        except (BadRow, NotUtf8) as error:
+            words = f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
+            raise AutorlError(
+                f"{name} of task {task.name}: {words}",
+                where=made_by or path,
+                next_step="correct what makes it, pin it anew (bin/pin-task) and stage it again: each line is one JSON object "
+                "with an `id` of its own",
+            ) from None
+        if len(rows) != pin.n:
+            raise AutorlError(
+                f"field `{field}.n` is {pin.n}, {name} holds {len(rows)} items",
+                where=task.folder / "task.yaml",
+                next_step="pin it anew: bin/pin-task prints it",
+            )
+
+
+def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
+    """Field of task.yaml, path below the vault's folder, and pin."""
+    found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
+    paper = task.file.paper
+    return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]
 
 
 def train_names(task: Task) -> list[str]:

@@ -16,10 +16,13 @@ import pytest
 from judge_server import JudgeServer, Reply, completion, likely
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.share import share
 from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.scoring.judge_cache import Answer, JudgeCache, request_key
 from autorl_hpc.scoring.judges import HttpJudge, make_judge, read_key
-from autorl_hpc.scoring.outcome import JudgeFailed, Verdict
+from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
+from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.tasks.heldout import Item
 
 Replies = Callable[[int, dict[str, Any]], Reply]
 Serve = Callable[[Replies], JudgeServer]
@@ -275,15 +278,76 @@ def test_a_limit_of_requests(serve: Serve) -> None:
 def test_what_was_answered_is_not_asked_again(serve: Serve, tmp_path: Path) -> None:
     server = serve(always(Reply(completion("M", logprobs=likely(M=-0.25)))))
     before = ask(judge(server, tmp_path), 5, logprobs=5)
-    other = serve(always(Reply({}, 500)))  # another address, as dead as can be
-    again = judge(other, tmp_path)
+    server.replies = always(Reply({}, 500))
+    again = judge(server, tmp_path)
     assert ask(again, 5, logprobs=5) == before
-    assert not other.asked and again.usage.since(judge(other).usage)["judge_cached"] == 5
+    assert again.usage.since(judge(server).usage)["judge_cached"] == 5
     assert len(server.asked) == 5
     for path in tmp_path.rglob("*"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077
     with pytest.raises(JudgeFailed):  # other parameters are another question
-        ask(judge(other, tmp_path, retries=0, parameters={"seed": 1}), 1, logprobs=5)
+        ask(judge(server, tmp_path, retries=0, parameters={"seed": 1}), 1, logprobs=5)
+
+
+@pytest.mark.parametrize("changed", ["url", "revision"])
+def test_what_another_judge_answered_is_not_taken(serve: Serve, tmp_path: Path, changed: str) -> None:
+    server, other = serve(always(Reply())), serve(always(Reply(completion("2"))))
+    assert ask(judge(server, tmp_path, revision="2026-01"), 3) == [Verdict("1")] * 3
+    if changed == "url":
+        assert ask(judge(other, tmp_path, revision="2026-01"), 3) == [Verdict("2")] * 3
+    else:
+        server.replies = always(Reply(completion("2")))  # other weights under the same name and address
+        assert ask(judge(server, tmp_path, revision="2026-02"), 3) == [Verdict("2")] * 3
+    assert ask(judge(server, tmp_path, revision="2026-01"), 3) == [Verdict("1")] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "logprobs", "kept"),
+    [
+        (completion(""), 0, False),
+        (completion(" \n"), 0, False),
+        (completion("1 bec", finish_reason="length"), 0, False),
+        (completion("1", finish_reason="content_filter"), 0, False),
+        (completion("1", finish_reason=None), 0, True),
+        (completion("M", logprobs=likely(M=-0.25), finish_reason="length"), 5, True),
+    ],
+)
+def test_what_can_be_no_verdict_is_not_kept(
+    serve: Serve, tmp_path: Path, given: dict[str, Any], logprobs: int, kept: bool
+) -> None:
+    server = serve(always(Reply(given)))
+    for _ in range(2):
+        ask(judge(server, tmp_path), logprobs=logprobs)
+    assert len(server.asked) == (1 if kept else 2)
+
+
+def test_what_could_not_be_read_is_forgotten(serve: Serve, tmp_path: Path) -> None:
+    server = serve(always(Reply(completion("I am busy, ask later"))))
+    rubbish = ask(judge(server, tmp_path), 2)
+    server.replies = always(Reply())
+    asked = judge(server, tmp_path)
+    assert ask(asked, 2) == rubbish, "an answer is kept until a scorer says that it is none"
+    asked.forget(rubbish)
+    asked.forget([*rubbish, Verdict("", refused="x")])
+    assert ask(judge(server, tmp_path), 2) == [Verdict("1")] * 2
+
+
+def test_rubbish_that_passes_does_not_keep_an_item_unscored(serve: Serve, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    prompt = (share("tasks") / "alpacaeval-mini" / "judge_discrete.txt").read_text()
+    items = [Item(f"i{n}", f"Question {n}", "A reference.", {}) for n in range(30)]
+
+    def score() -> list[float]:
+        context = Context(judge=judge(server, tmp_path), judge_mode="discrete", judge_prompt=prompt)
+        return [o.value for o in scorer("alpacaeval", "1").score(items, [["an answer"]] * 30, context)]
+
+    server = serve(always(Reply(completion("The service is warming up."))))
+    with pytest.raises(JudgeFailed, match="30 of 30 replies"):
+        score()
+    server.replies = always(Reply(completion("2")))
+    values, asked = score(), len(server.asked)
+    assert set(values) == {0.0, 1.0}
+    assert score() == values and len(server.asked) == asked, "verdicts are kept"
 
 
 def test_the_same_question_is_sent_once(serve: Serve) -> None:
@@ -416,3 +480,5 @@ def test_a_run_is_not_judged_by_another_judge(tmp_path: Path) -> None:
         with pytest.raises(AutorlError, match=r"recipe asks the judge old, the experiment's is (new|none)") as caught:
             make_judge(given, "old", tmp_path)
         assert "judge.model: old" in (caught.value.next_step or "")
+    with pytest.raises(AutorlError, match=r"revision 2026-01, the experiment's is unsaid"):
+        make_judge(spec, "new", tmp_path, "2026-01")

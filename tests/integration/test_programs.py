@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -350,6 +351,7 @@ HONEST: dict[str, str] = {
     "is a lambda": "add = lambda a, b: a + b",
     "has a main": RIGHT + "if __name__ == '__main__':\n    raise SystemExit(1)",
     "waits": "import time\n" + RIGHT + "time.sleep(0.2)",
+    "waits for a while, in pieces": "import time\ndef add(a, b):\n    for _ in range(4): time.sleep(0.1)\n    return a + b",
     "works hard": "sum(range(3_000_000))\n" + RIGHT,
     "uses memory": "x = bytearray(100 << 20)\n" + RIGHT,
     "answers subclasses": "class I(int): pass\nclass L(list): pass\ndef add(a, b):\n    return L(a + b) if isinstance(a, list) else I(a + b)",
@@ -366,6 +368,62 @@ def test_honest_programs_pass(layers: tuple[str, ...]) -> None:
     verdicts = dict(zip(HONEST, at(layers, list(HONEST.values())), strict=True))
     failed = {name: str(verdict.reason) for name, verdict in verdicts.items() if not verdict.passed}
     assert not failed or (layers == ("seccomp",) and set(failed) == {"keeps a file"})
+
+
+IDLE: dict[str, str] = {
+    "sleeps": "import time\ndef add(a, b): time.sleep(60)",
+    "sleeps when defined": "import time\ntime.sleep(60)",
+    "sleeps in pieces": "import time\ndef add(a, b):\n    for _ in range(10**6): time.sleep(0.05)",
+    "works now and then": "import time\ndef add(a, b):\n    while True: time.sleep(0.09); sum(range(1000))",
+    "waits for nothing": "import select\ndef add(a, b): select.select([], [], [], 60)",
+    "waits for a lock": "import threading\ndef add(a, b):\n    lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "stops itself": "import os, signal\ndef add(a, b): os.kill(os.getpid(), signal.SIGSTOP)",
+}
+PATIENT = Limits(cpu_s=4, wall_s=60.0, idle_s=1.5, memory_bytes=512 * 1024 * 1024)
+
+
+@pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ()], ids=lambda layers: "+".join(layers) or "none")
+def test_idle_programs_end_long_before_their_clock(layers: tuple[str, ...]) -> None:
+    begun = time.monotonic()
+    sources = {name: text for name, text in IDLE.items() if name != "stops itself" or not layers}
+    verdicts = dict(zip(sources, at(layers, list(sources.values()), PATIENT), strict=True))
+    assert {name: verdict.reason for name, verdict in verdicts.items()} == dict.fromkeys(sources, Reason.TIME)
+    assert time.monotonic() - begun < 30.0, "each took its 60 s, or a good part of them"
+
+
+def test_short_waits_add_up() -> None:
+    test = "def check(candidate):\n    for _ in range(1000): candidate(1, 2)\n"
+    slow = Program("import time\ndef add(a, b): time.sleep(0.05)", test, "add")
+    begun = time.monotonic()
+    (verdict,) = run_programs([slow], limits=PATIENT)
+    assert verdict.reason is Reason.TIME and time.monotonic() - begun < 20.0
+
+
+def test_a_program_that_sleeps_keeps_no_core_from_others() -> None:
+    found = Isolation((), frozenset())
+    with Crew(Limits(idle_s=20.0, wall_s=60.0)) as crew:  # one core
+        sleeper = threading.Thread(target=crew.outcome, args=(program(IDLE["sleeps when defined"]), ()), daemon=True)
+        sleeper.start()
+        deadline = time.monotonic() + 15
+        while not crew._all and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert crew.verdict(program(RIGHT), found).passed
+        assert sleeper.is_alive(), "the other one was waited for"
+        crew._stop()
+        sleeper.join(30)
+        assert not sleeper.is_alive()
+
+
+def test_a_busy_machine_makes_no_program_idle() -> None:
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        works = program("import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass\n" + RIGHT)
+        verdicts = at((), [works.source] * 2, PATIENT)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert [verdict.reason for verdict in verdicts] == [Reason.PASSED] * 2
 
 
 VALUES = """

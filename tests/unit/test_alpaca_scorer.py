@@ -138,12 +138,16 @@ class Scripted:
     def __init__(self, says: Callable[[str, int], str]) -> None:
         self.says = says
         self.rounds: list[list[str]] = []
+        self.forgotten: list[str] = []
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]:
         self.rounds.append([turns[-1]["content"] for turns in conversations])
         return [Verdict(self.says(content, len(self.rounds))) for content in self.rounds[-1]]
+
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        self.forgotten += [verdict.text for verdict in verdicts]
 
 
 def better_is(word: str) -> Callable[[str, int], str]:
@@ -183,6 +187,7 @@ def test_a_reply_that_cannot_be_read_is_asked_again_in_the_other_order_and_then_
     assert [len(asked) for asked in judge.rounds] == [200, 1, 1]
     (first,) = [content for content in judge.rounds[0] if "Question 7\n" in content]
     (second,), (third,) = judge.rounds[1:]
+    assert judge.forgotten == ["Both!", "Both!"]
     assert parts(first) == parts(second)[::-1]
     assert third.startswith(first) and third.endswith("Reply with 1 or 2 alone, and nothing else.")
 
@@ -294,6 +299,9 @@ class Replays:
     ) -> list[Verdict]:
         assert logprobs and max_tokens == 1
         return [self._says(turns[-1]["content"]) for turns in conversations]
+
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        assert not verdicts
 
     def _says(self, content: str) -> Verdict:
         found = re.search(r"instruction\]\n(.*)\n\[\w+ first answer\]\n(.*)\n\[\w+ second answer\]\n(.*)\n\[\w+ end\]", content, re.DOTALL)  # fmt: skip

@@ -319,6 +319,7 @@ EVIL: list[tuple[str, Callable[[list[Member]], list[Member]], str]] = [
     ("a name with a line's end", named(f"{TINY}/a\nb"), "belongs to none of its parts"),
     ("a file of no part", named("store/models/org/other/x"), "belongs to none of its parts"),
     ("a file beside the parts", named("runs/x"), "belongs to none of its parts"),
+    ("a file below a file", named(f"{TINY}/config.json/x"), "is damaged: 'store/models/autorl/tiny/config.json/x' lies below"),
     ("a part that climbs", with_part(name="../../x", kind="task"), "is no name"),
     ("a model's name that climbs", with_part(name="org/../x", kind="model"), "is no name"),
     ("a symbolic link", of_type(tarfile.SYMTYPE, "/etc/passwd"), "is no plain file"),

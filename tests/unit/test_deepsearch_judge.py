@@ -321,6 +321,7 @@ class Scripted:
     def __init__(self, *rounds: Sequence[str | Verdict]) -> None:
         self.rounds = list(rounds)
         self.asked: list[list[str]] = []
+        self.forgotten: list[str] = []
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
@@ -328,6 +329,9 @@ class Scripted:
         self.asked.append([conversation[-1]["content"] for conversation in conversations])
         replies = self.rounds[len(self.asked) - 1]
         return [reply if isinstance(reply, Verdict) else Verdict(reply) for reply in replies]
+
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        self.forgotten += [verdict.text for verdict in verdicts]
 
 
 TEMPLATE = "Q {question} T {prompt_type} A {correct_answer} R {response} {{json}}"
@@ -383,6 +387,7 @@ def test_only_what_could_not_be_read_is_asked_again_in_other_words() -> None:
     judge = Scripted(["no idea", NO], ["NULL"], [ALL])
     assert rated(judge, [[episode("x")], [episode("y")]]) == [1.0, 0.0]
     assert [len(asked) for asked in judge.asked] == [2, 1, 1]
+    assert judge.forgotten == ["no idea", "NULL"]
     assert len({asked[0] for asked in judge.asked}) == ROUNDS == len(set(REMINDERS)), "a cache would give the old reply"
 
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,10 @@ TROUBLES = {
     "ends": ("sys.exit('enough')", r"the environment failed: SystemExit: enough"),
     "no step": ("'seven'", r"a step is \(observation, done, reward\), not 'seven'"),
     "nothing": ("None", r"a step is \(observation, done, reward\), not None"),
-    "no number": ("('a', False, 'much')", r"a step is"),
+    "no number": ("('a', False, 'much')", r"a reward is a number, not 'much'"),
+    "a number as text": ("('a', True, '1')", r"a reward is a number, not '1'"),
+    "done in words": ("('a', 'no', 0.0)", r"`done` is True or False, not 'no'"),
+    "done as a number": ("('a', 1, 0.0)", r"`done` is True or False, not 1"),
     "NaN": ("('a', False, float('nan'))", r"a reward lies between 0 and 1, not nan"),
     "too much": ("('a', True, 1.5)", r"a reward lies between 0 and 1, not 1.5"),
     "no text": ("(b'a', False, 0.0)", r"an observation is text, not bytes"),
@@ -228,6 +232,14 @@ def test_an_environment_that_fails_in_reset(source: Source) -> None:
     assert failed.reward is None and "RuntimeError: no door" in str(failed.problem) and failed.steps == 0
     (failed,) = play(source, [goal(0, trouble="42", at=0)])
     assert failed.reward is None and "an observation is text, not int" in str(failed.problem)
+
+
+def test_an_action_that_is_no_text_is_named(source: Source, tmp_path: Path) -> None:
+    text = Path(source.file).read_text().replace("return completion.strip()", "return None")
+    file = tmp_path / "mute.py"
+    file.write_text(text)
+    (failed,) = play(replace(source, file=file), [goal(0)])
+    assert failed.reward is None and "the dialogue's action is text, not None" in str(failed.problem)
 
 
 def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None:

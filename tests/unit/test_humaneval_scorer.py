@@ -110,7 +110,7 @@ WRONG = {
 }
 
 
-def solved(answers: list[str], name: str = "humaneval", version: str = "1") -> list[bool]:
+def solved(answers: list[str], name: str = "humaneval", version: str = "2") -> list[bool]:
     test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"
     item = Item("add", PROMPT, "    return a + b\n", {"test": test, "entry_point": "add"})
     outcomes = scorer(name, version).score([item] * len(answers), [[text] for text in answers], Context())
@@ -161,7 +161,7 @@ def test_the_reference_s_extraction_with_its_faults(answer: str, expected: str) 
 
 def test_the_reference_s_scorer_loses_what_its_extraction_loses() -> None:
     answers = [DEF, f"```python\n{DEF}```", "    return a + b", f"Sure:\n{DEF}"]
-    assert solved(answers, "humaneval-opencompass", "a5acc4bb") == [True, True, False, False]
+    assert solved(answers, "humaneval-opencompass", "a5acc4bb-2") == [True, True, False, False]
     assert solved(answers) == [True] * 4
 
 
@@ -185,7 +185,7 @@ def test_pass_at_k_of_many_samples() -> None:
 
 
 def test_metrics_are_averages_over_problems() -> None:
-    made = scorer("humaneval", "1")
+    made = scorer("humaneval", "2")
     outcomes = [Outcome(p / 20, {"samples": 20, "passed": p}) for p in (0, 2, 20)]
     metrics = made.metrics([], outcomes)
     assert metrics["pass@1"] == pytest.approx(100 * (0 + 0.1 + 1) / 3)
@@ -206,17 +206,17 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
 
 
 def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
-    made = scorer("humaneval", "1")
+    made = scorer("humaneval", "2")
     assert len(mini) == 16
     assert {o.value for o in made.score(mini, [[item.answer] for item in mini], Context())} == {1.0}
     assert {o.value for o in made.score(mini, [[""] for _ in mini], Context())} == {0.0}
-    other = scorer("humaneval-opencompass", "a5acc4bb")
+    other = scorer("humaneval-opencompass", "a5acc4bb-2")
     blocks = [[f"```python\n{item.question}{item.answer}```"] for item in mini]
     assert {o.value for o in other.score(mini, blocks, Context())} == {1.0}
 
 
 def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
-    made = scorer("humaneval", "1")
+    made = scorer("humaneval", "2")
     answers = [[item.answer, "", item.answer, "    return (", item.answer] for item in mini]
     outcomes = made.score(mini, answers, Context())
     assert {o.value for o in outcomes} == {0.6}
@@ -226,7 +226,7 @@ def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
 
 
 def test_facts_hold_words_and_no_texts(mini: list[Item]) -> None:
-    (outcome,) = scorer("humaneval", "1").score(mini[:1], [["def x: secret"]], Context())
+    (outcome,) = scorer("humaneval", "2").score(mini[:1], [["def x: secret"]], Context())
     assert set(outcome.facts) == {"samples", "passed", "isolation", "reason"}
     assert outcome.facts["reason"] == "syntax"
 
@@ -241,7 +241,7 @@ def test_the_problems_of_the_splits_are_different(mini: list[Item], tmp_path: Pa
 
 def test_an_item_without_a_test_is_the_task_s_fault() -> None:
     with pytest.raises(AutorlError, match="item x has no test and entry point"):
-        scorer("humaneval", "1").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
+        scorer("humaneval", "2").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
 
 
 # --- the filter of system calls, for the architecture that is not here too ---

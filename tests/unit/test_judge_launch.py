@@ -117,10 +117,11 @@ def test_the_judge_is_part_of_the_recipe_and_how_it_is_reached_is_not(root: Root
     others = [
         recipe_of(root, "judged", judge={**HTTP, "model": "other"}),
         recipe_of(root, "judged", judge={**HTTP, "parameters": {"seed": 1}}),
+        recipe_of(root, "judged", judge={**HTTP, "revision": "weights of 2026-01"}),
         recipe_of(root, "judged", judge=HTTP, recipe={"judged": "weighted"}),
         recipe_of(root, "judged", judge={"url": "builtin:length-and-words"}),
     ]
-    assert len({recipe.hash() for recipe in [plain, *others]}) == 5
+    assert len({recipe.hash() for recipe in [plain, *others]}) == 6
     _, record = prepare(spec(root, "judged", judge=reached), root)
     for path in root.runs.rglob("*"):
         assert not path.is_file() or b"sk-secret" not in path.read_bytes(), path

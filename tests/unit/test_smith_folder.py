@@ -167,7 +167,7 @@ def test_launch_pins_what_was_staged_and_freezes_no_rows(folder: Folder, root: R
     assert caught.value.next_step == "run: autorl-hpc stage smith-halves"
     stage_task(root, load_task("smith-halves"), None)
     (cell,) = expand(read_spec(job(root)), root, job(root))
-    assert {str(split): pin.n for split, pin in cell.science.splits.items()} == {"feedback": 20, "report": 21}
+    assert {str(split): pin.n for split, pin in cell.science.splits.items()} == {"feedback": 21, "report": 21}
     assert cell.science.splits[Split.REPORT].sha256
     assert cell.science.recipe.options["evaluate_sha256"] and cell.science.recipe.options["evaluate_file"] == "eval.py"
 
@@ -210,7 +210,7 @@ def test_rows_of_another_folder(folder: Folder, root: Root, tmp_path: Path) -> N
     with pytest.raises(AutorlError, match=r"has neither data/train\.jsonl nor download_data\.py"):
         stage_task(root, load_task("smith-halves"), None)
     stage_task(root, load_task("smith-halves"), tmp_path)
-    assert with_pins(root, load_task("smith-halves")).file.splits["feedback"].n == 20
+    assert with_pins(root, load_task("smith-halves")).file.splits["feedback"].n == 21
 
 
 def load_and_stage(root: Root) -> Task:
@@ -220,13 +220,22 @@ def load_and_stage(root: Root) -> Task:
 
 
 BAD_CONFIGS = [
-    ({"name": "other"}, "field `name` is other, the folder is halves"),
+    ({"name": "other"}, "field `name` is other: this folder is the task smith-other"),
     ({"eval_mode": "per_sample"}, "field `name` is missing"),
-    ({"name": "halves", "eval_mode": "opencompass"}, "field `eval_mode` is opencompass; understood is per_sample"),
+    (
+        {"name": "halves", "eval_mode": "opencompass"},
+        "field `eval_mode` is opencompass: another suite would score it, on the rows that agents train on",
+    ),
     ({"name": "halves", "eval_type": "custom_model"}, "field `eval_mode` is custom_model"),
     ({"name": "halves", "expose_files": ["data/train.jsonl"]}, "agents get training rows alone"),
     ({"name": "halves", "expose_files": ["../x"]}, "no file of this folder"),
     ({"name": "halves", "expose_files": ["none.py"]}, "no file of this folder"),
+    ({"name": "halves", "expose_files": ["./data/train.jsonl"]}, "agents get training rows alone"),
+    ({"name": "halves", "expose_files": ["x/../data//train.jsonl"]}, "agents get training rows alone"),
+    ({"name": "halves", "expose_files": 5}, "field `expose_files`: a list of file names is expected, not 5"),
+    ({"name": "halves", "expose_files": [["eval.py"]]}, "field `expose_files`: a list of file names is expected"),
+    ({"name": "halves", "options": {"evaluate_timeout_s": "fast"}}, "field `options.evaluate_timeout_s`: it is 'fast'"),
+    ({"name": "halves", "options": [1]}, "field `options`: a table is expected, not [1]"),
     ({"name": "halves", "prompt": "solve it"}, "does not hold {question}"),
     ({"name": "halves", "max_new_tokens": "many"}, "max_new_tokens"),
 ]

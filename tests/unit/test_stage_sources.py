@@ -179,7 +179,7 @@ def test_an_address_that_is_none_is_named_by_field(server: LoopbackServer, root:
     assert caught.value.where == str(task.folder / "task.yaml")
 
 
-@pytest.mark.parametrize("name", ["gsm8k"])
+@pytest.mark.parametrize("name", ["alpacaeval", "gsm8k"])
 def test_shipped_tasks_that_are_fetched_name_whole_commits(name: str) -> None:
     for one in task_sources.wanted_sources(load_task(name)):
         if one.address is not None:

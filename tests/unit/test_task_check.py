@@ -14,9 +14,12 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
 from autorl_hpc.launch.expand import expand, read_spec
+from autorl_hpc.scoring.options import KNOWN
+from autorl_hpc.scoring.registry import SCORERS
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
+from autorl_hpc.tasks.own_files import OWN_SCORER
 
 PLAYED = "class Environment:\n    pass\n\n\nclass Dialogue:\n    pass\n"
 
@@ -73,8 +76,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 def test_a_whole_folder_passes_and_is_not_run(folder: Folder) -> None:
     folder.check()
-    folder.played()
+    folder.recipe["options"] = {"evaluate_timeout_s": 0.5, "evaluate_memory_gib": 2}
     folder.check()
+    folder.played(options={"threshold": 0.5, "my_own": "x"})
+    folder.check()
+
+
+def test_every_scorer_says_which_options_it_knows() -> None:
+    assert set(KNOWN) == {*SCORERS, OWN_SCORER}
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in share("tasks").glob("*/task.yaml")))
@@ -102,6 +111,12 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         "field `recipes.0.scorer_version`: this field is missing",
     ),
     ("description", lambda f: f.gone("description.md"), "description.md", "has no description.md"),
+    (
+        "description's encoding",
+        lambda f: (f.path / "description.md").write_bytes("Gr\u00fc\u00dfe".encode("utf-16")),
+        "description.md",
+        "description.md is not in UTF-8",
+    ),
     ("evaluate", lambda f: f.gone("evaluate.py"), "evaluate.py", "evaluate.py is missing: recipe default of task mine"),
     ("syntax", lambda f: f.file("evaluate.py", "x = 1\ndef evaluate(:\n"), "evaluate.py:2", "evaluate.py is no Python"),
     (
@@ -134,6 +149,83 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         lambda f: f.recipe.update(scorer="gsm8k", scorer_version="9"),
         "task.yaml",
         "field `recipes.default.scorer_version`: this package has no scorer `gsm8k` version 9 (it has version 1)",
+    ),
+    (
+        "evaluate elsewhere",
+        lambda f: (
+            f.file("../e.py", "def evaluate(q, a, r): ..."),
+            f.recipe.update(options={"evaluate_file": "../e.py"}),
+        ),
+        "../e.py",
+        "e.py of task mine is no file of its folder",
+    ),
+    (
+        "evaluate behind a link",
+        lambda f: (
+            (f.path / "evaluate.py").rename(f.path.parent / "e.py"),
+            (f.path / "evaluate.py").symlink_to("../e.py"),
+        ),
+        "evaluate.py",
+        "evaluate.py of task mine is no file of its folder",
+    ),
+    *(
+        (
+            f"option {name} {value}",
+            lambda f, name=name, value=value: f.recipe.update(options={name: value}),
+            "task.yaml",
+            f"field `recipes.default.options.{name}`: {words}",
+        )
+        for name, value, words in [
+            ("evaluate_timeout_s", "fast", "it is 'fast', expected is a number"),
+            ("evaluate_timeout_s", -1, "it is -1, expected is more than 0 and at most 3600"),
+            ("evaluate_timeout_s", True, "it is True, expected is a number"),
+            ("evaluate_timout_s", 5, "the scorer `task` has no such option; did you mean `evaluate_timeout_s`?"),
+            ("evaluate_memory_gib", 0, "it is 0, expected is more than 0.1"),
+            ("evaluate_file", 1, "it is 1, expected is a text"),
+            ("threshold", 0.5, "the scorer `task` has no such option; it knows evaluate_file, "),
+        ]
+    ),
+    *(
+        (
+            f"option {name} {value} of {scorer}",
+            lambda f, name=name, value=value, more=more: f.recipe.update(options={name: value}, **more),
+            "task.yaml",
+            f"field `recipes.default.options.{name}`: {words}",
+        )
+        for scorer, more, name, value, words in [
+            ("gsm8k", {"scorer": "gsm8k"}, "x", 1, "the scorer `gsm8k` has no such option; it knows none"),
+            (
+                "humaneval",
+                {"scorer": "humaneval", "scorer_version": "2"},
+                "unconfined",
+                "yes",
+                "it is 'yes', expected is a yes or no",
+            ),
+        ]
+    ),
+    (
+        "an episode's threshold",
+        lambda f: f.played(options={"threshold": 1.5}),
+        "task.yaml",
+        "field `recipes.default.options.threshold`: it is 1.5, expected is more than 0 and at most 1",
+    ),
+    (
+        "an episode's option, misspelt",
+        lambda f: f.played(options={"max_prompt_token": 5, "my_own": 3}),
+        "task.yaml",
+        "the scorer `episodes` has no such option; did you mean `max_prompt_tokens`?",
+    ),
+    (
+        "answers' scorer of episodes",
+        lambda f: f.played(scorer="gsm8k"),
+        "task.yaml",
+        "field `recipes.default.scorer`: the scorer `gsm8k` reads answers, and `max_steps` makes them episodes",
+    ),
+    (
+        "episodes' scorer of answers",
+        lambda f: f.recipe.update(scorer="episodes"),
+        "task.yaml",
+        "the scorer `episodes` reads episodes, and without `max_steps` there are none",
     ),
     ("prompt", lambda f: f.recipe.update(prompt="Q:"), "task.yaml", "it does not hold {question}"),
     ("shots", lambda f: f.recipe.update(shots_file="shots.json"), "task.yaml", "shots_sha256`: this field is missing"),

@@ -85,7 +85,9 @@ def place(tmp_path: Path) -> Place:
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("copy", [True, False])
 def test_an_altered_entry(place: Place, number: int, copy: bool) -> None:
-    field = {1: {"elapsed_s": 1.0}, 2: {"holes": ["x"]}, 3: {"note": "x"}, 4: {"generation": 9}, 6: {"generation": 9}}[number]
+    field = {1: {"elapsed_s": 1.0}, 2: {"holes": ["x"]}, 3: {"note": "x"}, 4: {"generation": 9}, 6: {"generation": 9}}[
+        number
+    ]
     if not copy:
         place.run.dir.sealed_ledger.unlink()
     place.alter(number, **field)

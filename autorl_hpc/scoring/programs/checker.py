@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING
 
 from autorl_hpc.scoring.programs import candidate, frames, linux
 from autorl_hpc.scoring.programs.confine import confine
+from autorl_hpc.scoring.programs.idleness import LOOK_S, Idleness
 
 if TYPE_CHECKING:
     from autorl_hpc.scoring.programs.confine import Plan
 
 MOST_INPUT_BYTES = 256 * 1024 * 1024
-TICK_S = 0.1
-"""How often the private folder is looked at while the candidate works, where it lies on a disk."""
 KILL_ROUNDS = 500
 PATIENT_ROUNDS = 20
 ROUND_PAUSE_S = 0.002
+ROOM_S = 0.5
+"""A candidate that was idle for so long leaves its core to another: thousands of them would else take hours."""
+IDLE = "idle"
+"""The message that says so; the outcome follows it."""
 CONFINED, REFUSED = "confined", "refused"
 NEARLY_S = 0.5
 """A process that was killed within this of its limit on CPU time was killed by it."""
@@ -55,6 +58,8 @@ class Checker:
         self._raised = ""  # the name of the exception that the last call ended with, in words of the program's
         self._output = os.memfd_create("output")  # bounded by RLIMIT_FSIZE, as files are; nobody has to read it
         self._pid = 0
+        self._told = False  # that the candidate is idle
+        self._idleness: Idleness | None = None  # from the moment that the program's text may run
         self._requests = self._answers = -1
 
     def start(self) -> None:
@@ -77,6 +82,7 @@ class Checker:
         if CONFINED not in told:
             self.detail = str(told.get(REFUSED, ""))
             raise Stop(REFUSED)
+        self._idleness = Idleness(self._pid, self.plan["idle_s"])
 
     def check(self, test: str) -> None:
         """Runs the test. Returns if it passes.
@@ -157,8 +163,19 @@ class Checker:
         return told
 
     def _wait(self, pipe: int) -> None:
-        while not select.select([pipe], [], [], TICK_S)[0]:
+        idle = self._idleness
+        if idle is not None:
+            idle.begin()
+        # The private folder is looked at too, where it lies on a disk.
+        while not select.select([pipe], [], [], LOOK_S)[0]:
             self._look()
+            if idle is not None and idle.goes_on():
+                raise Stop("time")
+            if idle is not None and idle.idle_s > ROOM_S and not self._told:
+                self._told = True
+                frames.write(1, {IDLE: True})
+        if idle is not None and idle.end():
+            raise Stop("time")
 
     def _look(self) -> None:
         """At the private folder, where no file system of its own bounds it."""

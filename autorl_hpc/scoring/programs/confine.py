@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         hidden: list[str]
         cpu_s: int
         wall_s: float
+        idle_s: float
         memory_bytes: int
         answer_bytes: int
         file_bytes: int

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.scoring.programs import frames
+from autorl_hpc.scoring.programs.checker import IDLE
 from autorl_hpc.scoring.programs.libraries import libraries
 from autorl_hpc.scoring.programs.limits import Isolation, Limits, Program, Reason, Verdict
 from autorl_hpc.scoring.programs.nursery import NEXT
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 """For a checker that doesn't end by its own clock: it then hangs in one comparison of what the program answered."""
+IDLERS = 8
+"""Programs under way for each core: those that sleep need none."""
 LOST = "lost"
 REASONS = frozenset(str(reason) for reason in Reason)
 HONEST = Program(source="def f(x):\n    return x\n", test="def check(f):\n    assert f(1) == 1\n", entry_point="f")
@@ -50,22 +53,30 @@ class Nursery:
                 start_new_session=True,
             )
 
-    def ask(self, words: bytes, timeout_s: float) -> dict[str, object] | None:
-        """What a new checker says of one program; None if it says nothing in time. After that, and after `lost`, end it."""
+    def ask(self, words: bytes, timeout_s: float, idle: Callable[[], None]) -> dict[str, object] | None:
+        """What a new checker says of one program; None if it says nothing in time. After that, and after `lost`, end it.
+
+        Args:
+            idle: called if the program does nothing, and its core could be another's.
+        """
         self._socket.settimeout(timeout_s)
         try:
             self._socket.sendall(NEXT + words)
             said = b""
-            while len(said) < frames.HEAD_BYTES or len(said) < frames.length(said):
-                part = self._socket.recv(65536)
-                if not part:
-                    return {"reason": LOST, "detail": "its checker's parent ended"}
-                said += part
+            while True:
+                while len(said) < frames.HEAD_BYTES or len(said) < frames.length(said):
+                    part = self._socket.recv(65536)
+                    if not part:
+                        return {"reason": LOST, "detail": "its checker's parent ended"}
+                    said += part
+                told, said = frames.unframed(said[: frames.length(said)]), said[frames.length(said) :]
+                if IDLE not in told:
+                    return told
+                idle()
         except TimeoutError:
             return None
         except OSError as error:
             return {"reason": LOST, "detail": str(error)}
-        return frames.unframed(said)
 
     def kill(self) -> None:
         """Ends it at once. Its checker and the candidate die with it (PR_SET_PDEATHSIG); whoever waits for it is told."""
@@ -81,11 +92,26 @@ class Nursery:
             self._process.wait()
 
 
+class _Core:
+    """A core that a program has until it ends or does nothing."""
+
+    def __init__(self, cores: threading.Semaphore) -> None:
+        self._cores = cores
+        self._mine = cores.acquire()
+
+    def leave(self) -> None:
+        """For another program."""
+        if self._mine:
+            self._mine = False
+            self._cores.release()
+
+
 class Crew:
     """Nurseries with their checkers. On the way out all of them end, also those that still work."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._cores = threading.Semaphore(1)
         self._idle: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
         self._all: set[Nursery] = set()
         self._lock = threading.Lock()
@@ -102,7 +128,8 @@ class Crew:
         """See `run_programs`."""
         if not programs:
             return []
-        pool = ThreadPoolExecutor(max(1, min(workers, len(programs))), thread_name_prefix="program")
+        self._cores = threading.Semaphore(max(1, workers))
+        pool = ThreadPoolExecutor(max(1, min(IDLERS * workers, len(programs))), thread_name_prefix="program")
         try:
             return list(pool.map(lambda program: self.verdict(program, found), programs))
         except BaseException:
@@ -149,10 +176,17 @@ class Crew:
         return (Reason.TIME, "") if told is None else (str(told["reason"]), str(told["detail"]))
 
     def _ask(self, words: bytes) -> dict[str, object] | None:
+        core = _Core(self._cores)
+        try:
+            return self._ask_on(core, words)
+        finally:
+            core.leave()
+
+    def _ask_on(self, core: _Core, words: bytes) -> dict[str, object] | None:
         nursery = self._take()
         told = None
         try:
-            told = nursery.ask(words, self._limits.wall_s + GRACE_S)
+            told = nursery.ask(words, self._limits.wall_s + GRACE_S, core.leave)
         finally:
             if told is None or told["reason"] == LOST:
                 nursery.kill()
@@ -202,6 +236,7 @@ def _plan(program: Program, layers: Sequence[str], limits: Limits, folder: str) 
         "listable": needed.listable,
         "cpu_s": limits.cpu_s,
         "wall_s": limits.wall_s,
+        "idle_s": limits.idle_s,
         "memory_bytes": limits.memory_bytes,
         "file_bytes": limits.file_bytes,
         "folder_bytes": limits.folder_bytes,

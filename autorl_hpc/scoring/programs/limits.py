@@ -33,7 +33,9 @@ class Limits:
     Attributes:
         cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness stops the clock
             on the wall after 3, which a loaded machine makes shorter.
-        wall_s: seconds from start to end, for those that sleep; long, so that load decides nothing.
+        wall_s: seconds from start to end; long, so that load decides nothing.
+        idle_s: seconds in which it neither works nor waits for a core (idleness.py), for those that sleep: a grader may get
+            thousands of them. The official harness, whose clock stops after 3, passes none that sleeps for longer.
         memory_bytes: address space.
         file_bytes: what it prints, and each file.
         folder_bytes, files: the private folder.
@@ -42,6 +44,7 @@ class Limits:
 
     cpu_s: int = 4
     wall_s: float = 20.0
+    idle_s: float = 3.0
     memory_bytes: int = 1024 * MIB
     file_bytes: int = MIB
     folder_bytes: int = 16 * MIB

@@ -1,0 +1,152 @@
+"""Trying a task's environment before anybody trains with it: it starts, an episode begins, perfect play scores 100 and an
+empty one 0.
+
+Perfect play is a list of actions a goal: an item's field `oracle` or `walkthrough`, or what the function `oracle(goal)` of
+the environment's file returns. It goes to the environment as it is, not through the dialogue.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import Root
+from autorl_hpc.records.task import Recipe, Sampling
+from autorl_hpc.rollouts.engine import Answer
+from autorl_hpc.rollouts.episodes import run_episodes
+from autorl_hpc.rollouts.pool import Lost, Pool, Reply
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source, load
+from autorl_hpc.scoring.episodes import encode
+from autorl_hpc.tasks.heldout import Item
+from autorl_hpc.tasks.loader import Task
+
+BY_REWARD: Final = "episodes"
+"""The scorer that goes by rewards; others rate the observation that an episode ended with."""
+FIELDS: Final = ("oracle", "walkthrough")
+FUNCTION: Final = "oracle"
+NO_TRANSCRIPT: Final = "0" * 64
+NO_PLAY: Final = "its items have no field `oracle` with a list of actions, and {} has no function `oracle(goal)`"
+
+Goal = Mapping[str, Any]
+
+
+class Silent:
+    """An engine whose every word is empty."""
+
+    def encode(self, text: str) -> list[int]:
+        """One token, so that no prompt is too long."""
+        return [0]
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
+        """As of a model with a template."""
+        return [0]
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
+        """Nothing, for each."""
+        return [Answer("", 0, False) for _ in prompts]
+
+
+class Trial:
+    """One recipe of a staged task, over its vault as a grader has it."""
+
+    def __init__(self, root: Root, task: Task, recipe: Recipe) -> None:
+        self.task = task
+        self.recipe = recipe
+        file, _, name = (task.file.environment or "").partition(":")
+        self.file = task.folder / file
+        options = {**recipe.options, "max_steps": recipe.max_steps}
+        self._source = Source(self.file, name, root.task_vault(task.name), held_out=True, options=options)
+
+    def play(self, items: Sequence[Item]) -> tuple[list[str] | None, list[str], str]:
+        """Perfect and empty episodes, one an item, as answers for the scorer; None with the reason where there is no perfect play.
+
+        Raises:
+            AutorlError: the environment, its dialogue or its oracle can't be used, with what they did.
+        """
+        goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
+        try:
+            with Pool(self._source, max(1, min(4, len(os.sched_getaffinity(0)), len(goals)))) as pool:
+                self._begin(pool, goals[0])
+                plans = self._plans(goals)
+                empty = self._empty(pool, goals)
+                if plans is None:
+                    return None, empty, NO_PLAY.format(self.file.name)
+                return [self._perfect(pool, *pair) for pair in zip(goals, plans, strict=True)], empty, ""
+        except EnvironmentBroken as error:
+            raise self._wrong(str(error)) from error
+
+    def _begin(self, pool: Pool, goal: Goal) -> None:
+        """One beginning by itself: what fails at once should not fail for each goal, three times."""
+        self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
+
+    def _empty(self, pool: Pool, goals: Sequence[Goal]) -> list[str]:
+        """Episodes of a model that says nothing, as a grader plays them."""
+        sampling, steps = self.recipe.sampling, self.recipe.max_steps or 1
+        try:
+            episodes = run_episodes(Silent(), goals, self._source, sampling, max_steps=steps, pool=pool)
+        except EnvironmentBroken:
+            raise
+        except Exception as error:  # of the dialogue
+            raise self._wrong(f"an empty episode failed: {type(error).__name__}: {error}"[:500]) from error
+        texts = []
+        for episode in episodes:
+            if episode.reward is None:
+                raise self._wrong(f"an empty episode of goal {episode.goal} failed: {episode.problem}")
+            last = episode.transcript.turns[-1].observation if episode.transcript.turns else ""
+            texts.append(self._answer(episode.reward, episode.steps, episode.done, last))
+        return texts
+
+    def _plans(self, goals: Sequence[Goal]) -> list[list[str]] | None:
+        """The actions of perfect play, if the task has them for every goal."""
+        function = getattr(load(self.file), FUNCTION, None)
+        found: list[list[str]] = []
+        for goal in goals:
+            plan = next((goal[field] for field in FIELDS if isinstance(goal.get(field), list)), None)
+            if plan is None and callable(function):
+                try:
+                    plan = list(function(dict(goal)))
+                except Exception as error:
+                    raise self._wrong(f"oracle({goal['id']}) raised {type(error).__name__}: {error}"[:500]) from error
+            if plan is None:
+                return None
+            if not plan or not all(isinstance(action, str) for action in plan):
+                raise self._wrong(f"the oracle of goal {goal['id']} is no list of actions")
+            found.append(plan)
+        return found
+
+    def _perfect(self, pool: Pool, goal: Goal, plan: Sequence[str]) -> str:
+        """Plays a goal's actions until the episode is over or its steps are."""
+        self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
+        reply, taken = Reply(0), 0
+        for action in plan[: self.recipe.max_steps]:
+            reply = self._ask(pool, goal, f"step({action!r:.60})", lambda action=action: pool.act(0, action))  # type: ignore[misc]
+            taken += 1
+            if reply.done:
+                break
+        return self._answer(reply.reward, taken, reply.done, reply.observation)
+
+    def _ask(self, pool: Pool, goal: Goal, what: str, call: Callable[[], int]) -> Reply:
+        ticket = call()
+        while True:
+            event = pool.next()
+            if isinstance(event, Lost):
+                raise self._wrong(f"{what} of goal {goal['id']}: {event.reason}")
+            if event is not None and event.ticket == ticket:
+                if event.error is not None:
+                    raise self._wrong(f"{what} of goal {goal['id']}: {event.error}")
+                return event
+
+    def _answer(self, reward: float, steps: int, done: bool, last: str) -> str:
+        rated = (last if done else "") if self.recipe.scorer != BY_REWARD else None
+        return encode(reward, steps, done, NO_TRANSCRIPT, rated)
+
+    def _wrong(self, words: str) -> AutorlError:
+        return AutorlError(
+            f"the environment of task {self.task.name} failed: {words}",
+            where=Path(self.file),
+            next_step="correct it: docs/adding-a-task.md says what reset and step return",
+            exit_code=Exit.FAILED,
+        )

@@ -1,0 +1,152 @@
+"""bin/check-task plays a task's environment: what is wrong with it is told before anybody trains with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from realdata import REPO
+
+ENVIRONMENT = """
+from autorl_hpc.rollouts.environment import Step
+
+
+class Environment:
+    def __init__(self):
+        pass
+
+    def reset(self, goal, seed):
+        self.number = goal["number"]
+        return "I think of a number."
+
+    def step(self, action):
+        if action == str(self.number):
+            return Step("Right!", done=True, reward=1.0)
+        return Step("No.")
+
+    def close(self):
+        pass
+
+
+class Dialogue:
+    def prompt(self, transcript):
+        return transcript.first
+
+    def action(self, completion):
+        return completion.strip()
+"""
+ORACLE = "\n\ndef oracle(goal):\n    return ['0', str(goal['number'])]\n"
+PREPARE = """from pathlib import Path
+
+def prepare(source, out):
+    for split in ("feedback", "report"):
+        (out / split).mkdir()
+        (out / split / "items.jsonl").write_bytes((Path(__file__).parent / "items.bytes").read_bytes())
+"""
+
+
+def check(folder: Path, environment: str, scorer: str = "episodes", **item: Any) -> tuple[int, str]:
+    """The exit code and the words of bin/check-task on a task with that environment."""
+    made = folder / "guess"
+    made.mkdir()
+    data = b"".join(json.dumps({"id": f"g{n}", "number": n, **item}).encode() + b"\n" for n in (3, 4))
+    (made / "items.bytes").write_bytes(data)
+    (made / "environment.py").write_text(environment)
+    (made / "prepare.py").write_text(PREPARE)
+    (made / "description.md").write_text("x\n")
+    pin = {"n": 2, "sha256": hashlib.sha256(data).hexdigest()}
+    recipe = {"name": "default", "version": 1, "prompt": "{question}", "sampling": {"max_new_tokens": 4}}
+    recipe |= {"max_steps": 3, "scorer": scorer, "scorer_version": "1"}
+    value = {"name": "guess", "title": "t", "source": "s", "licence": "l", "train_files": {}, "recipes": [recipe]}
+    value |= {"splits": {"feedback": pin, "report": pin}, "environment": "environment.py:Environment"}
+    (made / "task.yaml").write_text(yaml.safe_dump(value))
+    done = subprocess.run(
+        [sys.executable, str(REPO / "bin" / "check-task"), str(made)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_perfect_play_of_a_function_and_of_the_items(tmp_path: Path) -> None:
+    code, said = check(tmp_path, ENVIRONMENT + ORACLE)
+    assert code == 0 and said.count("perfect answers score 100, empty ones 0") == 2, said
+    (tmp_path / "other").mkdir()
+    code, said = check(tmp_path / "other", ENVIRONMENT, oracle=["3", "4"])
+    assert code == 0 and said.count("perfect answers score 100, empty ones 0") == 2, said
+
+
+def test_without_perfect_play_that_is_a_warning(tmp_path: Path) -> None:
+    code, said = check(tmp_path, ENVIRONMENT)
+    assert code == 0, said
+    assert (
+        said.count("empty episodes score 0; WARNING: perfect play was not tried: its items have no field `oracle`") == 2
+    )
+
+
+BROKEN = {
+    "__init__ raises": (
+        ("        pass\n\n    def reset", "        raise OSError('no key')\n\n    def reset"),
+        1,
+        "OSError: no key",
+    ),
+    "it can't be imported": (("class Environment:", "import no_such_module\nclass Environment:"), 1, "No module named"),
+    "no reset": (
+        ("def reset", "def begin"),
+        1,
+        "reset of goal g3: AttributeError: 'Environment' object has no attribute 'reset'",
+    ),
+    "reset gives no text": (
+        ('return "I think of a number."', "return None"),
+        1,
+        "an observation is text, not NoneType",
+    ),
+    "NaN": (
+        ('return Step("No.")', 'return Step("No.", False, float("nan"))'),
+        1,
+        "a reward lies between 0 and 1, not nan",
+    ),
+    "two": (("reward=1.0", "reward=2.0"), 1, "step('3') of goal g3: Garbage: a reward lies between 0 and 1, not 2.0"),
+    "a text for a step": (
+        ('return Step("No.")', 'return "No."'),
+        1,
+        "a step is (observation, done, reward), not 'No.'",
+    ),
+    "a text for done": (
+        ('return Step("No.")', 'return Step("No.", "no", 0.0)'),
+        1,
+        "`done` is True or False, not 'no'",
+    ),
+    "an action that is none": (
+        ("return completion.strip()", "return None"),
+        1,
+        "the dialogue's action is text, not None",
+    ),
+    "the dialogue raises": (("return transcript.first", "return transcript.frist"), 1, "has no attribute 'frist'"),
+    "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment's process died (exit code 3)"),
+    "anybody wins": (
+        ('return Step("No.")', 'return Step("No.", True, 1.0)'),
+        1,
+        "empty ones 100  <- must be 100 and 0",
+    ),
+    "nobody wins": (("reward=1.0", "reward=0.5"), 1, "perfect answers score 0, empty ones 0  <- must be 100 and 0"),
+    "the oracle raises": (("return ['0'", "return [goal['x']"), 1, "oracle(g3) raised KeyError: 'x'"),
+    "the oracle is no list": (
+        ("return ['0', str(goal['number'])]", "return [1]"),
+        1,
+        "the oracle of goal g3 is no list of actions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+    (old, new), code, words = BROKEN[name]
+    text = ENVIRONMENT + ORACLE
+    assert old in text
+    found, said = check(tmp_path, text.replace(old, new))
+    assert found == code and words in said, said
