@@ -8,25 +8,24 @@ from pathlib import Path
 
 import autorl_hpc.rollouts
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.hashing import file_sha256, tree_sha256, walk_files
+from autorl_hpc.files.hashing import file_sha256, tree_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.own_files import DATA_FOLDER, DECIDES_NO_SCORE
+from autorl_hpc.tasks.own_files import DECIDES_NO_SCORE
 
 ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"
 """Options of a recipe, filled in by `launch`."""
 
-ENVIRONMENT_FILE = "environment.py"
-NOT_PLAYED = (DECIDES_NO_SCORE - {ENVIRONMENT_FILE}) | {"task.template.yaml", "complete.py"}
-"""What a task folder holds beside its environment and what that may read."""
+NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
+"""What a task folder holds beside its environment and what that may read or import."""
 
 
 def environment_sha256(folder: Path) -> str:
-    """A hash over what may decide an episode: everything in the folder but data and what only makes or describes them."""
-    names = [n for n in walk_files(folder) if n not in NOT_PLAYED and not n.startswith(DATA_FOLDER)]
-    return tree_sha256(folder, names)
+    """A hash over what may decide an episode: everything that is frozen of the folder but `NOT_PLAYED`."""
+    return tree_sha256(folder, [name for name in code_files(folder) if name not in NOT_PLAYED])
 
 
 def rollouts_sha256() -> str:

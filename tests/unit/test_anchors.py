@@ -37,8 +37,8 @@ def verdicts(place: Place, known: Known = Known()) -> dict[str, Verdict]:  # noq
 
 def rewrite(place: Place) -> None:
     """Another past, with everything in the account made to fit it."""
-    place.alter(2, note="another past")
-    place.chain_anew(3)
+    place.alter(3, note="another past")
+    place.chain_anew(4)
     api.write_reports(api.build([place.tree.path]), None)
 
 

@@ -239,7 +239,7 @@ def test_an_action_that_is_no_text_is_named(source: Source, tmp_path: Path) -> N
     file = tmp_path / "mute.py"
     file.write_text(text)
     (failed,) = play(replace(source, file=file), [goal(0)])
-    assert failed.reward is None and "the dialogue's action is text, not None" in str(failed.problem)
+    assert failed.reward is None and "an action is text, not NoneType" in str(failed.problem)
 
 
 def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None:

@@ -299,10 +299,10 @@ def test_a_bundle_that_says_little_and_holds_much(exported: Exported, tmp_path: 
 
 def test_an_altered_entry_is_named_after_unpacking(exported: Exported, tmp_path: Path) -> None:
     files = read_bundle(exported.path)
-    name = entries_of(files)[2]
+    name = entries_of(files)[3]
     files[name] = files[name].replace(b'"generation":1', b'"generation":2')
     write_bundle(tmp_path / "e.tar.zst", files)
     manifest = unpacked(tmp_path / "e.tar.zst", tmp_path / "out")
     place = ExperimentDir(tmp_path / "out" / "experiment")
     (problem,) = verify_run(place, RunDir(place.path / manifest.run_id)).problems
-    assert problem.endswith("is entry 000003")
+    assert problem.endswith("is entry 000004")

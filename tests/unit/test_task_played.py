@@ -124,7 +124,7 @@ BROKEN = {
     "an action that is none": (
         ("return completion.strip()", "return None"),
         1,
-        "the dialogue's action is text, not None",
+        "an action is text, not NoneType",
     ),
     "the dialogue raises": (("return transcript.first", "return transcript.frist"), 1, "has no attribute 'frist'"),
     "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment's process died (exit code 3)"),
