@@ -172,7 +172,7 @@ class Cluster:
             "parallel": 2,
             "sandbox": {
                 "level": "none"
-            },  # most agents here attack the machinery itself; test_sandbox.py has the others
+            },  # most agents here attack the machinery itself; test_confinement.py has the others
         }
         for key, change in changes.items():
             if isinstance(change, dict) and isinstance(value.get(key), dict):

@@ -45,6 +45,10 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "disk_peak_bytes_estimate": disk,
         "max_submissions": spec.budget.max_submissions,
+        "sandbox": {
+            "level": spec.sandbox.level,
+            "network": sorted({str(cell.science.network) for cell in plan.cells}),
+        },
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {
@@ -107,6 +111,9 @@ def as_text(facts: dict[str, Any]) -> str:
         f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
     )
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
+    level, network = facts["sandbox"]["level"], ", ".join(facts["sandbox"]["network"])
+    strongest = "the strongest sandbox that works on their node" if level == "auto" else f"sandbox level {level}"
+    lines.append(f"agents run in {strongest}, network: {network}")
     if facts["max_submissions"] is not None:
         lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain_points"].items():

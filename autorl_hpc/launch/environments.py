@@ -12,7 +12,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.environments import VENV, verify_environment
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import RunEnvironment
-from autorl_hpc.states import Fault
+from autorl_hpc.states import Fault, SandboxLevel
 
 LOOK = """import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"""
@@ -20,11 +20,14 @@ LOOK_TIMEOUT_S = 120.0
 """A Python on a shared file system that has not been read yet starts in seconds, not in minutes."""
 
 
-def run_environment(root: Root, name: str | None, where: Path) -> RunEnvironment | None:
+def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
     """What run.json says of the experiment's environment, after every file of it was checked; None: it names none.
 
+    Args:
+        level: the sandbox's, as the experiment demands it.
+
     Raises:
-        AutorlError: it is not staged, was changed, or can't be used by this version.
+        AutorlError: it is not staged, was changed, or is an image where another level than apptainer is demanded.
     """
     if name is None:
         return None
@@ -40,12 +43,11 @@ def run_environment(root: Root, name: str | None, where: Path) -> RunEnvironment
         ) from None
     facts = manifest.environment
     assert facts is not None and manifest.content_hash is not None  # `find_environment` looked
-    if facts.kind == "image":
+    if facts.kind == "image" and level not in ("auto", SandboxLevel.APPTAINER):
         raise AutorlError(
-            f"field `environment`: {name} is an image, and this version starts agents in no container of their own",
+            f"field `sandbox.level`: {name} is an image, which runs at level apptainer and not at {level}",
             where=where,
-            next_step="use an environment made of wheels; or let the whole job run in the image: `container` of the cluster's "
-            "profile",
+            next_step="leave `sandbox.level` out, or use an environment made of wheels",
         )
     return RunEnvironment(name=name, kind=facts.kind, content_hash=manifest.content_hash)
 
@@ -60,6 +62,8 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
     if environment is None:
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
         place, advice = "which is not installed here", "pip install 'autorl-hpc[train]'"
+    elif environment.kind == "image":
+        return  # what is in an image shows when it is started, on a node that can
     else:
         missing = _missing_in(root.environment(environment.name, environment.content_hash) / VENV, needs)
         place = f"which environment {environment.name} doesn't have"

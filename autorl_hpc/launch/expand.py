@@ -94,7 +94,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
     tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
     agents = {name: _located(load_agent, name, agent_places, where, "matrix.agent") for name in spec.matrix.agent}
-    environment = run_environment(root, spec.environment, where)
+    environment = run_environment(root, spec.environment, where, spec.sandbox.level)
     for agent in agents.values():
         check_needs(agent, root, environment)
     for task in tasks.values():

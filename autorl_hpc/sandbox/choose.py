@@ -47,7 +47,9 @@ def choose(
     network = spec.network or wanted
     refused: dict[str, str] = {}
     for level in LEVELS:
-        if spec.level not in (AUTO, level.name):
+        if spec.level not in (AUTO, level.name) or (
+            plan.image is not None and level.name is not SandboxLevel.APPTAINER
+        ):
             continue
         open_anyway = level.name is SandboxLevel.NONE and spec.network is None
         candidate = plan.with_network(Network.OPEN if open_anyway else network)
@@ -62,7 +64,9 @@ def choose(
             )
             return Chosen(level, candidate, record)
         refused[level.name] = "; ".join(found.failures)[:500]
-    demanded = f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
+    demanded = (
+        "an image" if plan.image else f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
+    )
     raise AutorlError(
         f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items()),
         fault=Fault.CLUSTER,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.environments import VENV, find_environment
+from autorl_hpc.files.environments import IMAGE, VENV, find_environment
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
@@ -89,12 +89,12 @@ def agent_environment(
 
 
 def environment_venv(root: Root, record: RunRecord) -> Path | None:
-    """The venv that run.json names; None: the run has no environment of its own.
+    """The venv that run.json names; None: the run has no environment of its own, or an image.
 
     Raises:
         AutorlError: it is not there, or its Python is not on this node.
     """
-    if record.environment is None:
+    if record.environment is None or record.environment.kind == "image":
         return None
     name, content_hash = record.environment.name, record.environment.content_hash
     venv = find_environment(root, name, content_hash)[0] / VENV
@@ -107,3 +107,14 @@ def environment_venv(root: Root, record: RunRecord) -> Path | None:
             "Python on the shared file system",
         )
     return venv
+
+
+def environment_image(root: Root, record: RunRecord) -> Path | None:
+    """The image that run.json names; None: the run's environment is none.
+
+    Raises:
+        AutorlError: it is not there.
+    """
+    if record.environment is None or record.environment.kind != "image":
+        return None
+    return find_environment(root, record.environment.name, record.environment.content_hash)[0] / IMAGE

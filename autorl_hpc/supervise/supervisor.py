@@ -40,7 +40,7 @@ from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.chain import Chain, Superseded
 from autorl_hpc.supervise.confining import Confinement
 from autorl_hpc.supervise.contamination import ContaminationWatch
-from autorl_hpc.supervise.environment import agent_environment, environment_venv
+from autorl_hpc.supervise.environment import agent_environment, environment_image, environment_venv
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
 from autorl_hpc.supervise.sealing import Seals
@@ -156,9 +156,9 @@ class Supervisor:
                 return self._take_the_rest(earlier.agent_ended, earlier.exit_code, clock, intake)
         venv = environment_venv(self.root, self.record)
         with contextlib.ExitStack() as stack:
-            sandbox = Confinement(
-                self.root, self.experiment, self.record, self.experiment_record.spec, self.workspace_path, venv
-            )
+            image = environment_image(self.root, self.record)
+            spec = self.experiment_record.spec
+            sandbox = Confinement(self.root, self.experiment, self.record, spec, self.workspace_path, venv, image)
             stack.callback(sandbox.close)
             bridge = Bridge(workspace, answers, lambda: meta, lambda: clock.left_s, sandbox.socket)
             stack.callback(bridge.stop)

@@ -288,15 +288,15 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_image_is_named_by_its_hash_and_launch_says_that_it_can_not_use_it(
-    root: Root, image: Path, tmp_path: Path
-) -> None:
+def test_an_image_is_named_by_its_hash_and_needs_level_apptainer(root: Root, image: Path, tmp_path: Path) -> None:
     (value,) = stage(root, ["env:box"], source=image)
     digest = hashlib.sha256(image.read_bytes()).hexdigest()
     assert value["content_hash"] == digest and value["environment"]["kind"] == "image"
     assert (root.environment("box", digest) / "image.sif").read_bytes() == image.read_bytes()
-    with pytest.raises(AutorlError, match="box is an image, and this version starts agents in no container"):
-        run_environment(root, "box", tmp_path / "exp.yaml")
+    found = run_environment(root, "box", tmp_path / "exp.yaml")
+    assert found is not None and (found.kind, found.content_hash) == ("image", digest)
+    with pytest.raises(AutorlError, match="box is an image, which runs at level apptainer and not at bwrap"):
+        run_environment(root, "box", tmp_path / "exp.yaml", "bwrap")
     out = tmp_path / "b.tar"
     stage(root, ["env:box"], bundle=out)
     other = Root(tmp_path / "other")

@@ -1,0 +1,375 @@
+"""Sandboxes: plans, what each level makes of them, what a trial says, and agents of real supervisors inside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SUBMITS_ONE, Cluster
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.experiment import SandboxSpec
+from autorl_hpc.sandbox import apptainer, mounts, sockets
+from autorl_hpc.sandbox.choose import choose
+from autorl_hpc.sandbox.levels import LEVELS, Level, level
+from autorl_hpc.sandbox.plan import Plan, carved, devices, lay_way_out, outermost, slurm_programs, software
+from autorl_hpc.sandbox.probing import Findings, probe
+from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
+
+CONFINING = [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES, SandboxLevel.LANDLOCK]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    for name in ("vault", "store/m", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/models", "socket"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("vault/items", "store/m/weights", "runs/run.json"):
+        (tmp_path / name).write_text("x")
+    lay_way_out(str(tmp_path / "socket"))
+    workspace = tmp_path / "scratch" / "w"
+    outer = dict(os.environ)
+    return Plan(
+        workspace=str(workspace),
+        tmp=str(workspace / ".tmp"),
+        readable=tuple(software([sys.prefix, sys.base_prefix], outer)),
+        hidden=tuple(str(tmp_path / name) for name in ("vault", "store", "runs", "scratch")),
+        placed=((str(tmp_path / "store" / "m"), str(workspace / "models")),),
+        devices=tuple(devices()),
+        masked=tuple(slurm_programs(outer)),
+        socket_folder=str(tmp_path / "socket"),
+        port=29561,
+    )
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": f"{plan.workspace}/.home", "TMPDIR": plan.tmp}
+
+
+def usable(name: SandboxLevel, plan: Plan) -> Level:
+    found = level(name)
+    if name is SandboxLevel.LANDLOCK:
+        Path(plan.workspace, "models").rmdir()
+        Path(plan.workspace, "models").symlink_to(plan.placed[0][0])
+    result = probe(found, plan, environment(plan))
+    if result.failures:
+        pytest.skip(f"level {name}: {result.failures[0]}")
+    return found
+
+
+def inside(found: Level, plan: Plan, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        found.argv(plan, command),
+        env=environment(plan),
+        cwd=plan.workspace,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+# --- plans ---
+
+
+def test_software_is_found_and_homes_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    for name in ("bin", ".local/bin", ".local/lib", "env/bin"):
+        (home / name).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    path = os.pathsep.join([f"{home}/bin", f"{home}/.local/bin", "relative", "/usr/bin", "/no/such/folder"])
+    found = software([f"{home}/env"], {"PATH": path, "LD_LIBRARY_PATH": ""})
+    assert "/usr" in found and "/usr/bin" not in found
+    assert {f"{home}/bin", f"{home}/.local/bin", f"{home}/.local/lib", f"{home}/env"} <= set(found)
+    assert str(home) not in found and "relative" not in found and "/no/such/folder" not in found
+
+
+def test_outermost_keeps_what_a_link_would_hide(tmp_path: Path) -> None:
+    (tmp_path / "real" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    names = [str(tmp_path / name) for name in ("real", "real/in", "link", "link/in")]
+    assert set(outermost(names)) == {names[0], names[2], names[3]}
+
+
+def test_carving_leaves_the_other_children(tmp_path: Path) -> None:
+    for name in ("a/x", "a/secret/deep", "b"):
+        (tmp_path / name).mkdir(parents=True)
+    secret = str(tmp_path / "a" / "secret")
+    assert carved([str(tmp_path)], [secret]) == [str(tmp_path / "a" / "x"), str(tmp_path / "b")]
+    assert carved([secret], [secret]) == []
+    assert carved([f"{secret}/deep"], [secret]) == [f"{secret}/deep"], "named on purpose"
+
+
+def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp_path: Path) -> None:
+    shown = Plan(**{**plan.__dict__, "readable": (str(tmp_path),)})
+    steps = mounts.steps(shown)
+    place = {step.target: number for number, step in enumerate(steps)}
+    assert (
+        place[str(tmp_path)]
+        < place[str(tmp_path / "scratch")]
+        < place[plan.workspace]
+        < place[f"{plan.workspace}/models"]
+    )
+    assert {step.target for step in steps if step.kind == "empty"} == set(plan.hidden)
+    assert [step.target for step in steps if step.kind == "writable"] == ["/tmp", plan.workspace]
+
+
+# --- levels ---
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_what_a_level_stops(name: SandboxLevel, plan: Plan) -> None:
+    found = probe(usable(name, plan), plan, environment(plan), secret=[f"{plan.hidden[0]}/items"], programs=plan.masked)
+    assert not found.failures and found.start_s is not None
+    if name is not SandboxLevel.LANDLOCK:
+        assert found.holes == ()
+    else:
+        assert any("Unix sockets" in hole for hole in found.holes) and any(
+            hole.startswith("TCP leads out") for hole in found.holes
+        )
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
+    """Plans with a mistake in them: the trial must say so, or its silence would mean nothing."""
+    usable(name, plan)
+    wrong: dict[str, dict[str, Any]] = {
+        "can be listed": {"readable": (*plan.readable, f"{plan.hidden[0]}/")},
+        "can be written to": {"workspace": str(tmp_path / "scratch")},
+    }
+    for words, change in wrong.items():
+        broken = Plan(**{**plan.__dict__, **change})
+        if words == "can be written to":
+            broken = Plan(
+                **{**broken.__dict__, "placed": ((str(tmp_path / "scratch" / "w"), str(tmp_path / "scratch" / "w")),)}
+            )
+            if name is not SandboxLevel.LANDLOCK:
+                continue  # mounts keep it read-only all the same
+        assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures), words
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) -> None:
+    found = usable(name, plan)
+    assert inside(found, plan, "bash", "-c", "exit 7").returncode == 7
+    assert inside(found, plan, "no-such-program").returncode in (126, 127)
+    assert inside(found, plan, "bash", "-c", "kill -9 $$").returncode in (137, -9)
+    if name is not SandboxLevel.LANDLOCK:
+        done = inside(found, plan, "bash", "-c", "setsid sleep 300.125 > /dev/null 2>&1 & echo started")
+        assert done.stdout == "started\n"
+        assert subprocess.run(["pgrep", "-f", "sleep 300.125"], check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_no_descriptor_of_ours_leaks(name: SandboxLevel, plan: Plan) -> None:
+    found = usable(name, plan)
+    done = inside(
+        found, plan, sys.executable, "-I", "-c", "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    )
+    assert json.loads(done.stdout)[:3] == [0, 1, 2] and len(json.loads(done.stdout)) == 4  # and the listing's own
+
+
+def test_the_filter_for_sockets_refuses_all_but_tcp(plan: Plan) -> None:
+    found = usable(SandboxLevel.LANDLOCK, plan)
+    code = (
+        "import socket, json\n"
+        "def tried(*a):\n"
+        "    try: socket.socket(*a).close(); return True\n"
+        "    except OSError as e: return e.errno\n"
+        "print(json.dumps([tried(socket.AF_INET, socket.SOCK_STREAM), tried(socket.AF_INET6, socket.SOCK_STREAM, 6),"
+        " tried(socket.AF_INET, socket.SOCK_DGRAM), tried(socket.AF_INET6, socket.SOCK_DGRAM), tried(socket.AF_INET, socket.SOCK_STREAM, 262),"
+        " tried(socket.AF_INET, socket.SOCK_STREAM, 132), tried(40, socket.SOCK_STREAM), tried(socket.AF_UNIX, socket.SOCK_DGRAM)]))"
+    )
+    assert json.loads(inside(found, plan, sys.executable, "-I", "-c", code).stdout) == [True, True, 1, 1, 1, 1, 1, True]
+    assert sockets.instructions("aarch64") != sockets.instructions("x86_64")
+    with pytest.raises(OSError, match="no list of system calls"):
+        sockets.instructions("riscv64")
+
+
+# --- apptainer, by a stand-in that understands the options that are used ---
+
+STAND_IN = r"""#!/usr/bin/env python3
+import os, sys
+argv, binds, env, net = sys.argv[1:], [], {}, True
+assert argv[:2] == ["--silent", "exec"], argv
+argv = argv[2:]
+flags = {"--contain", "--pid", "--ipc", "--uts", "--no-home", "--no-privs", "--nv", "--net"}
+values = {"--workdir", "--pwd", "--env", "--network", "--bind"}
+pwd = work = None
+while argv[0].startswith("--"):
+    name = argv.pop(0)
+    assert name in flags | values, name
+    if name not in values:
+        continue
+    value = argv.pop(0)
+    if name == "--bind": binds.append(value.split(":"))
+    elif name == "--pwd": pwd = value
+    elif name == "--workdir": work = value
+    elif name == "--network": net = value != "none"
+    elif name == "--env": env.update([value.split("=", 1)])
+image, command = argv[0], argv[1:]
+assert os.path.isfile(image), image
+made = ["bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm"]
+for path in ("/usr", "/etc", "/opt"): made += ["--ro-bind", path, path]
+for path in ("/bin", "/lib", "/lib64", "/sbin"): made += ["--symlink", "usr" + path, path]
+made += ["--bind", work, "/tmp"] + ([] if net else ["--unshare-net"])
+for source, target, how in binds: made += ["--bind" if how == "rw" else "--ro-bind", source, target]
+os.execvpe("bwrap", made + ["--chdir", pwd, "--"] + command, {**os.environ, **env})
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if not shutil.which("bwrap"):
+        pytest.skip("the stand-in for apptainer is made of bwrap, which is not here")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "apptainer").write_text(STAND_IN)
+    (tmp_path / "bin" / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "image.sif").write_bytes(b"SIF")
+    return tmp_path / "image.sif"
+
+
+def test_apptainer_gets_the_plan(plan: Plan, stand_in: Path) -> None:
+    if not shutil.which("python3", path="/usr/bin"):
+        pytest.skip("the stand-in's image is this machine's /usr, which has no python3")
+    assert probe(apptainer, plan, environment(plan)).failures == ("the run's environment is no image",)
+    of_image = Plan(**{**plan.__dict__, "image": str(stand_in)})
+    found = probe(apptainer, of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])
+    assert found.failures == () and found.holes == ()
+    chosen = choose(SandboxSpec(), of_image, environment(plan), wanted=Network.NONE)
+    assert chosen.level.name is SandboxLevel.APPTAINER
+    with pytest.raises(OSError, match="colon or comma"):
+        apptainer.argv(Plan(**{**of_image.__dict__, "workspace": "/a:b"}), ["true"])
+
+
+# --- the choice ---
+
+
+def outcomes(*works: SandboxLevel) -> Any:
+    def try_level(found: Level, plan: Plan, env: Any, **more: Any) -> Findings:
+        if found.name is SandboxLevel.NONE:
+            return probe(found, plan, env)
+        return Findings(() if found.name in works else (f"{found.name} is broken here",))
+
+    return try_level
+
+
+@pytest.mark.parametrize(
+    ("works", "spec", "level_", "network"),
+    [
+        ((SandboxLevel.BWRAP, SandboxLevel.LANDLOCK), {}, SandboxLevel.BWRAP, Network.NONE),
+        ((SandboxLevel.LANDLOCK,), {}, SandboxLevel.LANDLOCK, Network.NONE),
+        ((SandboxLevel.LANDLOCK,), {"network": "open"}, SandboxLevel.LANDLOCK, Network.OPEN),
+        ((SandboxLevel.BWRAP, SandboxLevel.LANDLOCK), {"level": "landlock"}, SandboxLevel.LANDLOCK, Network.NONE),
+        ((), {}, SandboxLevel.NONE, Network.OPEN),
+        ((SandboxLevel.BWRAP,), {"level": "none"}, SandboxLevel.NONE, Network.OPEN),
+    ],
+)
+def test_the_strongest_that_works_or_what_is_demanded(
+    plan: Plan, works: Sequence[SandboxLevel], spec: dict[str, Any], level_: SandboxLevel, network: Network
+) -> None:
+    chosen = choose(SandboxSpec(**spec), plan, {}, wanted=Network.NONE, try_level=outcomes(*works))
+    assert (chosen.record.level, chosen.record.network, chosen.plan.network) == (level_, network, network)
+    assert set(chosen.record.refused) <= {str(found.name) for found in LEVELS}
+
+
+@pytest.mark.parametrize("spec", [{"level": "bwrap"}, {"network": "none"}, {"level": "apptainer"}])
+def test_what_is_demanded_and_not_to_be_had_is_the_clusters_fault(plan: Plan, spec: dict[str, Any]) -> None:
+    with pytest.raises(AutorlError, match=r"can't be had on this node: .*is broken here") as caught:
+        choose(SandboxSpec(**spec), plan, {}, wanted=Network.NONE, try_level=outcomes())
+    assert caught.value.fault is Fault.CLUSTER and "autorl-hpc doctor" in str(caught.value.next_step)
+
+
+def test_no_level_closes_the_network_at_none() -> None:
+    with pytest.raises(ValueError, match="can't keep the network"):
+        SandboxSpec(level="none", network=Network.NONE)
+
+
+# --- agents ---
+
+LOOKS = (
+    "#!/usr/bin/env bash\ncd $WORKSPACE\n"
+    "{ ls $WORKSPACE/../.. ; cat ../../../vault/*/report/items.jsonl; touch $MODEL_PATH/x; touch $DATA_PATH/x; ls /root /home; } > code/seen 2>&1\n"
+    "echo $TMPDIR > code/tmp; echo private > /tmp/mine && echo yes >> code/tmp\n"
+    'curl -s $GRADING_SERVER_URL/health > code/health || python3 -c \'import os,urllib.request as u; print(u.urlopen(os.environ["GRADING_SERVER_URL"]+"/health").read().decode())\' > code/health\n'
+)
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_an_agent_works_inside_and_submits(cluster: Cluster, plan: Plan, name: SandboxLevel) -> None:
+    usable(name, plan)
+    run_id = cluster.sealed_run(LOOKS + SUBMITS_ONE.split("\n", 1)[1], sandbox={"level": str(name), "network": "none"})
+    view, workspace = cluster.view(run_id), cluster.workspace(run_id)
+    (used,) = view.sandboxes
+    assert (used.level, used.network, used.attempt) == (name, Network.NONE, 1)
+    assert [submission.status for submission in view.submissions.values()] == ["accepted"]
+    seen = (workspace / "code" / "seen").read_text()
+    assert ("question" not in seen and "Read-only file system" in seen) or "Permission denied" in seen
+    assert json.loads((workspace / "code" / "health").read_text())["status"] == "ok"
+    assert (workspace / "code" / "tmp").read_text().split() == (
+        ["/tmp", "yes"] if name is not SandboxLevel.LANDLOCK else [str(workspace / ".tmp")]
+    )
+    assert not (cluster.root.model("autorl/tiny") / "x").exists() and not Path("/tmp/mine").exists()
+
+
+def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(cluster: Cluster) -> None:
+    cluster.agent("one", "#!/usr/bin/env bash\ntouch $WORKSPACE/code/ran\n")
+    (run_id,) = cluster.prepare(["one"], sandbox={"level": "apptainer"}, attempts=1)
+    assert cluster.supervisor(run_id).wait(60) == 75, cluster.logs()
+    (ended,) = cluster.view(run_id).ended
+    assert "sandbox level apptainer can't be had on this node" in ended.reason
+    assert not (cluster.workspace(run_id) / "code" / "ran").exists()
+    assert cluster.supervisor(run_id).wait(60) == 0
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.fault is Fault.CLUSTER
+
+
+HOGS = {
+    "memory": (
+        {"memory_gib": 0.2},
+        "python3 -c 'x = bytearray(500_000_000); import time; time.sleep(60)'\n",
+        EndedBy.OUT_OF_MEMORY,
+    ),
+    "shared memory": (
+        {"memory_gib": 0.2},
+        "dd if=/dev/zero of=/dev/shm/autorl-hog bs=1M count=400 2> /dev/null; sleep 60\n",
+        EndedBy.OUT_OF_MEMORY,
+    ),
+    "disk": (
+        {"disk_gib": 0.05},
+        "dd if=/dev/zero of=output/big bs=1M count=200 2> /dev/null; sleep 60\n",
+        EndedBy.DISK,
+    ),
+    "output": ({"disk_gib": 0.05}, "head -c 200000000 /dev/zero; sleep 60\n", EndedBy.DISK),
+    "nesting": (
+        {"disk_gib": 1},
+        'python3 -c \'\nimport os\nfor _ in range(400): os.mkdir("d"); os.chdir("d")\n\'; sleep 60\n',
+        EndedBy.DISK,
+    ),
+    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 60 & done; sleep 60\n", EndedBy.PROCESSES),
+}
+
+
+@pytest.mark.parametrize("what", HOGS)
+def test_more_than_the_budget_ends_the_agent(
+    cluster: Cluster, plan: Plan, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget, script, ended_by = HOGS[what]
+    usable(SandboxLevel.NAMESPACES, plan)
+    run_id = cluster.sealed_run(
+        "#!/usr/bin/env bash\ncd $WORKSPACE\n" + script,
+        budget={"wall_clock": "55s", **budget},
+        sandbox={"level": "namespaces"},
+    )
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is ended_by and sealed.elapsed_s < 50, sealed
+    assert (
+        (sealed.fault is Fault.AGENT and "budget has" in str(sealed.reason)) or "can't be measured" in str(sealed.reason)
+    )
