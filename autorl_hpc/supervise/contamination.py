@@ -147,9 +147,15 @@ class ContaminationWatch:
     def finish(self, stop: Callable[[], bool]) -> None:
         """The last look, of END_S seconds at most, for the submissions that have none yet too. Call it before the seal.
 
+        None where nothing was accepted: there is no score that it could stand beside.
+
         Args:
             stop: asked ten times a second; True ends it without an entry, for the next attempt to do.
         """
+        if not self.chain.view.accepted():
+            self._ending.set()
+            self._closed.set()
+            return
         last = threading.Thread(target=self._last, name="contamination-end", daemon=True)
         deadline = time.monotonic() + END_S + KILL_AFTER_S
         self._ending.set()
