@@ -14,6 +14,8 @@ CHEATS = exploits()
 LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split(","))
 """`none` and `namespaces` too, by this variable: the first is no promise, the second differs from bwrap by who makes the mounts."""
 
+NEVER = "not ranked: sandbox none"
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -42,6 +44,9 @@ def test_cheat(world: World, name: str) -> None:
         assert seen.won, (
             f"{name} is said to succeed at level {world.level} ({known}), and did not: correct the list\n{seen.log[-1500:]}"
         )
+        if world.level == "none":
+            assert seen.view.closed is None or NEVER in seen.page, seen.page
+        assert cheat.hole.get(world.level, "") in seen.page, f"the report does not name the hole:\n{seen.page}"
         return
     assert not seen.won, f"{name} at level {world.level}: {seen.won}"
     cheat.check(seen)
@@ -52,4 +57,5 @@ def test_cheat(world: World, name: str) -> None:
 def test_the_honest_run_is_untouched(world: World) -> None:
     seen: Seen = world.seen["honest"]
     assert len(seen.accepted()) == 1 and seen.view.scores[1].evaluation.score is not None
-    assert seen.summary["counted"] and not seen.log.strip().endswith("Killed")
+    assert seen.summary["counted"] and str(seen.sealed.ended_by) == "agent_exit" and seen.sealed.exit_code == 0
+    assert seen.summary["sandbox"] == world.level and (world.level != "none" or NEVER in seen.page)
