@@ -201,6 +201,7 @@ class World:
             matrix={"task": "mini"},
             budget={"wall_clock": WALL_CLOCK, **json.loads(budget)},
             sandbox={"level": self.level, **network},
+            grader={"idle_exit_s": RUN_S},  # one may have nothing to do for long, while other experiments have their turn
             attempts=1,
         )
         for agent in agents:
