@@ -9,6 +9,7 @@ processes and files of this test alone, by the numbers and paths that it is told
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import json
 import os
@@ -23,11 +24,13 @@ from typing import Any
 
 from helpers import VARIANTS, Cluster, wait_for
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Sealed, Submission
 
 HERE = Path(__file__).parent
-AT_ONCE = 3
+AT_ONCE = 6
+"""Most of them wait for most of their time."""
 RUN_S = 240.0
 WALL_CLOCK = "300s"
 SHORT_S = 8
@@ -136,6 +139,13 @@ class Seen:
         assert self.view.sealed is not None, self.log[-2000:]
         return self.view.sealed
 
+    def was_sealed(self) -> bool:
+        """Whether the ledger can be read and has its seal."""
+        try:
+            return self.cluster.view(self.run_id).sealed is not None
+        except (AutorlError, ValueError, OSError):
+            return False
+
     def accepted(self) -> list[Submission]:
         return self.view.accepted()
 
@@ -230,12 +240,16 @@ class World:
         supervisor.wait(RUN_S)
 
     def _close_all(self) -> None:
-        """Waits for the closings and writes the reports. A run whose cheat succeeded at level none may never be closed: its
-        ledger, or its grader, is what the cheat was after."""
+        """Waits for the closings and writes the reports.
+
+        A run that is not sealed will never be closed. Nor may one whose cheat succeeded at level none: its ledger, or its
+        grader, is what the cheat was after.
+        """
         for own, grader in zip(self.clusters, self.graders, strict=True):
             here = [seen for seen in self.seen.values() if seen.cluster is own]
-            lost = [seen for seen in here if self.level == "none" and seen.won]
-            wait_for(lambda here=here, lost=lost, own=own: own.finished([s.run_id for s in here if s not in lost]), RUN_S, own.experiment.path.name)  # type: ignore[misc]
+            lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
+            due = [seen.run_id for seen in here if seen.name not in lost]
+            wait_for(functools.partial(own.finished, due), RUN_S, f"the closings of {own.experiment.path.name}")
             if lost:
                 grader.terminate()
             code = grader.wait(60)

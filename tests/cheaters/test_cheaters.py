@@ -11,6 +11,8 @@ from cheating import Seen, World, exploits
 from helpers import Cluster
 
 CHEATS = exploits()
+if chosen := os.environ.get("AUTORL_CHEATS"):  # some of them, by name: while one is written
+    CHEATS = {name: CHEATS[name] for name in chosen.split(",")}
 LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split(","))
 """`none` and `namespaces` too, by this variable: the first is no promise, the second differs from bwrap by who makes the mounts."""
 
