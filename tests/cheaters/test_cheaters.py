@@ -47,7 +47,7 @@ def test_cheat(world: World, name: str) -> None:
             f"{name} is said to succeed at level {world.level} ({known}), and did not: correct the list\n{seen.log[-1500:]}"
         )
         if world.level == "none":
-            assert seen.view.closed is None or NEVER in seen.page, seen.page
+            assert NEVER in seen.page or "damaged" in seen.page or not seen.was_sealed(), seen.page
         hole = cheat.hole.get(world.level)
         assert hole is None or hole in seen.page, f"the report does not name the hole:\n{seen.page}"
         return
