@@ -47,6 +47,7 @@ class Cheat:
             closed is to be taken off this list, and off docs/threat-model.md.
         budget: further fields of the run's budget; wall_clock is 60 s.
         outside: does something from outside once the agent runs, such as planting what the cheat goes after.
+        world: prepares the root before the experiment is made, such as staging another model.
     """
 
     script: str
@@ -55,6 +56,7 @@ class Cheat:
     uncovered: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
     outside: Callable[[Seen], None] | None = None
+    world: Callable[[Cluster], None] | None = None
 
 
 @dataclass
@@ -136,10 +138,12 @@ class World:
     def __init__(self, cluster: Cluster, level: str, cheats: Mapping[str, Cheat]) -> None:
         self.cluster = cluster
         self.level = level
-        cluster.mini_task(items=8)
+        cluster.mini_task(items=8, max_new_tokens=16, any_number=True)  # scores that can move
         cluster.agent("honest", START + "honest 1\nsleep 20\n")
         for name, cheat in cheats.items():
             cluster.agent(name, START + cheat.script)
+            if cheat.world is not None:
+                cheat.world(cluster)
         budgets = {"wall_clock": "60s"}
         network = {} if level == "none" else {"network": "none"}
         run_ids = cluster.prepare(
