@@ -65,13 +65,39 @@ def read(text: str) -> Reading:
     """
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
-    text = without_closed_thinking(text)
-    readings = [reading for value in _objects(text) if (reading := _reading(value, MAX_DEPTH)) is not None]
+    whole = _whole(text)
+    if whole is not None:
+        return whole
+    text, readings, spans = without_closed_thinking(text), [], []
+    for value, span in _objects(text):
+        reading = _reading(value, MAX_DEPTH)
+        if reading is not None:
+            readings.append(reading)
+            spans.append(span)
     if not readings:
-        readings = [_from_parts(text)]
+        return _from_parts(text)
     if any(reading != readings[0] for reading in readings):
         raise Unreadable("several verdicts that differ")
+    if any(not any(at in span for span in spans) for at in _details_at(text)):
+        raise Unreadable("a verdict within another one that is broken: it may be the answer's, quoted")
     return readings[0]
+
+
+def _whole(text: str) -> Reading | None:
+    """The verdict of a reply that is plain JSON and nothing else. It comes first: what such a reply quotes of the answer, marks of
+    thinking among it, stays a text."""
+    try:
+        value = _DECODER.decode(text.strip())
+    except (ValueError, RecursionError):
+        return None
+    return _reading(value, MAX_DEPTH)
+
+
+def _details_at(text: str) -> Iterator[int]:
+    """Where a verdict's details begin, in readable JSON or not."""
+    for match in _DETAILS_KEY.finditer(text):
+        if text[match.end() : match.end() + 1] in ("{", "["):
+            yield match.start()
 
 
 def read_official(text: str) -> Reading:
@@ -114,14 +140,14 @@ class _Object(dict[str, Any]):
 _DECODER = json.JSONDecoder(object_pairs_hook=_Object, strict=False)
 
 
-def _objects(text: str) -> Iterator[Any]:
-    """The outermost objects that can be read, from left to right; repaired where need be."""
+def _objects(text: str) -> Iterator[tuple[Any, range]]:
+    """The outermost objects that can be read and where they stand, from left to right; repaired where need be."""
     start, tried = text.find("{"), 0
     while start >= 0 and tried < MAX_STARTS:
         tried += 1
         found = _value_at(text, start)
         if found is not None:
-            yield found[0]
+            yield found[0], range(start, found[1])
         start = text.find("{", start + 1 if found is None else found[1])
 
 
