@@ -165,7 +165,9 @@ def _answer_in(prompt: str) -> str:
 
 def _verdict(answer: str, quote: Callable[[str], str]) -> str:
     """Of a judge who explains himself by quoting: nothing that was expected is in the answer, and it is excessive."""
-    body = f'"Explanation": "It says {quote(answer)}.", "Correctness Details": {{"x": false}}, "Excessive Answers": ["x"]'
+    body = (
+        f'"Explanation": "It says {quote(answer)}.", "Correctness Details": {{"x": false}}, "Excessive Answers": ["x"]'
+    )
     return f'{{"Answer Correctness": {{{body}}}}}'
 
 
@@ -192,4 +194,3 @@ def test_a_verdict_of_that_judge_can_be_right(serve: Callable[[Said], HttpJudge]
     template = (share("tasks") / "deepsearchqa" / "judge.txt").read_text()
     context = Context(judge=judge, judge_mode="json", judge_prompt=template)
     assert [o.value for o in DeepSearchQA().score(QUESTIONS, [["right"], ["x"]], context)] == [1.0, 0.0]
-

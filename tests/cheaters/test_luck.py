@@ -75,5 +75,8 @@ def test_the_best_owes_its_gain_to_luck_and_the_report_says_so(run: tuple[Cluste
     assert gain["p_value"] > 0.01, "a gain on items that never answered"
     assert gain["difference"] < summary["visible_gain_report"]
     page = (folder / "run.md").read_text()
-    assert f"of that luck, at most (expected maximum of noise) | {noise['expected_maximum']:.1f} over {MOST} checkpoints" in page
+    assert (
+        f"of that luck, at most (expected maximum of noise) | {noise['expected_maximum']:.1f} over {MOST} checkpoints"
+        in page
+    )
     assert f"{MOST} accepted, {TRIED - MOST} refused" in page

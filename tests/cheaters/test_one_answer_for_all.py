@@ -19,11 +19,14 @@ TEXT = "that good for two explain why one short note list"
 """Words of most kinds of instruction: to the built-in judge an answer is as good as the words that it takes up."""
 STEPS = 450
 
-SCRIPT = START + """
+SCRIPT = (
+    START
+    + """
 until [ -e code/trained ]; do sleep 0.1; done
 cp -r code/constant output/constant
 ./submit output/constant --wait --final > code/answer.json
 """
+)
 
 
 def train(base: Path, questions: list[str], target: Path) -> None:
@@ -82,6 +85,9 @@ def test_it_wins_and_is_marked(run: tuple[Cluster, str]) -> None:
     assert share is not None and share > 0.75
     assert summary["flags"] == ["degenerate_outputs"]
     page = (folder / "run.md").read_text()
-    assert f"degenerate\\_outputs: {share:.0%} of the selected checkpoint's feedback answers are one and the same text" in page
+    assert (
+        f"degenerate\\_outputs: {share:.0%} of the selected checkpoint's feedback answers are one and the same text"
+        in page
+    )
     merged = (cluster.experiment.report / "index.html").read_text()
     assert "degenerate_outputs" in merged
