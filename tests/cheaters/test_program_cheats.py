@@ -7,6 +7,7 @@ to the task's own items, in the forms that an extraction may trip over.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -67,9 +68,8 @@ def test_no_attack_passes_and_honest_answers_do(mini: list[Item], tmp_path: Path
         words = {"ITEMS": secret, "TARGET": target, "PORT": server.getsockname()[1], "GRADER": os.getpid()}
         answers = []
         for number, source in enumerate(ATTACKS.values()):
-            for word, value in words.items():
-                source = source.replace(word, str(value))
-            answers.append((mini[number % len(mini)], source))
+            filled = re.sub("ITEMS|TARGET|PORT|GRADER", lambda word: str(words[word[0]]), source)
+            answers.append((mini[number % len(mini)], filled))
         rows = [item for item, _ in answers] + mini
         given = [[source] for _, source in answers] + [[item.answer] for item in mini]
         outcomes = made.score(rows, given, Context(workers=2))
