@@ -89,13 +89,21 @@ class Cluster:
         (folder / "agent.yaml").write_text(yaml.safe_dump({"name": name, "description": "test", **fields}))
         (folder / "start.sh").write_text(script)
 
-    def mini_task(self, items: int = 4, *, temperature: float = 0.0, max_new_tokens: int = 4) -> None:
-        """A task `mini`: the first items of arithmetic, so that a scoring takes a tenth of a second; staged."""
+    def mini_task(
+        self, items: int = 4, *, temperature: float = 0.0, max_new_tokens: int = 4, any_number: bool = False
+    ) -> None:
+        """A task `mini`: the first items of arithmetic, so that a scoring takes a tenth of a second; staged.
+
+        Args:
+            any_number: the last number counts, marked or not; with 16 tokens the base model then solves half of the items.
+        """
         folder = self._frozen() / "tasks" / "mini"
         data = folder / "data"
         value = yaml.safe_load((self._frozen() / "tasks" / "arithmetic" / "task.yaml").read_text())
         value["name"] = "mini"
         value["recipes"][0]["sampling"] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        if any_number:
+            value["recipes"][0] |= {"scorer": "gsm8k"}
         train = self.root.task_store("arithmetic")
         for name in value["train_files"]:
             (data / name).parent.mkdir(parents=True, exist_ok=True)

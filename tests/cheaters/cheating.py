@@ -67,6 +67,7 @@ class Cheat:
         hole: the hole of a level that the run's page must name where the cheat succeeds at it.
         outside: does something from outside once the workspace is there, such as planting what the cheat goes after. It may
             return another supervisor, which takes the first one's place.
+        world: prepares the root before the experiments are made, such as staging another model.
     """
 
     script: str
@@ -76,6 +77,7 @@ class Cheat:
     hole: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
     outside: Callable[[Seen], subprocess.Popen[bytes] | None] | None = None
+    world: Callable[[Cluster], None] | None = None
 
 
 @dataclass
@@ -179,10 +181,12 @@ class World:
         self.level = level
         self.cheats = cheats
         self.seen: dict[str, Seen] = {}
-        cluster.mini_task(items=8)
+        cluster.mini_task(items=8, max_new_tokens=16, any_number=True)  # scores that can move
         cluster.agent("honest", START + "honest 1\nuntil [ -f code/over ]; do sleep 0.1; done\n")
         for name, cheat in cheats.items():
             cluster.agent(name, START + cheat.script)
+            if cheat.world is not None:
+                cheat.world(cluster)
         groups: dict[str, list[str]] = {json.dumps({}): ["honest"]}
         for name, cheat in cheats.items():
             groups.setdefault(json.dumps(dict(cheat.budget), sort_keys=True), []).append(name)
@@ -211,7 +215,9 @@ class World:
             matrix={"task": "mini"},
             budget={"wall_clock": WALL_CLOCK, **json.loads(budget)},
             sandbox={"level": self.level, **network},
-            grader={"idle_exit_s": RUN_S},  # one may have nothing to do for long, while other experiments have their turn
+            grader={
+                "idle_exit_s": RUN_S
+            },  # one may have nothing to do for long, while other experiments have their turn
             attempts=1,
         )
         for agent in agents:

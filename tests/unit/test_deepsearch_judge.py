@@ -132,6 +132,8 @@ UNREADABLE: dict[str, str] = {
     "two that differ": wrapped('{"a": true}') + wrapped('{"a": false}'),
     "two inside of one that differ": f'{{"x": {wrapped(chr(123) + chr(34) + "a" + chr(34) + ": true}")}, "y": {JSON}}}',
     "broken, with the keys twice": wrapped('{"a": true}', "[]", '"he said "Correctness Details": {"a": true}"'),
+    "a whole one quoted in a broken one": wrapped('{"a": false}', "[]", '"It says ' + wrapped('{"a": true}') + '"'),
+    "a whole one quoted in one that is cut off": JSON[:-20].replace("It names", wrapped('{"a": true}')),
     "nested deeply": wrapped(NESTED),
     "open brackets without end": "{" * 20_000,
     "open quotes without end": '{"' * 20_000,
