@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
-from autorl_hpc.supervise.folders import DIR_FLAGS
+from autorl_hpc.supervise.disk import Unmeasurable, disk_bytes
 from autorl_hpc.supervise.processes import descendants, marked
 
 GIB = 1024**3
@@ -26,10 +26,6 @@ DISK_LOOK_S = 10.0
 DISK_SHARE = 0.02
 """Of the time, that walking a workspace may take: one of a million files is looked at less often."""
 
-MAX_DEPTH = 200
-"""Deeper folders can't be measured with the descriptors that a process has; no program nests them so."""
-
-CLOSED = "folders that are closed to their own owner"
 IN_MEMORY = ("tmpfs", "ramfs")
 """Kinds of file systems in memory. What lies in those that an agent's processes have of their own is nobody's resident memory."""
 
@@ -101,10 +97,6 @@ class UsageWatch(threading.Thread):
         if used > limit * GIB:
             return Excess(EndedBy.DISK, f"{used / GIB:.2f} GiB of disk, the budget has {limit:g}")
         return None
-
-
-class Unmeasurable(Exception):
-    """A tree has more levels than MAX_DEPTH, or folders that their owner has closed."""
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
@@ -201,68 +193,6 @@ def _open_bytes(pids: set[int], counts: Callable[[str, os.stat_result], bool]) -
 def nameless_bytes(pids: set[int], device: int) -> int:
     """Bytes on the disk `device` of files that processes hold open though no folder has them any more."""
     return sum(_open_bytes(pids, lambda _, info: info.st_nlink == 0 and info.st_dev == device).values())
-
-
-def disk_bytes(folder: Path) -> int:
-    """Bytes that the files below a folder take on the disk. No link is followed; a file with several names counts once.
-
-    Raises:
-        Unmeasurable: it is nested too deeply, or some of it is closed.
-        OSError: the folder itself can't be read.
-    """
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    stack: list[tuple[int, list[str]]] = []
-
-    def enter(fd: int) -> None:
-        nonlocal total
-        inner: list[str] = []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                try:
-                    info = entry.stat(follow_symlinks=False)
-                except PermissionError:
-                    raise Unmeasurable(CLOSED) from None
-                except OSError:
-                    continue
-                if stat.S_ISDIR(info.st_mode):
-                    inner.append(entry.name)
-                elif info.st_nlink > 1:
-                    if (info.st_dev, info.st_ino) in seen:
-                        continue
-                    seen.add((info.st_dev, info.st_ino))
-                total += info.st_blocks * 512
-        stack.append((fd, inner))
-
-    try:
-        enter(os.open(folder, DIR_FLAGS))
-    except PermissionError:
-        raise Unmeasurable(CLOSED) from None
-    try:
-        while stack:
-            fd, inner = stack[-1]
-            if not inner:
-                os.close(stack.pop()[0])
-                continue
-            name = inner.pop()
-            if len(stack) >= MAX_DEPTH:
-                raise Unmeasurable(f"folders nested deeper than {MAX_DEPTH}")
-            try:
-                below = os.open(name, DIR_FLAGS, dir_fd=fd)
-            except PermissionError:
-                raise Unmeasurable(CLOSED) from None
-            except OSError:
-                continue
-            try:
-                enter(below)
-            except (OSError, Unmeasurable) as error:
-                os.close(below)
-                if isinstance(error, Unmeasurable):
-                    raise
-    finally:
-        for fd, _ in stack:
-            os.close(fd)
-    return total
 
 
 def _size(path: Path) -> int:

@@ -229,7 +229,7 @@ class World:
         honest = self.seen["honest"]
         supervisor = honest.cluster.supervisor(honest.run_id)
         honest.pids["supervisor"] = supervisor.pid
-        wait_for(lambda: (honest.workspace / "output" / "v1").is_dir(), 60, "the honest run's checkpoint")
+        wait_for((honest.workspace / "output" / "v1").is_dir, 60, "the honest run's checkpoint")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._run, self.cheats.items()))
         (honest.workspace / "code" / "over").touch()
