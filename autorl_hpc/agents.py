@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.hashing import tree_sha256, walk_files
@@ -28,7 +29,9 @@ class AgentFile(Record):
     start: str = "start.sh"
     include: tuple[Name, ...] = ()
     needs: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...] = Field(
+        (), description="Variables of the launching environment that the agent gets, API keys for one."
+    )
     resume: str = Field(
         "restart",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",

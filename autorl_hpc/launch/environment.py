@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
+from autorl_hpc.agents import load_agent
 from autorl_hpc.cluster.commands import without_scheduler, without_secrets
 from autorl_hpc.cluster.site import HABITS
 from autorl_hpc.files.layout import ExperimentDir
@@ -16,8 +17,11 @@ OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 
 
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
-    """This environment with the frozen code in it, and without secrets and what a surrounding job left."""
-    env = without_secrets(without_scheduler(os.environ))
+    """This environment with the frozen code in it, and without what a surrounding job left; of secrets only those that the
+    experiment's agents name."""
+    outer = without_scheduler(os.environ)
+    env = without_secrets(outer)
+    env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
     for name in HABITS.values():
         if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't
             env[f"AUTORL_{name}"] = os.environ[name]
@@ -32,3 +36,8 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     if record.cluster is None:  # on a cluster the scheduler says which GPUs a job has
         env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env
+
+
+def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
+    folder = experiment.code / record.code_hash / "templates" / "agents"
+    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, [folder]).file.secrets}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autorl_hpc.sandbox import mounts
 from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import DEVICES, HOST, Plan
+from autorl_hpc.sandbox.plan import DEVICES, HOST, SETTINGS, Plan
 from autorl_hpc.states import Network, SandboxLevel
 
 name = SandboxLevel.BWRAP
@@ -37,7 +37,7 @@ def argv(plan: Plan, command: Sequence[str]) -> list[str]:
     ]  # fmt: skip
     if plan.network is not Network.OPEN:
         made.append("--unshare-net")
-    made += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", "/run", "--dir", "/var"]
+    made += ["--proc", "/proc", *_settings(), "--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", "/run", "--dir", "/var"]
     for device in plan.devices:
         if os.path.dirname(device) != "/dev" or os.path.basename(device) not in DEVICES:
             made += ["--dev-bind", device, device]
@@ -50,3 +50,8 @@ def argv(plan: Plan, command: Sequence[str]) -> list[str]:
             made += ["--bind" if step.kind == "writable" else "--ro-bind", step.source, step.target]
     made += ["--symlink", "/tmp", "/var/tmp", "--setenv", "TMPDIR", "/tmp", "--chdir", plan.workspace]
     return [*made, "--", *inner_command(plan, command, sys.executable)]
+
+
+def _settings() -> list[str]:
+    """The node's settings, which root may write to without any capability: `core_pattern` names a program that the kernel runs."""
+    return [word for path in SETTINGS if os.path.exists(path) for word in ("--ro-bind", path, path)]

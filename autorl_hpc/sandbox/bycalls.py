@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autorl_hpc.sandbox import mounts
 from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import HOST, Plan
+from autorl_hpc.sandbox.plan import HOST, SETTINGS, Plan
 from autorl_hpc.scoring.programs import landlock
 from autorl_hpc.states import Network, SandboxLevel
 
@@ -41,6 +41,7 @@ class Namespaces:
             "level": "namespaces",
             "root": _mount_point(),
             "host": HOST,
+            "settings": list(SETTINGS),
             "open": plan.network is Network.OPEN,
             "devices": list(plan.devices),
             "steps": mounts.steps(plan),
@@ -68,12 +69,11 @@ class Landlock:
         return None
 
     def known_holes(self, plan: Plan) -> tuple[str, ...]:
-        """Rules name ports and not addresses, and /proc must stay writable for CUDA."""
-        found = [] if os.geteuid() else ["root may change the node's settings in /proc/sys"]
-        if plan.network is not Network.OPEN:
-            free = _free_ports()
-            found.append(f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself")
-        return tuple(found)
+        """Rules name ports and not addresses."""
+        if plan.network is Network.OPEN:
+            return ()
+        free = _free_ports()
+        return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
 
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
         """See the Protocol in levels.py."""

@@ -140,6 +140,9 @@ def _mount(job: dict[str, Any]) -> None:
     for name in ("proc", "dev", "run", "var", "tmp"):
         os.mkdir(f"{root}/{name}")
     mount("proc", f"{root}/proc", "proc", quiet | namespaces.MS_NOEXEC, None)
+    for path in job["settings"]:
+        if os.path.exists(root + path):
+            bind(root + path, root + path)
     mount("tmpfs", f"{root}/dev", "tmpfs", namespaces.MS_NOSUID, "size=1m,mode=755")
     os.mkdir(f"{root}/dev/shm")
     mount("tmpfs", f"{root}/dev/shm", "tmpfs", quiet, "mode=1777")
@@ -164,7 +167,7 @@ def _mount(job: dict[str, Any]) -> None:
             os.symlink(source, where)
         elif kind == "empty":
             os.makedirs(where, exist_ok=True)
-            mount("tmpfs", where, "tmpfs", namespaces.MS_RDONLY | quiet, "size=4k,mode=755")
+            mount("tmpfs", where, "tmpfs", quiet, "size=1m,nr_inodes=1024,mode=755")  # places below are made in it
         else:
             bind(source, where, read_only=kind == "readable")
     os.symlink("/tmp", f"{root}/var/tmp")

@@ -18,6 +18,9 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")
 """Beginnings of the names of devices that GPUs and their networks need."""
 
+SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""What of /proc is the node's and not a process's."""
+
 INSIDE = "/run/autorl"
 """Folder in the sandbox with the socket that leads out and the script that forwards to it."""
 SOCKET_NAME = "bridge.sock"
@@ -93,7 +96,9 @@ def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
         found.append(folder)
         over = os.path.dirname(folder.rstrip("/"))
         if os.path.basename(folder.rstrip("/")) in ("bin", "sbin") and os.path.realpath(over) not in ("/", home):
-            found += [os.path.join(over, name) for name in ("lib", "lib64", "libexec", "share")]
+            # Of the home no more than programs need: keyrings and tokens lie in its `share`.
+            beside = ("lib", "lib64") if below(os.path.realpath(over), home) else ("lib", "lib64", "libexec", "share")
+            found += [os.path.join(over, name) for name in beside]
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
         found += [part for part in outer.get(name, "").split(os.pathsep) if part.startswith("/")]
     return outermost(os.path.normpath(path) for path in found if os.path.lexists(path))

@@ -85,6 +85,10 @@ def answered(port: int) -> None:
             raise OSError("no answer")
 
 
+def open_to_write(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY))
+
+
 def cuda() -> None:
     code = ctypes.CDLL("libcuda.so.1").cuInit(0)
     if code:
@@ -107,6 +111,7 @@ def main() -> None:
         "abstract": tried(lambda: unix("\0" + job["abstract"])),
         "sockets": each(job["sockets"], unix),
         "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
+        "settings": each(job["settings"], open_to_write),
         "shared_shm": os.path.exists("/dev/shm/" + job["word"]),
         "seen": seen(job["backwards"][::-1]),  # backwards: it stands in this process's own command line
         "programs": {path: os.access(path, os.X_OK) for path in job["programs"]},

@@ -16,7 +16,7 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import SandboxUsed
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.sandbox.choose import Chosen, choose
-from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, lay_way_out, outermost, slurm_programs, software
 from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.laying import Placing, placed
 
@@ -45,14 +45,23 @@ class Confinement:
         lay_way_out(self.socket_folder)
         outer = dict(os.environ)
         self.programs = slurm_programs(outer)
-        hidden = _hidden(root, experiment, workspace)
+        scratch = workspace.parent.parent
+        private = _real(root.vault, root.store, root.runs, experiment.path, scratch)
+        hidden = outermost(sorted(private | _real(root.path, Path.home())))
+        prefixes = _prefixes(venv)
         key = spec.judge.key_file if spec.judge is not None else None
-        self._secret = [str(experiment.run(record.run_id).record)]
+        vault = root.task_vault(record.science.task)
+        self._secret = [str(experiment.run(record.run_id).record), *map(str, sorted(vault.rglob("items.jsonl"))[:2])]
         self._plan = Plan(
             workspace=str(workspace),
             tmp=str(workspace / ".tmp"),
-            readable=(*software(_prefixes(venv), outer), *_named(spec.sandbox.readable, hidden)),
-            hidden=hidden,
+            readable=tuple(
+                path
+                for path in (*software(prefixes, outer), *_named(spec.sandbox.readable, private))
+                if not any(below(os.path.realpath(path), folder) for folder in private)
+                or any(below(path, prefix) for prefix in prefixes)
+            ),
+            hidden=tuple(hidden),
             placed=tuple((os.path.realpath(source), str(workspace / where)) for source, where in placed(root, record)),
             devices=tuple(devices()),
             masked=(*self.programs, *([os.path.realpath(os.path.expanduser(key))] if key else [])),
@@ -102,10 +111,9 @@ class Confinement:
         shutil.rmtree(self.socket_folder, ignore_errors=True)
 
 
-def _hidden(root: Root, experiment: ExperimentDir, workspace: Path) -> tuple[str, ...]:
-    """Held-out data, the store, all runs, other workspaces, the user's home; as they are called and as they really lie."""
-    folders = [root.vault, root.store, root.runs, experiment.path, workspace.parent, Path.home()]
-    return tuple(sorted({str(folder) for folder in folders} | {os.path.realpath(folder) for folder in folders}))
+def _real(*folders: Path) -> set[str]:
+    """Folders as they are called, and as they really lie."""
+    return {str(folder) for folder in folders} | {os.path.realpath(folder) for folder in folders}
 
 
 def _prefixes(venv: Path | None) -> list[str]:
@@ -117,14 +125,15 @@ def _prefixes(venv: Path | None) -> list[str]:
     return found
 
 
-def _named(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
-    """The folders that the experiment names, if they show nothing that must be hidden."""
+def _named(readable: Sequence[str], private: set[str]) -> list[str]:
+    """The folders that the experiment names, if they neither lie in what must be hidden nor hold it."""
     for path in readable:
-        if any(below(os.path.realpath(path), folder) for folder in hidden if folder != str(Path.home())):
+        real = os.path.realpath(path)
+        if any(below(real, folder) or below(folder, real) for folder in private):
             raise AutorlError(
-                f"field `sandbox.readable`: {path} lies in what agents must not see",
+                f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it",
                 where=path,
                 fault=Fault.CLUSTER,
-                next_step="name a folder outside store, vault, runs and scratch",
+                next_step="name a folder outside store, vault, runs and scratch, and none above them",
             )
     return list(readable)

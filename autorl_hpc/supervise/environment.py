@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
@@ -46,14 +46,16 @@ def agent_environment(
     attempt: int,
     outer: Mapping[str, str] = os.environ,
     venv: Path | None = None,
+    secrets: Sequence[str] = (),
 ) -> dict[str, str]:
     """The variables of the agent's process; see docs/file-protocol.md.
 
     Args:
         venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
+        secrets: further variables, which the agent's definition names.
     """
     science = record.science
-    env = {name: outer[name] for name in ALLOWED if name in outer}
+    env = {name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}
     own, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
     if venv is None:
         env["PATH"] = os.pathsep.join([own, path])

@@ -165,7 +165,9 @@ class Supervisor:
             bridge.start()
             # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
             mark = f"{self.marks}{clock.attempt}."
-            env = agent_environment(self.record, self.workspace_path, bridge.url, mark, clock.attempt, venv=venv)
+            env = agent_environment(
+                self.record, self.workspace_path, bridge.url, mark, clock.attempt, venv=venv, secrets=agent.file.secrets
+            )
             used = sandbox.choose(bridge.port, env, clock.attempt)
             self.chain.write(EntryKind.SANDBOX, used)
             lay = functools.partial(

@@ -9,19 +9,23 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import SUBMITS_ONE, Cluster
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.records.experiment import SandboxSpec
 from autorl_hpc.sandbox import apptainer, mounts, sockets
+from autorl_hpc.sandbox import plan as plans
 from autorl_hpc.sandbox.choose import choose
 from autorl_hpc.sandbox.levels import LEVELS, Level, level
-from autorl_hpc.sandbox.plan import Plan, carved, devices, lay_way_out, outermost, slurm_programs, software
+from autorl_hpc.sandbox.plan import Plan, below, carved, devices, lay_way_out, outermost, slurm_programs, software
 from autorl_hpc.sandbox.probing import Findings, probe
 from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
+from autorl_hpc.supervise.confining import Confinement
 
 CONFINING = [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES, SandboxLevel.LANDLOCK]
 
@@ -80,13 +84,14 @@ def inside(found: Level, plan: Plan, *command: str) -> subprocess.CompletedProce
 
 def test_software_is_found_and_homes_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
-    for name in ("bin", ".local/bin", ".local/lib", "env/bin"):
+    for name in ("bin", ".local/bin", ".local/lib", ".local/share/keyrings", "env/bin"):
         (home / name).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     path = os.pathsep.join([f"{home}/bin", f"{home}/.local/bin", "relative", "/usr/bin", "/no/such/folder"])
     found = software([f"{home}/env"], {"PATH": path, "LD_LIBRARY_PATH": ""})
     assert "/usr" in found and "/usr/bin" not in found
     assert {f"{home}/bin", f"{home}/.local/bin", f"{home}/.local/lib", f"{home}/env"} <= set(found)
+    assert not any(below(f"{home}/.local/share", path) for path in found), "keyrings lie there"
     assert str(home) not in found and "relative" not in found and "/no/such/folder" not in found
 
 
@@ -120,6 +125,69 @@ def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp
     assert [step.target for step in steps if step.kind == "writable"] == ["/tmp", plan.workspace]
 
 
+@pytest.mark.parametrize("name", CONFINING)
+def test_a_root_below_a_readable_folder_is_hidden_whole(
+    name: SandboxLevel, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable(name, plan)
+    root, experiment, workspace = _place(tmp_path / "opt" / "autorl", monkeypatch)
+    monkeypatch.setattr(plans, "SYSTEM", (*plans.SYSTEM, str(tmp_path / "opt")))
+    confined = _confinement(root, experiment, workspace, level=str(name))
+    try:
+        env = {"PATH": os.environ["PATH"], "HOME": f"{workspace}/.home", "TMPDIR": f"{workspace}/.tmp"}
+        assert confined.choose(29562, env, 1).level is name
+        if confined.placing == "linked":
+            (workspace / "data").symlink_to(root.task_train("t"))
+        script = (
+            f"cat {root.path}/scratch/other/run/secret {root.path}/anchor.key; ls {root.path} {root.path}/scratch; true"
+        )
+        argv = confined.argv(["bash", "-c", script])
+        said = subprocess.run(
+            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=60
+        ).stdout
+        assert "SECRET" not in said and "vault" not in said and "other" not in said, said
+    finally:
+        confined.close()
+
+
+def test_what_a_spec_names_may_not_show_what_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, experiment, workspace = _place(tmp_path / "data" / "autorl", monkeypatch)
+    (tmp_path / "software").mkdir()
+    _confinement(root, experiment, workspace, readable=(str(tmp_path / "software"),)).close()
+    for path in (tmp_path / "data", root.vault, root.vault / "t", root.path / "scratch" / "other"):
+        with pytest.raises(AutorlError, match=r"sandbox\.readable"):
+            _confinement(root, experiment, workspace, readable=(str(path),))
+
+
+def _place(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, ExperimentDir, Path]:
+    """A root with another experiment's workspace and a key in it, and an empty workspace of ours."""
+    root, home = Root(path), path.parent / "home"
+    workspace = path / "scratch" / "exp" / "run"
+    for folder in (
+        root.task_vault("t") / "report",
+        root.task_train("t"),
+        root.model("m"),
+        root.runs / "exp" / "run",
+        home,
+    ):
+        folder.mkdir(parents=True)
+    for folder in (workspace / ".tmp", workspace / ".home", path / "scratch" / "other" / "run"):
+        folder.mkdir(parents=True)
+    (root.task_vault("t") / "report" / "items.jsonl").write_text("SECRET")
+    (root.runs / "exp" / "run" / "run.json").write_text("SECRET")
+    (path / "scratch" / "other" / "run" / "secret").write_text("SECRET")
+    (path / "anchor.key").write_text("SECRET")
+    monkeypatch.setenv("HOME", str(home))
+    return root, ExperimentDir(root.runs / "exp"), workspace
+
+
+def _confinement(root: Root, experiment: ExperimentDir, workspace: Path, **fields: Any) -> Confinement:
+    science = SimpleNamespace(task="t", base_model="m", network=Network.NONE)
+    record: Any = SimpleNamespace(science=science, run_id="run")
+    spec: Any = SimpleNamespace(judge=None, sandbox=SandboxSpec(**fields))
+    return Confinement(root, experiment, record, spec, workspace, None)
+
+
 # --- levels ---
 
 
@@ -139,19 +207,13 @@ def test_what_a_level_stops(name: SandboxLevel, plan: Plan) -> None:
 def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
     """Plans with a mistake in them: the trial must say so, or its silence would mean nothing."""
     usable(name, plan)
-    wrong: dict[str, dict[str, Any]] = {
-        "can be listed": {"readable": (*plan.readable, f"{plan.hidden[0]}/")},
-        "can be written to": {"workspace": str(tmp_path / "scratch")},
-    }
-    for words, change in wrong.items():
-        broken = Plan(**{**plan.__dict__, **change})
-        if words == "can be written to":
-            broken = Plan(
-                **{**broken.__dict__, "placed": ((str(tmp_path / "scratch" / "w"), str(tmp_path / "scratch" / "w")),)}
-            )
-            if name is not SandboxLevel.LANDLOCK:
-                continue  # mounts keep it read-only all the same
-        assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures), words
+    if name is SandboxLevel.LANDLOCK:
+        words, workspace = "can be written to", str(tmp_path / "scratch")
+        change: dict[str, Any] = {"workspace": workspace, "placed": ((plan.workspace, plan.workspace),)}
+    else:
+        words, change = "can be listed", {"readable": (*plan.readable, f"{plan.hidden[0]}/")}
+    broken = Plan(**{**plan.__dict__, **change})
+    assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures)
 
 
 @pytest.mark.parametrize("name", CONFINING)
