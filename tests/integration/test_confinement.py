@@ -304,7 +304,8 @@ def test_apptainer_gets_the_plan(plan: Plan, stand_in: Path) -> None:
     assert probe(apptainer, plan, environment(plan)).failures == ("the run's environment is no image",)
     of_image = Plan(**{**plan.__dict__, "image": str(stand_in)})
     found = probe(apptainer, of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])
-    assert found.failures == () and found.holes == ()
+    # The stand-in leaves /proc as it is, which apptainer does not.
+    assert found.failures == () and set(found.holes) <= {"root may change the node's settings in /proc/sys"}
     chosen = choose(SandboxSpec(), of_image, environment(plan), wanted=Network.NONE)
     assert chosen.level.name is SandboxLevel.APPTAINER
     with pytest.raises(OSError, match="colon or comma"):
