@@ -213,32 +213,8 @@ def disk_bytes(folder: Path) -> int:
     seen: set[tuple[int, int]] = set()
     total = 0
     stack: list[tuple[int, list[str]]] = []
-
-    def enter(fd: int) -> None:
-        nonlocal total
-        inner: list[str] = []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                try:
-                    info = entry.stat(follow_symlinks=False)
-                except PermissionError:
-                    raise Unmeasurable(CLOSED) from None
-                except OSError:
-                    continue
-                if stat.S_ISDIR(info.st_mode):
-                    inner.append(entry.name)
-                elif info.st_nlink > 1:
-                    if (info.st_dev, info.st_ino) in seen:
-                        continue
-                    seen.add((info.st_dev, info.st_ino))
-                total += info.st_blocks * 512
-        stack.append((fd, inner))
-
     try:
-        enter(os.open(folder, DIR_FLAGS))
-    except PermissionError:
-        raise Unmeasurable(CLOSED) from None
-    try:
+        total += _enter(folder, None, stack, seen)
         while stack:
             fd, inner = stack[-1]
             if not inner:
@@ -248,20 +224,42 @@ def disk_bytes(folder: Path) -> int:
             if len(stack) >= MAX_DEPTH:
                 raise Unmeasurable(f"folders nested deeper than {MAX_DEPTH}")
             try:
-                below = os.open(name, DIR_FLAGS, dir_fd=fd)
+                total += _enter(name, fd, stack, seen)
             except PermissionError:
-                raise Unmeasurable(CLOSED) from None
+                raise
             except OSError:
-                continue
-            try:
-                enter(below)
-            except (OSError, Unmeasurable) as error:
-                os.close(below)
-                if isinstance(error, Unmeasurable):
-                    raise
+                continue  # it was removed meanwhile
+    except PermissionError:
+        raise Unmeasurable(CLOSED) from None
     finally:
         for fd, _ in stack:
             os.close(fd)
+    return total
+
+
+def _enter(name: Path | str, above: int | None, stack: list[tuple[int, list[str]]], seen: set[tuple[int, int]]) -> int:
+    """Opens a folder, puts it on the stack with the names of its folders, and gives the bytes of what lies in it.
+
+    Raises:
+        OSError: it, or something in it, can't be looked at.
+    """
+    fd = os.open(name, DIR_FLAGS, dir_fd=above)
+    inner: list[str] = []
+    stack.append((fd, inner))
+    total = 0
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                inner.append(entry.name)
+            elif info.st_nlink > 1:
+                if (info.st_dev, info.st_ino) in seen:
+                    continue
+                seen.add((info.st_dev, info.st_ino))
+            total += info.st_blocks * 512
     return total
 
 

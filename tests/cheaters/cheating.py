@@ -211,7 +211,9 @@ class World:
             matrix={"task": "mini"},
             budget={"wall_clock": WALL_CLOCK, **json.loads(budget)},
             sandbox={"level": self.level, **network},
-            grader={"idle_exit_s": RUN_S},  # one may have nothing to do for long, while other experiments have their turn
+            grader={
+                "idle_exit_s": RUN_S
+            },  # one may have nothing to do for long, while other experiments have their turn
             attempts=1,
         )
         for agent in agents:
@@ -223,7 +225,7 @@ class World:
         honest = self.seen["honest"]
         supervisor = honest.cluster.supervisor(honest.run_id)
         honest.pids["supervisor"] = supervisor.pid
-        wait_for(lambda: (honest.workspace / "output" / "v1").is_dir(), 60, "the honest run's checkpoint")
+        wait_for((honest.workspace / "output" / "v1").is_dir, 60, "the honest run's checkpoint")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._run, self.cheats.items()))
         (honest.workspace / "code" / "over").touch()
