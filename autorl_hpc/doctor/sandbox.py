@@ -83,7 +83,7 @@ def _trial_plan(folder: Path) -> Plan:
         workspace=str(workspace),
         tmp=str(workspace / ".tmp"),
         readable=tuple(software([sys.prefix, sys.base_prefix], outer)),
-        hidden=tuple(str(folder / name) for name in ("vault", "store/data", "runs", "scratch")),
+        hidden=tuple(str(folder / name) for name in ("vault", "store", "runs", "scratch")),
         placed=((str(folder / "store" / "data"), str(workspace / "data")),),
         devices=tuple(devices()),
         masked=tuple(slurm_programs(outer)),

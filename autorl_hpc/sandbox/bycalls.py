@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autorl_hpc.sandbox import mounts
 from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import HOST, Plan, carved
+from autorl_hpc.sandbox.plan import HOST, Plan
 from autorl_hpc.scoring.programs import landlock
 from autorl_hpc.states import Network, SandboxLevel
 
@@ -77,11 +77,11 @@ class Landlock:
 
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
         """See the Protocol in levels.py."""
-        sources = [source for source, _ in plan.placed]
-        readable = [*carved(plan.readable, [*plan.hidden, *plan.masked]), *sources]
         job: dict[str, object] = {
             "level": "landlock",
-            "readable": sorted({os.path.realpath(path) for path in readable}),
+            "readable": list(plan.readable),
+            "hidden": [*plan.hidden, *plan.masked],
+            "placed": [source for source, _ in plan.placed],
             "writable": [plan.workspace, plan.tmp, *plan.devices, *WRITABLE_DEVICES],
             "ports": None if plan.network is Network.OPEN else _spans(plan),
             "tmp": plan.tmp,

@@ -48,11 +48,15 @@ def main() -> None:
 
 def _landlock(job: dict[str, Any]) -> None:
     from autorl_hpc.sandbox import sockets
+    from autorl_hpc.sandbox.plan import carved
 
+    # Real paths before anything is carved out: a link (/bin) would let in again what was left out under its real name (/usr/bin).
+    # Here and not before: a folder of programs without a few has more names than a command line has room for.
+    readable = carved(sorted({os.path.realpath(path) for path in job["readable"]}), job["hidden"])
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     rules = [(path, landlock.EVERYTHING if os.path.isdir(path) else landlock.OF_A_FILE) for path in job["writable"]]
     read = landlock.READ | landlock.EXECUTE
-    for path in job["readable"]:
+    for path in [*readable, *job["placed"]]:
         rules.append((path, read if os.path.isdir(path) else read & landlock.OF_A_FILE))
     rules.append(
         ("/proc", read | landlock.WRITE_FILE | landlock.TRUNCATE)

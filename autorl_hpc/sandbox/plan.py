@@ -146,10 +146,19 @@ def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
             found.append(path)
             continue
         try:
-            left += [os.path.join(path, name) for name in os.listdir(path)]
+            inner = [os.path.join(path, name) for name in os.listdir(path)]
         except OSError:
             continue
+        left += [child for child in inner if not _leads_to(child, hidden)]
     return sorted(found)
+
+
+def _leads_to(path: str, hidden: Sequence[str]) -> bool:
+    """Whether it is a link to something hidden, or to what holds that: Debian's /usr/bin/X11 is /usr/bin."""
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return any(below(real, each) or below(each, real) for each in hidden)
 
 
 def inside_script() -> str:

@@ -1,7 +1,8 @@
-"""Closes, by seccomp, the ways to the network that Landlock leaves open: it knows TCP alone.
+"""Closes, by seccomp, what Landlock leaves open: it knows of the network TCP alone, and nothing of other processes' limits.
 
 Refused are sockets of the internet families other than plain TCP (UDP, SCTP, MPTCP, raw), those to virtual machines, TCP fast open
 (which sends without connecting), and io_uring, whose requests no filter sees. Unix sockets stay: programs need them.
+So is setting limits of another process: without CPU time or files a supervisor of the same user would end, or write no clock.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import socket
 
 from autorl_hpc.scoring.programs import linux, seccomp
 
-CALLS = {"x86_64": (41, 44, 46, 307, 425), "aarch64": (198, 206, 211, 269, 425)}
-"""socket, sendto, sendmsg, sendmmsg, io_uring_setup: asm/unistd_64.h, asm-generic/unistd.h."""
+CALLS = {"x86_64": (41, 44, 46, 307, 425, 302), "aarch64": (198, 206, 211, 269, 425, 261)}
+"""socket, sendto, sendmsg, sendmmsg, io_uring_setup, prlimit64: asm/unistd_64.h, asm-generic/unistd.h."""
 
 INTERNET = (socket.AF_INET, 10)  # AF_INET6 is 10 on Linux, also where Python lacks it
 VSOCK, SMC = 40, 43
@@ -32,7 +33,7 @@ def instructions(machine: str) -> list[seccomp.Instruction]:
     if machine not in CALLS:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
     audit, _ = seccomp.ARCHITECTURES[machine]
-    create, sendto, sendmsg, sendmmsg, uring = CALLS[machine]
+    create, sendto, sendmsg, sendmmsg, uring, prlimit = CALLS[machine]
     load, equal, ret = seccomp.LOAD, seccomp.EQUAL, seccomp.RETURN
     at = seccomp.ARGUMENTS_AT
     refuse, allow = (ret, 0, 0, seccomp.REFUSE), (ret, 0, 0, seccomp.ALLOW)
@@ -71,11 +72,22 @@ def instructions(machine: str) -> list[seccomp.Instruction]:
             refuse,
             allow,
         ]
-    return [*made, allow]
+    limits = [  # prlimit(pid, which, new, old): pid 0 is oneself, and without `new` nothing is set
+        (load, 0, 0, at),
+        (equal, 5, 0, 0),
+        (load, 0, 0, at + 16),
+        (equal, 0, 2, 0),
+        (load, 0, 0, at + 20),
+        (equal, 1, 0, 0),
+        refuse,
+        allow,
+    ]
+    return [*made, (equal, 0, len(limits), prlimit), *limits, allow]
 
 
 def only_tcp() -> None:
-    """From now on this process and its children open no other sockets to the internet. Sets PR_SET_NO_NEW_PRIVS before.
+    """From now on this process and its children open no other sockets to the internet and set no limits but their own. Sets
+    PR_SET_NO_NEW_PRIVS before.
 
     Raises:
         OSError: the kernel refuses, or the architecture is not known.

@@ -12,6 +12,7 @@ from types import TracebackType
 from autorl_hpc.files.faults import again, as_lost_answer
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OWNERS = stat.S_IRWXU
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -37,18 +38,31 @@ class Folder:
         return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
-        """The folder `name` in it, made if it is not there. A link or a file in its place is removed.
+        """The folder `name` in it, made if it is not there. A link or a file in its place is removed; one that its owner closed
+        is opened.
 
         Raises:
             OSError: it can be neither opened nor made.
         """
-        if not self.stands(name) or not stat.S_ISDIR(self._mode(name)):
+        mode = self._mode(name) if self.stands(name) else 0
+        if stat.S_ISDIR(mode):
+            if mode & OWNERS != OWNERS:
+                self._open_up(name)
+        else:
             self._clear(name)
             try:
                 again(lambda: os.mkdir(name, 0o755, dir_fd=self.fd))
             except FileExistsError:
                 pass
         return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
+
+    def _open_up(self, name: str) -> None:
+        """Gives a folder's owner all rights again; by descriptor, so that no link that comes in its place is followed."""
+        fd = again(lambda: os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=self.fd))
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | OWNERS)
+        finally:
+            os.close(fd)
 
     def stands(self, name: str) -> bool:
         """Whether there is something of that name that is no link."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from autorl_hpc.files.share import PACKAGE, share
 from autorl_hpc.files.store import MANIFEST_NAME
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.supervise.folders import Folder
+from autorl_hpc.supervise.folders import OWNERS, Folder
 from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 from autorl_hpc.tasks.loader import Task
 
@@ -31,12 +32,25 @@ ROLLOUTS, ROLLOUTS_COPY = "autorl_hpc.rollouts", "autorl_rollouts"
 """Agents play episodes with a copy of that room under a name of its own, which hides no installed `autorl_hpc`."""
 
 
-def lay_folders(path: Path) -> None:
-    """Makes the workspace's own folders; links that an earlier attempt's agent put in their place are removed."""
+def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
+    """Makes the workspace's own folders; what an earlier attempt's agent put in their place, or closed, is put right.
+
+    So are those where something will be mounted: a sandbox that is being made would follow a link there, out of the workspace,
+    with the supervisor's rights.
+    """
     path.mkdir(parents=True, exist_ok=True)
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & OWNERS != OWNERS:
+        path.chmod(mode | OWNERS)
     with Folder.open(path) as top:
-        for name in (*FOLDERS, *PRIVATE_FOLDERS):
-            top.folder(name).close()
+        for name in (*FOLDERS, *PRIVATE_FOLDERS, *(where for _, where in placed(root, record))):
+            _lay_folder(top, name)
+
+
+def _lay_folder(top: Folder, where: str) -> None:
+    name, _, rest = where.partition("/")
+    with top.folder(name) as inner:
+        if rest:
+            _lay_folder(inner, rest)
 
 
 def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
@@ -50,7 +64,7 @@ def lay(path: Path, root: Root, record: RunRecord, task: Task, agent: Agent, pla
 
     An earlier attempt's agent may have been here: everything is written by descriptor, and no link is followed.
     """
-    lay_folders(path)
+    lay_folders(path, root, record)
     with Folder.open(path) as top:
         for source, where in placed(root, record):
             _place(top, source, where, placing)

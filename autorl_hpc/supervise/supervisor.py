@@ -143,7 +143,7 @@ class Supervisor:
             self.seals.queue_closing()
             raise Superseded
         task, agent = self._load_parts()
-        self._patiently(lambda: laying.lay_folders(self.workspace_path), is_cluster_error)
+        self._patiently(lambda: laying.lay_folders(self.workspace_path, self.root, self.record), is_cluster_error)
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
         base = self._patiently(lambda: staged_base_model(self.root, self.record), is_cluster_error)
         workspace = workspaces.Workspace(self.workspace_path)

@@ -7,9 +7,11 @@ other jobs on the node. Where Slurm keeps a job's memory by a cgroup, that works
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,12 @@ DISK_SHARE = 0.02
 MAX_DEPTH = 200
 """Deeper folders can't be measured with the descriptors that a process has; no program nests them so."""
 
-TMPFS = ("dev/shm",)
-"""In-memory file systems that a sandbox has of its own; what lies in them is nobody's resident memory."""
+CLOSED = "folders that are closed to their own owner"
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Kinds of file systems in memory. What lies in those that an agent's processes have of their own is nobody's resident memory."""
+
+MEMFD = "/memfd:"
+"""How /proc shows a file in memory without a name (memfd_create)."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +85,17 @@ class UsageWatch(threading.Thread):
             if used > budget.memory_gib * GIB:
                 what = f"{used / GIB:.2f} GiB of memory at once, the budget has {budget.memory_gib:g}"
                 return Excess(EndedBy.OUT_OF_MEMORY, what)
-        return self._look_at_disk()
+        return self._look_at_disk(pids)
 
-    def _look_at_disk(self) -> Excess | None:
+    def _look_at_disk(self, pids: set[int]) -> Excess | None:
         limit = self.budget.disk_gib
         now = time.monotonic()
         if limit is None or now < self._next_disk_look:
             return None
         try:
-            used = disk_bytes(self.workspace) + _size(self.log)
-        except TooDeep:
-            return Excess(EndedBy.DISK, f"folders nested deeper than {MAX_DEPTH}, which can't be measured")
+            used = disk_bytes(self.workspace) + nameless_bytes(pids, os.stat(self.workspace).st_dev) + _size(self.log)
+        except Unmeasurable as error:
+            return Excess(EndedBy.DISK, f"{error}, which can't be measured")
         took_s = time.monotonic() - now
         self._next_disk_look = now + max(DISK_LOOK_S, took_s / DISK_SHARE)
         if used > limit * GIB:
@@ -97,8 +103,8 @@ class UsageWatch(threading.Thread):
         return None
 
 
-class TooDeep(Exception):
-    """A tree has more levels than MAX_DEPTH."""
+class Unmeasurable(Exception):
+    """A tree has more levels than MAX_DEPTH, or folders that their owner has closed."""
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
@@ -108,7 +114,7 @@ def memory_bytes(pids: set[int], enough: float) -> float:
         enough: a sum of resident sizes below this is good enough an answer: it costs much less to ask for.
     """
     resident = sum(_resident_bytes(pid) for pid in pids)
-    in_files = sum(_tmpfs_bytes(pids))
+    in_files = sum(_file_system_bytes(pids)) + sum(_open_bytes(pids, lambda link, _: link.startswith(MEMFD)).values())
     if resident + in_files <= enough:
         return resident + in_files
     shared = [_proportional_bytes(pid) for pid in pids]
@@ -138,32 +144,70 @@ def _proportional_bytes(pid: int) -> tuple[int, int]:
     return found["Pss"], found["Pss_Shmem"]
 
 
-def _tmpfs_bytes(pids: set[int]) -> list[int]:
-    """Bytes in each sandbox's own in-memory file systems."""
-    found: dict[int, int] = {}
-    try:
-        outer = {os.stat(f"/{name}").st_dev for name in TMPFS}
-    except OSError:
-        outer = set()
+def _file_system_bytes(pids: set[int]) -> list[int]:
+    """Bytes in each file system in memory that processes have of their own: a sandbox's /dev/shm, or one that they mounted."""
+    outer = {device for device, _ in _mounted_in_memory("self")}
+    found: dict[str, int] = {}
+    seen: set[int] = set()
     for pid in pids:
-        for name in TMPFS:
+        try:
+            namespace = os.stat(f"/proc/{pid}/ns/mnt").st_ino
+            mounts = _mounted_in_memory(str(pid)) if namespace not in seen else []
+        except OSError:
+            continue
+        seen.add(namespace)
+        for device, point in mounts:
+            if device in outer:
+                continue
             try:
-                inside = os.path.join("/proc", str(pid), "root", name)
-                device = os.stat(inside).st_dev
-                if device in outer or device in found:
-                    continue
-                info = os.statvfs(inside)
+                info = os.statvfs(f"/proc/{pid}/root{point}")
             except OSError:
                 continue
-            found[device] = (info.f_blocks - info.f_bfree) * info.f_frsize
+            found[device] = max(found.get(device, 0), (info.f_blocks - info.f_bfree) * info.f_frsize)
     return list(found.values())
+
+
+def _mounted_in_memory(pid: str) -> list[tuple[str, str]]:
+    """(device, mount point) of the file systems in memory that a process sees; proc(5), mountinfo."""
+    found = []
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            mount, _, kind = line.partition(" - ")
+            if kind.split(" ", 1)[0] in IN_MEMORY:
+                fields = mount.split(" ")
+                found.append((fields[2], re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])))
+    return found
+
+
+def _open_bytes(pids: set[int], counts: Callable[[str, os.stat_result], bool]) -> dict[tuple[int, int], int]:
+    """By file, bytes of the plain files that processes hold open and that count: what no walk through folders finds."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            path = f"/proc/{pid}/fd/{descriptor}"
+            try:
+                link, info = os.readlink(path), os.stat(path)
+            except OSError:
+                continue
+            if stat.S_ISREG(info.st_mode) and counts(link, info):
+                found[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return found
+
+
+def nameless_bytes(pids: set[int], device: int) -> int:
+    """Bytes on the disk `device` of files that processes hold open though no folder has them any more."""
+    return sum(_open_bytes(pids, lambda _, info: info.st_nlink == 0 and info.st_dev == device).values())
 
 
 def disk_bytes(folder: Path) -> int:
     """Bytes that the files below a folder take on the disk. No link is followed; a file with several names counts once.
 
     Raises:
-        TooDeep: it is nested too deeply to be measured.
+        Unmeasurable: it is nested too deeply, or some of it is closed.
         OSError: the folder itself can't be read.
     """
     seen: set[tuple[int, int]] = set()
@@ -177,6 +221,8 @@ def disk_bytes(folder: Path) -> int:
             for entry in entries:
                 try:
                     info = entry.stat(follow_symlinks=False)
+                except PermissionError:
+                    raise Unmeasurable(CLOSED) from None
                 except OSError:
                     continue
                 if stat.S_ISDIR(info.st_mode):
@@ -188,7 +234,10 @@ def disk_bytes(folder: Path) -> int:
                 total += info.st_blocks * 512
         stack.append((fd, inner))
 
-    enter(os.open(folder, DIR_FLAGS))
+    try:
+        enter(os.open(folder, DIR_FLAGS))
+    except PermissionError:
+        raise Unmeasurable(CLOSED) from None
     try:
         while stack:
             fd, inner = stack[-1]
@@ -197,15 +246,19 @@ def disk_bytes(folder: Path) -> int:
                 continue
             name = inner.pop()
             if len(stack) >= MAX_DEPTH:
-                raise TooDeep
+                raise Unmeasurable(f"folders nested deeper than {MAX_DEPTH}")
             try:
                 below = os.open(name, DIR_FLAGS, dir_fd=fd)
+            except PermissionError:
+                raise Unmeasurable(CLOSED) from None
             except OSError:
                 continue
             try:
                 enter(below)
-            except OSError:
+            except (OSError, Unmeasurable) as error:
                 os.close(below)
+                if isinstance(error, Unmeasurable):
+                    raise
     finally:
         for fd, _ in stack:
             os.close(fd)

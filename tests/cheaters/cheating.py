@@ -1,13 +1,19 @@
 """Cheating agents: what one is, and the world where all of them run through the real loop at one sandbox level.
 
-One experiment holds all cheats as agents, and an honest run that they may attack. Real supervisors, sandboxes, intake, a real
-grader and the real report: nothing is replaced. A cheat writes `code/WON` when it got what it was after.
+One experiment for each budget holds the cheats as agents; the first also an honest run, which lives until all cheats are over and
+which they may attack. Real supervisors, sandboxes, intake, real graders and the real report: nothing is replaced. A cheat writes
+`code/WON` when it got what it was after. What would hurt the machine where it succeeds is bounded by the cheat itself: it goes for the
+processes and files of this test alone, by the numbers and paths that it is told.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 import json
+import os
+import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,17 +24,28 @@ from typing import Any
 
 from helpers import VARIANTS, Cluster, wait_for
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Sealed, Submission
 
 HERE = Path(__file__).parent
-AT_ONCE = 3
+AT_ONCE = 6
+"""Most of them wait for most of their time."""
 RUN_S = 240.0
+WALL_CLOCK = "300s"
+SHORT_S = 8
+SHORT = {"wall_clock": f"{SHORT_S}s"}
+LIMITED = {"disk_gib": 0.15, "memory_gib": 0.35, "processes": 60}
+"""Budgets that several cheats share: each one more is one experiment and one grader more."""
+SECRET = "autorl-canary-5f0d1c77"
+"""Stands in the environment of supervisors and graders, as a token would that their user has."""
 
 START = (
     "#!/usr/bin/env bash\ncd $WORKSPACE\nexport PYTHONDONTWRITEBYTECODE=1\n"
     'ROOT=$(dirname "$(dirname "$(dirname "$WORKSPACE")")")  # how every agent could guess where all the rest lies\n'
-    "EXPERIMENT=$ROOT/runs/exp\nME=$EXPERIMENT/$(basename $WORKSPACE)\nVAULT=$ROOT/vault\nSTORE=$ROOT/store\n"
+    "EXPERIMENT=$ROOT/runs/$(basename $(dirname $WORKSPACE))\nME=$EXPERIMENT/$(basename $WORKSPACE)\n"
+    "VAULT=$ROOT/vault\nSTORE=$ROOT/store\n"
+    "knows() { until [ -f code/known ]; do sleep 0.05; done; . code/known; }  # what the test tells from outside\n"
     'won() { echo "$*" >> code/WON; }\n'
     "honest() { variants ${1:-0} 1; ./submit output/v${1:-0} --wait > code/answer.json; }  # a checkpoint of its own\n"
     + VARIANTS
@@ -45,28 +62,46 @@ class Cheat:
         says: what the run's page of the report must hold; none: there is nothing to be said beyond the score.
         uncovered: why it succeeds, by level. There `check` is not asked but `WON` must be there: a hole that has
             closed is to be taken off this list, and off docs/threat-model.md.
-        budget: further fields of the run's budget; wall_clock is 60 s.
-        outside: does something from outside once the agent runs, such as planting what the cheat goes after.
-        world: prepares the root before the experiment is made, such as staging another model.
+        budget: further fields of the run's budget, or another wall_clock than WALL_CLOCK: it then runs in another experiment,
+            together with those of the same budget.
+        hole: the hole of a level that the run's page must name where the cheat succeeds at it.
+        outside: does something from outside once the workspace is there, such as planting what the cheat goes after. It may
+            return another supervisor, which takes the first one's place.
+        world: prepares the root before an experiment is made, such as staging another model.
     """
 
     script: str
     check: Callable[[Seen], None]
     says: str | None = None
     uncovered: Mapping[str, str] = field(default_factory=dict)
+    hole: Mapping[str, str] = field(default_factory=dict)
     budget: Mapping[str, Any] = field(default_factory=dict)
-    outside: Callable[[Seen], None] | None = None
+    outside: Callable[[Seen], subprocess.Popen[bytes] | None] | None = None
     world: Callable[[Cluster], None] | None = None
 
 
 @dataclass
 class Seen:
-    """What came of one cheat."""
+    """What came of one cheat, or, while it runs, what there is of it.
+
+    Attributes:
+        cluster: that of its experiment.
+        pids: of its `supervisor`, and of the `grader` of its experiment.
+        honest: the honest run, which belongs to the first experiment.
+    """
 
     name: str
     level: str
     cluster: Cluster
     run_id: str
+    pids: dict[str, int] = field(default_factory=dict)
+    honest: Seen | None = None
+
+    def tell(self, **known: object) -> None:
+        """Lays variables that the agent waits for by `knows`."""
+        path = self.workspace / "code" / "known"
+        path.with_suffix(".tmp").write_text("".join(f"{name}='{value}'\n" for name, value in known.items()))
+        path.with_suffix(".tmp").rename(path)
 
     @cached_property
     def view(self) -> RunView:
@@ -106,6 +141,13 @@ class Seen:
         assert self.view.sealed is not None, self.log[-2000:]
         return self.view.sealed
 
+    def was_sealed(self) -> bool:
+        """Whether the ledger can be read and has its seal."""
+        try:
+            return self.cluster.view(self.run_id).sealed is not None
+        except (AutorlError, ValueError, OSError):
+            return False
+
     def accepted(self) -> list[Submission]:
         return self.view.accepted()
 
@@ -136,39 +178,86 @@ class World:
     """All cheats at one level, run once."""
 
     def __init__(self, cluster: Cluster, level: str, cheats: Mapping[str, Cheat]) -> None:
-        self.cluster = cluster
         self.level = level
+        self.cheats = cheats
+        self.seen: dict[str, Seen] = {}
         cluster.mini_task(items=8, max_new_tokens=16, any_number=True)  # scores that can move
-        cluster.agent("honest", START + "honest 1\nsleep 20\n")
+        cluster.agent("honest", START + "honest 1\nuntil [ -f code/over ]; do sleep 0.1; done\n")
         for name, cheat in cheats.items():
             cluster.agent(name, START + cheat.script)
             if cheat.world is not None:
                 cheat.world(cluster)
-        budgets = {"wall_clock": "60s"}
-        network = {} if level == "none" else {"network": "none"}
-        run_ids = cluster.prepare(
-            ["honest", *cheats],
+        groups: dict[str, list[str]] = {json.dumps({}): ["honest"]}
+        for name, cheat in cheats.items():
+            groups.setdefault(json.dumps(dict(cheat.budget), sort_keys=True), []).append(name)
+        os.environ["AUTORL_TEST_TOKEN"] = SECRET
+        try:
+            self.clusters = [self._prepare(cluster, *group) for group in enumerate(groups.items())]
+            self.graders = [own.grader() for own in self.clusters]
+            for seen in self.seen.values():
+                place = self.clusters.index(seen.cluster)
+                seen.pids["grader"], seen.honest = self.graders[place].pid, self.seen["honest"]
+            self._run_all()
+        finally:
+            del os.environ["AUTORL_TEST_TOKEN"]
+        self._close_all()
+
+    def _prepare(self, cluster: Cluster, place: int, group: tuple[str, list[str]]) -> Cluster:
+        """One experiment of one budget, by its own view of the cluster."""
+        budget, agents = group
+        own = copy.copy(cluster)
+        name = "exp" if place == 0 else f"exp-{place}"
+        own.experiment = own.root.experiment(name)
+        network = {} if self.level == "none" else {"network": "none"}
+        run_ids = own.prepare(
+            agents,
+            name=name,
             matrix={"task": "mini"},
-            budget=budgets,
-            sandbox={"level": level, **network},
+            budget={"wall_clock": WALL_CLOCK, **json.loads(budget)},
+            sandbox={"level": self.level, **network},
+            grader={
+                "idle_exit_s": RUN_S
+            },  # one may have nothing to do for long, while other experiments have their turn
             attempts=1,
         )
-        self.seen = {
-            name: Seen(name, level, cluster, next(run for run in run_ids if run.startswith(f"mini-{name}-tiny")))
-            for name in ["honest", *cheats]
-        }
-        grader = cluster.grader()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self._run, [("honest", None), *cheats.items()]))
-        wait_for(lambda: cluster.finished(run_ids), RUN_S, "the closings")
-        assert grader.wait(60) == 0, cluster.logs_of("grader")[-3000:]
-        cluster.run("report", str(cluster.experiment.path))
+        for agent in agents:
+            run_id = next(run for run in run_ids if run.startswith(f"mini-{agent}-tiny"))
+            self.seen[agent] = Seen(agent, self.level, own, run_id)
+        return own
 
-    def _run(self, named: tuple[str, Cheat | None]) -> None:
+    def _run_all(self) -> None:
+        honest = self.seen["honest"]
+        supervisor = honest.cluster.supervisor(honest.run_id)
+        honest.pids["supervisor"] = supervisor.pid
+        wait_for(lambda: (honest.workspace / "output" / "v1").is_dir(), 60, "the honest run's checkpoint")
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self._run, self.cheats.items()))
+        (honest.workspace / "code" / "over").touch()
+        supervisor.wait(RUN_S)
+
+    def _run(self, named: tuple[str, Cheat]) -> None:
         name, cheat = named
         seen = self.seen[name]
-        supervisor = self.cluster.supervisor(seen.run_id)
-        if cheat is not None and cheat.outside is not None:
-            wait_for((seen.workspace / "code").is_dir, 30, "the workspace")
-            cheat.outside(Seen(name, self.level, self.cluster, seen.run_id))
+        supervisor = seen.cluster.supervisor(seen.run_id)
+        seen.pids["supervisor"] = supervisor.pid
+        if cheat.outside is not None:
+            wait_for((seen.workspace / "code").is_dir, 60, "the workspace")
+            supervisor = cheat.outside(copy.copy(seen)) or supervisor
         supervisor.wait(RUN_S)
+
+    def _close_all(self) -> None:
+        """Waits for the closings and writes the reports.
+
+        A run that is not sealed will never be closed. Nor may one whose cheat succeeded at level none: its ledger, or its
+        grader, is what the cheat was after.
+        """
+        for own, grader in zip(self.clusters, self.graders, strict=True):
+            here = [seen for seen in self.seen.values() if seen.cluster is own]
+            lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
+            due = [seen.run_id for seen in here if seen.name not in lost]
+            wait_for(functools.partial(own.finished, due), RUN_S, f"the closings of {own.experiment.path.name}")
+            if lost:
+                grader.terminate()
+            code = grader.wait(60)
+            assert code == 0 or lost, own.logs_of("grader")[-3000:]
+            own.run("report", str(own.experiment.path))

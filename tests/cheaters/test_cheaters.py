@@ -11,8 +11,12 @@ from cheating import Seen, World, exploits
 from helpers import Cluster
 
 CHEATS = exploits()
+if chosen := os.environ.get("AUTORL_CHEATS"):  # some of them, by name: while one is written
+    CHEATS = {name: CHEATS[name] for name in chosen.split(",")}
 LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split(","))
 """`none` and `namespaces` too, by this variable: the first is no promise, the second differs from bwrap by who makes the mounts."""
+
+NEVER = "not ranked: sandbox none"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -42,6 +46,10 @@ def test_cheat(world: World, name: str) -> None:
         assert seen.won, (
             f"{name} is said to succeed at level {world.level} ({known}), and did not: correct the list\n{seen.log[-1500:]}"
         )
+        if world.level == "none":
+            assert NEVER in seen.page or "damaged" in seen.page or not seen.was_sealed(), seen.page
+        hole = cheat.hole.get(world.level)
+        assert hole is None or hole in seen.page, f"the report does not name the hole:\n{seen.page}"
         return
     assert not seen.won, f"{name} at level {world.level}: {seen.won}"
     cheat.check(seen)
@@ -52,4 +60,5 @@ def test_cheat(world: World, name: str) -> None:
 def test_the_honest_run_is_untouched(world: World) -> None:
     seen: Seen = world.seen["honest"]
     assert len(seen.accepted()) == 1 and seen.view.scores[1].evaluation.score is not None
-    assert seen.summary["counted"] and not seen.log.strip().endswith("Killed")
+    assert seen.summary["counted"] and str(seen.sealed.ended_by) == "agent_exit" and seen.sealed.exit_code == 0
+    assert seen.summary["sandbox"] == world.level and (world.level != "none" or NEVER in seen.page)
