@@ -370,6 +370,6 @@ def test_more_than_the_budget_ends_the_agent(
     )
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is ended_by and sealed.elapsed_s < 50, sealed
-    assert (
-        (sealed.fault is Fault.AGENT and "budget has" in str(sealed.reason)) or "can't be measured" in str(sealed.reason)
+    assert (sealed.fault is Fault.AGENT and "budget has" in str(sealed.reason)) or "can't be measured" in str(
+        sealed.reason
     )
