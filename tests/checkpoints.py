@@ -98,7 +98,7 @@ def raw_parts(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, data[8 + length :]
 
 
-def take(folder: Path, target: Path, base: BaseModel | None = None) -> Copied:
+def take(folder: Path, target: Path, base: BaseModel | None = None, dtype: str = "float32") -> Copied:
     """Lint and copy, as the intake does them.
 
     Raises:
@@ -109,7 +109,7 @@ def take(folder: Path, target: Path, base: BaseModel | None = None) -> Copied:
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, fd)
-        return copy_checkpoint(lint_folder(fd, base, stack), base, target)
+        return copy_checkpoint(lint_folder(fd, base, stack), base, target, dtype)
 
 
 def lint_only(folder: Path, base: BaseModel | None = None) -> None:
@@ -120,10 +120,10 @@ def lint_only(folder: Path, base: BaseModel | None = None) -> None:
         lint_folder(fd, base or tiny_base(), stack)
 
 
-def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refused:
+def refusal(folder: Path, target: Path, base: BaseModel | None = None, dtype: str = "float32") -> Refused:
     """The refusal of a folder that must not be accepted."""
     try:
-        copied = take(folder, target, base)
+        copied = take(folder, target, base, dtype)
     except Refused as refused:
         return refused
     raise AssertionError(f"accepted, as {copied}")
@@ -141,10 +141,11 @@ class Desk:
 
     Args:
         base: another base model than the tiny one.
+        dtype: what its recipe computes in.
         budget: fields of the budget beside its time.
     """
 
-    def __init__(self, path: Path, base: BaseModel | None = None, **budget: Any) -> None:
+    def __init__(self, path: Path, base: BaseModel | None = None, dtype: str = "float32", **budget: Any) -> None:
         self.experiment = Root(path).experiment("exp")
         for folder in self.experiment.folders():
             folder.mkdir(parents=True)
@@ -159,7 +160,7 @@ class Desk:
             seed=0,
             budget=Budget(wall_clock_s=3600.0, **budget),
             protocol=Protocol.TWO_SPLIT,
-            recipe=task.recipe(None),
+            recipe=task.recipe(None).model_copy(update={"dtype": dtype}),
             splits={str(split): pin for split, pin in task.file.splits.items()},
             base_model_content_hash=base.content_hash,
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec
 from autorl_hpc.files.checkpoint import content_hash as hash_of_parts
+from autorl_hpc.grading.norms import Energies, Places, Profile
 from autorl_hpc.grading.sketch import SLICE, Sketcher
 from autorl_hpc.grading.weights import READ_VALUES, Weights, as_float32, precision, raw, rounded, values_of
 
@@ -43,6 +44,7 @@ class Tensor:
         delta: sum of the squared differences; `moved` the same with each difference clipped, `noise` what a change of NOISE
             on every value would leave in this precision; `base` of the base model's values.
         raw_delta: without regard to precision, as sketches see it.
+        tipped: as `noise`, unclipped: where rounding tips a value over, all of the step.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Tensor:
     raw_delta: float = 0.0
     moved: float = 0.0
     noise: float = 0.0
+    tipped: float = 0.0
     changed: int = 0
 
     @property
@@ -70,6 +73,7 @@ class Comparison:
     """What the pass over both models gave."""
 
     tensors: list[Tensor] = field(default_factory=list)
+    places: dict[str, Places] = field(default_factory=dict)
     sketch: bytes = b""
 
     def total(self, name: str) -> float:
@@ -85,6 +89,16 @@ class Comparison:
     def relative_delta(self) -> float:
         """|submission - base| / |base| over all values."""
         return math.sqrt(self.total("delta") / self.total("base"))
+
+    @property
+    def exchanged_share(self) -> float:
+        """Of the squared change, what lies in rows or columns that have become others."""
+        change = self.total("raw_delta")
+        return math.fsum(places.exchanged() for places in self.places.values()) / change if change > 0 else 0.0
+
+    def has_same_lengths(self) -> bool:
+        """Whether, in whatever order, all rows and columns are as long as the base model's, but for noise."""
+        return all(self.places[tensor.name].same_lengths(tensor.tipped / tensor.values) for tensor in self.tensors)
 
     @property
     def largest(self) -> Tensor | None:
@@ -108,11 +122,13 @@ def compare(new: Weights, base: Weights, content_hash: str, seed: str) -> Genera
         if other.shape != spec.shape:
             raise ValueError(f"tensor {spec.name} has another shape than the base model's")
         tensor, digest = Tensor(spec.name, values_of(spec)), hashlib.sha256()
+        found.places[spec.name] = places = Places(spec.shape)
         for start in range(0, tensor.values, BLOCK):
             count = min(BLOCK, tensor.values - start)
             mine, theirs = new.read(spec, start, count), base.read(other, start, count)
             digest.update(mine)
-            _add_block(tensor, sketcher, (raw(mine, spec.dtype), spec), (raw(theirs, other.dtype), other), start)
+            pair = (raw(mine, spec.dtype), spec), (raw(theirs, other.dtype), other)
+            _add_block(tensor, places, sketcher, *pair, start)
             yield
         found.tensors.append(tensor)
         parts.append((spec.name, spec.dtype, spec.shape, digest.hexdigest()))
@@ -128,27 +144,31 @@ def compare(new: Weights, base: Weights, content_hash: str, seed: str) -> Genera
     return found
 
 
-def sketch_of(other: Weights, base: Weights, seed: str) -> Generator[None, None, bytes]:
-    """The sketch of another staged model with the same tensors; may be paused between reads."""
+def sketch_of(other: Weights, base: Weights, seed: str, profile: Profile) -> Generator[None, None, bytes]:
+    """The sketch of another staged model with the same tensors; may be paused between reads. Its lengths go to `profile`."""
     sketcher = Sketcher(seed)
     for spec in other.specs.values():
         own = base.specs.get(spec.name)
         if own is None:
             continue
+        energies = Energies(spec.shape)
         for start in range(0, values_of(spec), BLOCK):
             count = min(BLOCK, values_of(spec) - start)
             a = as_float32(raw(other.read(spec, start, count), spec.dtype), spec.dtype)
             b = as_float32(raw(base.read(own, start, count), own.dtype), own.dtype)
             for at in range(0, count, SLICE):
+                energies.add(a[at : at + SLICE], start + at)
                 difference = a[at : at + SLICE] - b[at : at + SLICE]
                 if difference.any():
                     sketcher.add(spec.name, (start + at) // SLICE, difference)
             yield
+        profile[spec.name] = energies.lengths()
     return sketcher.finished()
 
 
 def _add_block(
     tensor: Tensor,
+    places: Places,
     sketcher: Sketcher,
     new: tuple[NDArray[Any], TensorSpec],
     base: tuple[NDArray[Any], TensorSpec],
@@ -163,12 +183,18 @@ def _add_block(
         if kept_as != base[1].dtype and ITEM_BYTES[kept_as] <= ITEM_BYTES[base[1].dtype]:
             known = rounded(theirs, kept_as)
         tensor.base += _energy(theirs)
-        tensor.noise += _noise_energy(theirs, kept_as, known is theirs)
+        noise, tipped = _noise_energy(theirs, kept_as, known is theirs)
+        tensor.noise += noise
+        tensor.tipped += tipped
+        places.theirs.add(known, start + at)
         same_type = new[1].dtype == base[1].dtype
         if same_type and (bits == base_bits).all():
+            places.mine.add(known, start + at)
             continue
         mine = as_float32(bits, new[1].dtype)
         difference = mine - known
+        places.mine.add(mine, start + at)
+        places.difference.add(difference, start + at)
         tensor.changed += _count(bits != base_bits) if same_type and known is theirs else _count(difference)
         tensor.delta += _energy(difference)
         tensor.moved += _clipped_energy(difference)
@@ -202,8 +228,8 @@ def _clipped_energy(difference: NDArray[Any]) -> float:
     return float(np.dot(clipped, clipped))
 
 
-def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> float:
-    """What a change of NOISE on every value leaves after rounding: all of it in fp32, little of it in 16 bits.
+def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[float, float]:
+    """What a change of NOISE on every value leaves after rounding, clipped and unclipped: all in fp32, little in 16 bits.
 
     Args:
         as_stored: the values are numbers of that type already; else one that lies near the middle of two may tip over
@@ -212,8 +238,10 @@ def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> float:
     import numpy as np
 
     if dtype == "F32":  # of large values, such as norms', a share: noise is drawn either way
-        return max(len(values), _energy(values)) * NOISE**2
+        found = max(len(values), _energy(values)) * NOISE**2
+        return found, found
     small = values[np.abs(values) < np.float32(RESOLVES[dtype])] if as_stored else values
     step = np.full(len(small), NOISE, dtype=np.float32)
     step[1::2] *= -1
-    return _clipped_energy(rounded(small + step, dtype) - rounded(small, dtype))
+    left = rounded(small + step, dtype) - rounded(small, dtype)
+    return _clipped_energy(left), _energy(left)

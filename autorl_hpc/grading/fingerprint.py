@@ -9,12 +9,14 @@ import gzip
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from autorl_hpc.files import reading
 from autorl_hpc.grading.comparison import Comparison
+from autorl_hpc.grading.norms import EXCHANGED_SHARE, Profile, share_told
 from autorl_hpc.records.ledger import Evaluation, Fingerprint, FingerprintFlag
 
 FEW_VALUES: Final = 16
@@ -27,6 +29,9 @@ NEARER: Final = 0.8
 base leads away from every other model, too: in so many dimensions two ways agree by chance in nothing, and both distances
 grow alike. Even training on that model's own data, half of which way is the same, gives 1.0; two thirds, 0.8. A copy to which as
 much was added as the two models differ by has 0.7, a mixture 0.8 from 5 parts in 9 on."""
+
+TOLD: Final = 0.5
+"""More than half of a model must have another's lengths."""
 
 PARENT_NEARER: Final = 0.95
 """An earlier submission is the parent if it is nearer than the base by more than four standard deviations of the sketch."""
@@ -83,21 +88,40 @@ def is_untrained(found: Comparison) -> bool:
     return moved <= max(FEW_VALUES, FEW_SHARE * found.total("values"))
 
 
-def about_weights(found: Comparison, base_model: str, others: dict[str, float]) -> dict[str, Any]:
+def exchanged_of(found: Comparison, base_model: str, profiles: Mapping[str, Profile]) -> str | None:
+    """The staged model whose hidden units, in another order or with other signs, these weights are; None for weights of their own.
+
+    Args:
+        profiles: of the other staged models with the same tensors.
+    """
+    if found.exchanged_share < EXCHANGED_SHARE:
+        return None
+    if found.has_same_lengths():
+        return base_model
+    shares = {name: share_told(found.places, profile) for name, profile in sorted(profiles.items())}
+    name = max(shares, key=lambda name: shares[name], default=None)
+    return name if name is not None and shares[name] > TOLD else None
+
+
+def about_weights(
+    found: Comparison, base_model: str, others: dict[str, float], profiles: Mapping[str, Profile] | None = None
+) -> dict[str, Any]:
     """Fields of a Fingerprint.
 
     Args:
         others: estimated distance to each other staged model with the same tensors, in units of the weights.
+        profiles: sorted lengths of these models' rows and columns.
     """
+    hidden = exchanged_of(found, base_model, profiles or {})
     length, largest = found.base_length, found.largest
     delta = found.relative_delta
     nearest, away = min(
         [(base_model, delta), *((name, far / length) for name, far in sorted(others.items()))], key=lambda one: one[1]
     )
     flags: list[FingerprintFlag] = []
-    if is_untrained(found):
+    if is_untrained(found) or hidden == base_model:
         flags.append("untrained_copy")
-    elif nearest != base_model and away <= NEARER * delta:
+    elif hidden is not None or (nearest != base_model and away <= NEARER * delta):
         flags.append("foreign_weights")
     moved = [tensor for tensor in found.tensors if tensor.has_moved]
     return {
@@ -112,6 +136,8 @@ def about_weights(found: Comparison, base_model: str, others: dict[str, float]) 
         "moved_values": sum(tensor.changed for tensor in moved),
         "nearest_model": nearest,
         "nearest_delta": away,
+        "exchanged_share": min(1.0, found.exchanged_share),
+        "exchanged_of": hidden,
     }
 
 

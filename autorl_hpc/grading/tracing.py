@@ -28,6 +28,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.grading import fingerprint, sketch
 from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, MISSING_PATIENCE_S, NotReady
 from autorl_hpc.grading.comparison import Comparison, compare, sketch_of
+from autorl_hpc.grading.norms import Profile
 from autorl_hpc.grading.weights import Weights
 from autorl_hpc.records.exchange import QueueEntry, StoreManifest
 from autorl_hpc.records.ledger import Fingerprint, Score, Submission
@@ -72,6 +73,7 @@ class Tracing:
     _aside: _Work | None = None
     _failures: dict[str, list[float]] = field(default_factory=dict)
     _sketches: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    _profiles: dict[tuple[str, str], Profile] = field(default_factory=dict)
 
     def enqueue(self, record: RunRecord, view: RunView) -> bool:
         """Queues what is due of a run; one that is queued already is the same work. Whether something is due."""
@@ -186,11 +188,11 @@ class Tracing:
         base, new = self._base(science), Weights(self.experiment.artifacts / content)
         try:
             found = yield from compare(new, base, content, science.base_model_content_hash)
-            others = yield from self._others(science, base, found)
+            others, profiles = yield from self._others(science, base, found)
         finally:
             base.close()
             new.close()
-        facts = fingerprint.about_weights(found, science.base_model, others)
+        facts = fingerprint.about_weights(found, science.base_model, others, profiles)
         if outputs is not None and fingerprint.is_degenerate(outputs, base_outputs):
             facts["flags"] = (*facts["flags"], "degenerate_outputs")
         parent, parent_delta = fingerprint.parent_of(found, self._earlier(run, view, number, found))
@@ -221,23 +223,33 @@ class Tracing:
             return None
         return fingerprint.outputs_of(self.experiment.baselines / f"{key}.items.jsonl.gz", known.evaluation)
 
-    def _others(self, science: Science, base: Weights, found: Comparison) -> Generator[None, None, dict[str, float]]:
-        """Estimated distance to each other staged model with the same tensors. Each is read once by a grader."""
-        seed, far = science.base_model_content_hash, {}
+    def _others(
+        self, science: Science, base: Weights, found: Comparison
+    ) -> Generator[None, None, tuple[dict[str, float], dict[str, Profile]]]:
+        """Estimated distance to each other staged model with the same tensors, and these models' lengths of rows and columns.
+
+        Each is read once by a grader.
+        """
+        seed, far, profiles = science.base_model_content_hash, dict[str, float](), dict[str, Profile]()
         for name in staged_models(self.root):
             if name == science.base_model:
                 continue
             try:
                 content = _manifest(self.root, name).content_hash or ""
                 if content != seed and (seed, content) not in self._sketches:
-                    self._sketches[(seed, content)] = yield from _sketch_of_like(self.root.model(name), base, seed)
+                    profile: Profile = {}
+                    made = yield from _sketch_of_like(self.root.model(name), base, seed, profile)
+                    self._sketches[(seed, content)] = made
+                    self._profiles[(seed, content)] = profile
             except (AutorlError, OSError, ValueError) as error:
                 log.warning("staged model %s is left out of fingerprints: %s", name, error)
                 continue
             away = _distance(found.sketch, self._sketches.get((seed, content), b""))
             if away is not None:
                 far[name] = away
-        return far
+            if self._profiles.get((seed, content)):
+                profiles[name] = self._profiles[(seed, content)]
+        return far, profiles
 
     def _earlier(self, run: RunDir, view: RunView, number: int, found: Comparison) -> dict[int, float]:
         """Estimated distance to each earlier submission whose sketch is the one that its fingerprint names."""
@@ -281,14 +293,14 @@ def _manifest(root: Root, name: str) -> StoreManifest:
     return read_manifest(root.model(name), name=f"base model {name}", stage_command=f"autorl-hpc stage {name}")
 
 
-def _sketch_of_like(folder: Path, base: Weights, seed: str) -> Generator[None, None, bytes]:
+def _sketch_of_like(folder: Path, base: Weights, seed: str, profile: Profile) -> Generator[None, None, bytes]:
     """The sketch of another model; empty where its tensors are not the base model's, but for a tied head."""
     shapes = {spec.name: spec.shape for spec in tensors_of(folder) if spec.name in base.specs or spec.name != HEAD_NAME}
     if shapes != {spec.name: spec.shape for spec in base.specs.values()}:
         return b""
     other = Weights(folder)
     try:
-        return (yield from sketch_of(other, base, seed))
+        return (yield from sketch_of(other, base, seed, profile))
     finally:
         other.close()
 

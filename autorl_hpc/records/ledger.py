@@ -166,6 +166,12 @@ class Fingerprint(Strict):
     nearest_delta: float | None = Field(
         None, ge=0, description="Relative distance to it; estimated by sketches for all but the base model."
     )
+    exchanged_share: float | None = Field(
+        None, ge=0, le=1, description="Of the squared change, what lies in rows or columns that have become others."
+    )
+    exchanged_of: str | None = Field(
+        None, description="The staged model that these weights are, but for the order and signs of hidden units."
+    )
     parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
     parent_delta: float | None = Field(
         None,
@@ -213,7 +219,9 @@ class Contamination(Strict):
     files_scanned: int = Field(0, ge=0)
     bytes_scanned: int = Field(0, ge=0)
     bytes_unchanged: int = Field(0, ge=0, description="In files that were scanned at an earlier look.")
-    bytes_skipped: int = Field(0, ge=0, description="Binary files, checkpoints, and what was beyond the limits.")
+    bytes_skipped: int = Field(
+        0, ge=0, description="Bytes that are no text: checkpoints, unknown formats; and what was beyond the limits."
+    )
     files_skipped: int = Field(0, ge=0)
     complete: bool = Field(description="False: a limit of time, files or bytes ended the look.")
     reason: str | None = None

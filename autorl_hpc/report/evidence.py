@@ -39,7 +39,9 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
     known = view.fingerprint_of(submission)
     if known is None:
         return None
-    texts = {name: clean(getattr(known, name)) for name in ("reason", "largest_tensor", "nearest_model")}
+    texts = {
+        name: clean(getattr(known, name)) for name in ("reason", "largest_tensor", "nearest_model", "exchanged_of")
+    }
     return known.model_copy(update=texts)
 
 

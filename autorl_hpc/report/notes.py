@@ -52,7 +52,9 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list
     if "untrained_copy" in run.flags:
         delta = known.relative_delta if known is not None else 0.0
         what = "is the base model"
-        if delta:
+        if known is not None and known.exchanged_of is not None:
+            what = "is the base model with its hidden units in another order or with other signs"
+        elif delta:
             what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
         notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
     if known is None:  # a run of an earlier version: the report split's outputs are all there is
@@ -64,7 +66,12 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list
 
 def _about_known_origin(known: Fingerprint) -> list[str]:
     notes = []
-    if "foreign_weights" in known.flags:
+    if "foreign_weights" in known.flags and known.exchanged_of is not None:
+        notes.append(
+            f"foreign_weights: the selected checkpoint has the lengths of rows and columns of the staged model "
+            f"{known.exchanged_of}, its hidden units in another order or with other signs; does not rank, not counted"
+        )
+    elif "foreign_weights" in known.flags:
         notes.append(
             f"foreign_weights: the selected checkpoint is nearer to the staged model {known.nearest_model} (relative distance "
             f"{fmt.delta(known.nearest_delta)}) than to its base model ({fmt.delta(known.relative_delta)}); does not rank, not "

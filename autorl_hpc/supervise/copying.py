@@ -35,6 +35,14 @@ FIRST_NOT_FINITE = {"F32": ("<u4", "<i4", 0x7F800000), "BF16": ("<u2", "<i2", 0x
 """Inf and NaN are the bit patterns from this one up, with or without the sign bit: so the largest pattern read as a signed
 number finds the positive ones, the largest read as unsigned the negative ones."""
 
+FIRST_OVERFLOWING = {
+    ("F32", "bfloat16"): 0x7F7F8000,
+    ("F32", "float16"): 0x477FF000,
+    ("BF16", "float16"): 0x4780,
+}
+"""From these patterns up a finite value becomes Inf when it is rounded, to nearest even, to the recipe's dtype: half a step
+above the largest number of that type (65,520 for fp16)."""
+
 
 @dataclass(frozen=True)
 class Copied:
@@ -61,11 +69,15 @@ def workers() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
-def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
+def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -> Copied:
     """Copies the weight files into `target`.
 
+    Args:
+        dtype: what the recipe computes in, to which the grader brings the weights: `float32`, `bfloat16` or `float16`.
+
     Raises:
-        Refused: a tensor holds NaN or Inf, a head is all zero or constant, a tied head differs, or a file changed meanwhile.
+        Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or constant; a tied head differs; or a file
+            changed meanwhile.
         OSError: reading or writing failed (`errno` tells whose fault it is).
     """
     given = linted.files if linted.adapter is None else {ADAPTER_WEIGHTS: linted.adapter.fd}
@@ -86,7 +98,7 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path) -> Copied:
                 if linted.adapter is not None and tensor.name in linted.adapter.deltas:
                     merge = Merge(linted.adapter, tensor)
                 source, copy = linted.files[tensor.file], outputs[tensor.file]
-                return _copy_tensor(tensor, source, copy, stop, flusher, tensor.name in heads, merge)
+                return _copy_tensor(tensor, source, copy, stop, flusher, tensor.name in heads, merge, dtype)
 
             # In file order: large sequential reads and writes, which shared file systems like.
             ordered = sorted(linted.tensors, key=lambda t: (t.file, t.begin))
@@ -179,6 +191,7 @@ def _copy_tensor(
     flusher: _Flusher,
     is_head: bool,
     merge: Merge | None,
+    dtype: str,
 ) -> _Scan:
     digest, base_digest = hashlib.sha256(), hashlib.sha256()
     head = _HeadScan(tensor) if is_head else None
@@ -197,7 +210,7 @@ def _copy_tensor(
             base_digest.update(chunk)
             merge.add_to(chunk, (position - tensor.begin) // row_bytes)
         digest.update(chunk)
-        _refuse_not_finite(chunk, tensor, merge is not None)
+        _refuse_not_finite(chunk, tensor, merge is not None, dtype)
         if head is not None:
             head.look(chunk)
         sent = 0
@@ -225,19 +238,23 @@ def _read(source: int, chunk: memoryview, position: int, file: str) -> None:
         got += part
 
 
-def _refuse_not_finite(chunk: memoryview, tensor: TensorSpec, merged: bool) -> None:
+def _refuse_not_finite(chunk: memoryview, tensor: TensorSpec, merged: bool, dtype: str) -> None:
     import numpy as np
 
-    unsigned, signed, limit = FIRST_NOT_FINITE[tensor.dtype]
-    sign = limit + (1 << (8 * ITEM_BYTES[tensor.dtype] - 1))
+    unsigned, signed, not_finite = FIRST_NOT_FINITE[tensor.dtype]
+    limit = FIRST_OVERFLOWING.get((tensor.dtype, dtype), not_finite)
+    sign = 1 << (8 * ITEM_BYTES[tensor.dtype] - 1)
     values = np.frombuffer(chunk, dtype=unsigned)
-    if int(values.view(signed).max()) >= limit or int(values.max()) >= sign:
-        where = f"with {ADAPTER_WEIGHTS} added" if merged else f"of {tensor.file}"
-        raise Refused(
-            "not_finite",
-            f"tensor {tensor.name} {where} holds NaN or Inf",
-            "the training diverged: submit an earlier checkpoint",
-        )
+    positive, negative = int(values.view(signed).max()), int(values.max()) - sign
+    if max(positive, negative) < limit:
+        return
+    where = f"with {ADAPTER_WEIGHTS} added" if merged else f"of {tensor.file}"
+    if max(positive, negative) >= not_finite:
+        what, advice = "NaN or Inf", "the training diverged: submit an earlier checkpoint"
+    else:
+        what = f"values that become Inf in {dtype}, which this task is scored in"
+        advice = f"submit an earlier checkpoint, or one that was trained in {dtype}"
+    raise Refused("not_finite", f"tensor {tensor.name} {where} holds {what}", advice)
 
 
 class _HeadScan:

@@ -242,7 +242,7 @@ class Intake:
     def _copy_once(self, linted: Linted) -> Copied:
         target = artifacts.new_folder(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
         try:
-            copied = copy_checkpoint(linted, self.base, target)
+            copied = copy_checkpoint(linted, self.base, target, self.record.science.recipe.dtype)
             self._refuse_surplus(copied.content_hash)
             _describe(target, copied)
             artifacts.install(self.experiment.artifacts, target, copied.content_hash, self.record.run_id)

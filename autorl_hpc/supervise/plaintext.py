@@ -1,13 +1,14 @@
 """The text in a file that an agent wrote: whatever it is, in bounded time and memory.
 
 The file comes as an open descriptor. Plain text in any folding, text inside binary files (Arrow, pickles, databases) and
-compressed text are read; weights are told by samples and left aside. Chunks overlap, so that no run of words is cut.
+text compressed once are read; weights are told by samples and left aside. Chunks overlap, so that no run of words is cut.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
+import mmap
 import os
 import struct
 import zlib
@@ -39,7 +40,18 @@ MAX_DIRECTORY_BYTES = 16 << 20
 XZ_MEMORY_BYTES = 256 << 20
 ZSTD_WINDOW_BYTES = 1 << 27
 
+MAX_CANDIDATES = 1_000_000
+"""Places in a pack of git at which a stream may begin; most of those that are none fail within a microsecond."""
+
+PIECE_BYTES = 32
+"""A run of 13 words is longer than that: one piece of it is nothing but text. Of compressed bytes 32 in a row never look like text."""
+
+OPAQUE_BYTES = 4096
+MIN_PRINTABLE = 0.55
+"""Random bytes have 0.38: compressed or encrypted data, weights. A pickle of texts has more."""
+
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
+_ASCII = bytes(range(128))
 
 
 class Limit(Exception):
@@ -84,13 +96,47 @@ def chunks(fd: int, meter: Meter) -> Iterator[bytes]:
     size = min(os.fstat(fd).st_size, MAX_FILE_BYTES + 1)
     head = os.pread(fd, 8, 0)
     reader = next((reader for magic, reader in _FORMATS if head.startswith(magic)), None)
+    if reader is None and _is_zlib(fd):
+        reader = _zlib
     if reader is not None:
-        yield from _overlapping(_bounded(reader(fd), meter, MAX_INFLATED_BYTES))
-    elif head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        try:
+            yield from _overlapping(_bounded(reader(fd), meter, MAX_INFLATED_BYTES))
+        except Limit:
+            raise
+        except Exception:
+            yield from _between(fd, size, meter)
+            raise
+        yield from _between(fd, size, meter)
+        return
+    code = next((code for mark, code in _MARKS if head.startswith(mark)), None)
+    if code is not None or size <= WHOLE_BYTES or _is_text(fd, size):
         for chunk in _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES)):
-            yield chunk.decode("utf-16-be" if head[0] == 0xFE else "utf-16-le", "replace").encode("utf-8", "replace")
-    elif size <= WHOLE_BYTES or _is_text(fd, size):
-        yield from _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES))
+            if code is not None:
+                yield chunk.decode(code, "replace").encode("utf-8", "replace")
+            yield chunk  # a mark may stand before anything
+    if _has_zip_end(fd):
+        yield from _overlapping(_bounded(_zip(fd), meter, MAX_INFLATED_BYTES))
+
+
+def _between(fd: int, size: int, meter: Meter) -> Iterator[bytes]:
+    """A small archive as it stands, if there is text in it that is not compressed: before, between or after its parts."""
+    if size <= WHOLE_BYTES:
+        data = os.pread(fd, size, 0)
+        pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2))
+        if any(map(looks_like_text, pieces)):
+            yield from _bounded(iter([data]), meter, WHOLE_BYTES)
+
+
+def opaque_bytes(chunk: bytes) -> int:
+    """How many of these bytes are no text that can be read: compressed, encrypted, weights. In steps of OPAQUE_BYTES."""
+    found = 0
+    for at in range(0, len(chunk), OPAQUE_BYTES):
+        piece = chunk[at : at + OPAQUE_BYTES]
+        content = piece.replace(b"\0", b"")
+        strange = len(content.translate(None, _TEXT))
+        if strange > (1 - MIN_PRINTABLE) * len(content) and not looks_like_text(content):
+            found += len(piece)
+    return found
 
 
 def _overlapping(parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -133,13 +179,14 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
 
 def _is_text(fd: int, size: int) -> bool:
     step = max(1, (size - SAMPLE_BYTES) // (SAMPLES - 1))
-    return sum(looks_like_text(os.pread(fd, SAMPLE_BYTES, n * step)) for n in range(SAMPLES)) >= TEXT_SAMPLES
+    samples = (os.pread(fd, SAMPLE_BYTES, n * step).replace(b"\0", b"") for n in range(SAMPLES))  # wide characters
+    return sum(map(looks_like_text, samples)) >= TEXT_SAMPLES
 
 
 def looks_like_text(sample: bytes) -> bool:
     """Whether nearly all of it is text in UTF-8."""
     other = sample.translate(None, _TEXT)
-    high = bytes(c for c in other if c >= 128)
+    high = other.translate(None, _ASCII)
     bad = len(other) - len(high)
     if high:
         bad += sample.decode("utf-8", "replace").count("\ufffd")
@@ -163,11 +210,68 @@ def _gzip(fd: int) -> Iterator[bytes]:
                 data = inflater.unconsumed_tail or (inflater.unused_data if inflater.eof else b"")
                 data = data or file.read(CHUNK_BYTES)
             if not data.startswith(b"\x1f\x8b"):
-                return  # what follows the last member is no text of it
+                if data:
+                    yield b" "
+                while data:  # what follows the last member is read as it stands
+                    yield data
+                    data = file.read(CHUNK_BYTES)
+
+
+def _is_zlib(fd: int) -> bool:
+    """Whether it begins with a stream of zlib: two bytes by RFC 1950, and what follows can be inflated."""
+    data = os.pread(fd, SAMPLE_BYTES, 0)
+    if len(data) < 8 or data[0] & 0x8F != 8 or (data[0] << 8 | data[1]) % 31:
+        return False
+    try:
+        return bool(zlib.decompressobj().decompress(data, SAMPLE_BYTES))
+    except zlib.error:
+        return False
+
+
+def _zlib(fd: int) -> Iterator[bytes]:
+    with _file(fd) as file:
+        inflater, data = zlib.decompressobj(), file.read(CHUNK_BYTES)
+        while data and not inflater.eof:
+            yield inflater.decompress(data, CHUNK_BYTES)
+            data = inflater.unconsumed_tail or (b"" if inflater.eof else file.read(CHUNK_BYTES))
+        data = inflater.unused_data
+        if data:
+            yield b" "
+        while data:
+            yield data
+            data = file.read(CHUNK_BYTES)
+
+
+def _pack(fd: int) -> Iterator[bytes]:
+    """A pack of git: streams of zlib one after the other. What is kept as a difference is not put together."""
+    size = min(os.fstat(fd).st_size, MAX_FILE_BYTES)
+    tried = 0
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+        at = data.find(b"\x78")
+        while at >= 0:
+            tried += 1
+            if tried > MAX_CANDIDATES:
+                raise TooMuch("a pack with too many streams")
+            yield b""  # time is looked at
+            following = at + 1
+            if data[at + 1 : at + 2] in (b"\x01", b"\x5e", b"\x9c", b"\xda"):
+                inflater, place = zlib.decompressobj(), at
+                try:
+                    while not inflater.eof and place < size:
+                        part = data[place : place + SAMPLE_BYTES]
+                        place += len(part)
+                        while part:
+                            yield inflater.decompress(part, CHUNK_BYTES)
+                            part = inflater.unconsumed_tail
+                    following = max(following, place - len(inflater.unused_data))
+                    yield b" "
+                except zlib.error:
+                    pass
+            at = data.find(b"\x78", following)
 
 
 def _xz(fd: int) -> Iterator[bytes]:
-    yield from _inflate(fd, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES))
+    yield from _inflate(fd, lambda: lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_MEMORY_BYTES))
 
 
 def _bzip2(fd: int) -> Iterator[bytes]:
@@ -208,6 +312,7 @@ def _zip(fd: int) -> Iterator[bytes]:
     _refuse_huge_directory(fd)
     with _file(fd) as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist()[:MAX_MEMBERS]:
+            yield b" ".join((info.filename.encode("utf-8", "replace"), info.comment, b""))
             if info.is_dir() or info.flag_bits & 1:
                 continue
             with archive.open(info) as member:
@@ -222,9 +327,18 @@ def _zip(fd: int) -> Iterator[bytes]:
             yield b" "
 
 
+def _zip_tail(fd: int) -> bytes:
+    """The part in which a zip's end record lies, and is looked for whatever stands before the archive."""
+    return os.pread(fd, 65557, max(0, os.fstat(fd).st_size - 65557))
+
+
+def _has_zip_end(fd: int) -> bool:
+    tail = _zip_tail(fd)
+    return 0 <= tail.rfind(b"PK\5\6") <= len(tail) - 22 and b"PK\1\2" in tail
+
+
 def _refuse_huge_directory(fd: int) -> None:
-    size = os.fstat(fd).st_size
-    tail = os.pread(fd, 65557, max(0, size - 65557))
+    tail = _zip_tail(fd)
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) - at < 22:
         raise ValueError("a zip without an end")
@@ -248,4 +362,14 @@ _FORMATS: list[tuple[bytes, Callable[[int], Iterator[bytes]]]] = [
     (b"\x28\xb5\x2f\xfd", _zstd),
     (b"PK\3\4", _zip),
     (b"PAR1", _parquet),
+    (b"PACK\0\0\0", _pack),
+    (b"\x5d\0\0", _xz),
 ]
+
+_MARKS = [
+    (b"\xff\xfe\0\0", "utf-32-le"),
+    (b"\0\0\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+]
+"""Byte order marks, the longer first."""

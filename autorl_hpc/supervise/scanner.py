@@ -33,7 +33,8 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Split
 from autorl_hpc.supervise.folders import DIR_FLAGS
 from autorl_hpc.supervise.ngrams import How, Index, Text
-from autorl_hpc.supervise.plaintext import Limit, Meter, TooMuch, chunks
+from autorl_hpc.supervise.plaintext import CHUNK_BYTES, OVERLAP_BYTES, Limit, Meter, TooMuch, chunks, opaque_bytes
+from autorl_hpc.supervise.readings import readings
 from autorl_hpc.supervise.treewalk import Found, Identity, identity_of, list_files, open_regular
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
@@ -60,7 +61,8 @@ FIRST_SUFFIXES = (
 )
 """Read first, so that a limit cuts off the least likely files."""
 
-SUITES_OWN = frozenset({"results", "submissions"})
+NAMES = "./"
+"""What the names of files and folders are told under: no file's path ends so."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ def given_texts(root: Root, record: RunRecord, meter: Meter) -> Iterator[bytes]:
                 found = open_regular(fd, file.parts)
                 if found is not None:
                     try:
-                        yield from chunks(found, meter)
+                        for chunk in chunks(found, meter):
+                            yield from readings(chunk)
                     finally:
                         os.close(found)
         finally:
@@ -186,10 +189,11 @@ class Scanner:
     def _tree(self, look: Look, meter: Meter) -> None:
         root, left = os.open(self.workspace, DIR_FLAGS), list[Found]()
         try:
-            listing = list_files(root, meter, skip=lambda parts: len(parts) == 1 and parts[0] in SUITES_OWN)
+            listing = list_files(root, meter)
             if not listing.whole:
                 look.reasons["not all folders could be listed"] = None
             left = sorted(listing.files, key=_order)
+            look.files[NAMES] = self._found(self._search_names(listing.names, meter))
             while left:
                 self._one(look, meter, root, left[-1])
                 left.pop()
@@ -199,6 +203,16 @@ class Scanner:
             raise
         finally:
             os.close(root)
+
+    def _search_names(self, names: list[bytes], meter: Meter) -> list[Patterns]:
+        """A name is a text of its own, and names in order are one: a file for each word."""
+        found: list[Patterns] = []
+        text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
+        for at in range(0, len(text), CHUNK_BYTES):
+            part = text[max(0, at - OVERLAP_BYTES) : at + CHUNK_BYTES]
+            meter.take(len(part))
+            found += map(self.heldout.index.search, readings(part))
+        return found
 
     def _one(self, look: Look, meter: Meter, root: int, file: Found) -> None:
         name = "/".join(file.parts)
@@ -222,7 +236,7 @@ class Scanner:
     def _file(self, look: Look, meter: Meter, fd: int, name: str) -> None:
         """Reads one open file and closes it."""
         patterns: list[Patterns] = []
-        taken, reason = 0, None
+        taken, opaque, reason = 0, 0, None
         try:
             before = identity_of(os.fstat(fd))
             if self.telling:
@@ -230,19 +244,23 @@ class Scanner:
             try:
                 for chunk in chunks(fd, meter):
                     taken += len(chunk)
-                    patterns.append(self.heldout.index.search(chunk))
+                    unread = opaque_bytes(chunk)
+                    opaque += unread
+                    # In bytes that are no text, few words that stand there as they are may still be found.
+                    ways = readings(chunk) if unread < len(chunk) else (chunk,)
+                    patterns += map(self.heldout.index.search, ways)
             except Limit:
-                look.bytes_scanned += taken
+                look.bytes_scanned += taken - opaque
                 look.files[name] = self._found(patterns)
                 raise
             except TooMuch as much:
                 reason = f"files of which a part was read: {much}"
             except Exception as error:  # whatever a decompressor says of what an agent made
                 reason = f"files of which a part was read: {type(error).__name__}"
-            skipped = max(0, before[2] - taken) if reason or not taken else 0
-            read = Read(self._found(patterns), skipped, bool(taken), reason)
+            skipped = opaque + (max(0, before[2] - taken) if reason or not taken else 0)
+            read = Read(self._found(patterns), min(skipped, before[2]), taken > opaque, reason)
             look.files_scanned += read.scanned
-            look.bytes_scanned += taken
+            look.bytes_scanned += taken - opaque
             self._count(look, name, read)
             if identity_of(os.fstat(fd)) == before and len(self.known) < MAX_KNOWN:
                 self.known[before] = read
@@ -299,6 +317,12 @@ class Scanner:
 def _order(file: Found) -> tuple[bool, int]:
     """For a list that is taken from its end: likely files first, small ones before large ones."""
     return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.size
+
+
+def _as_numbered(name: bytes) -> tuple[int, bytes]:
+    """For names that begin with a number: in the order of the numbers."""
+    digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
+    return int(digits or b"0"), name
 
 
 def make_scanner(experiment: ExperimentDir, run_id: str, workspace: Path, meter: Meter) -> Scanner:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autorl_hpc.supervise.folders import DIR_FLAGS
 from autorl_hpc.supervise.plaintext import Limit, Meter
@@ -15,6 +14,8 @@ MAX_FILES = 100_000
 MAX_FOLDERS = 50_000
 MAX_DEPTH = 64
 TICK_ENTRIES = 256
+MAX_NAME_BYTES = 32 << 20
+"""Of names and links' targets in one walk."""
 
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
@@ -37,10 +38,24 @@ class Found:
 
 @dataclass
 class Listing:
-    """What a walk met; `whole` is False if it was cut short, or a folder could not be read."""
+    """What a walk met; `whole` is False if it was cut short, or a folder could not be read.
+
+    Attributes:
+        names: of folders and whatever lies in them, and what links say: an agent can write there too.
+    """
 
     files: list[Found]
     whole: bool = True
+    names: list[bytes] = field(default_factory=list)
+    _name_bytes: int = 0
+
+    def add_name(self, name: bytes) -> None:
+        """Keeps a name."""
+        self._name_bytes += len(name) + 1
+        if self._name_bytes > MAX_NAME_BYTES:
+            self.whole = False
+        else:
+            self.names.append(name)
 
 
 def identity_of(status: os.stat_result) -> Identity:
@@ -48,7 +63,7 @@ def identity_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], bool] = lambda parts: False) -> Listing:
+def list_files(root_fd: int, meter: Meter) -> Listing:
     """The regular files below an open folder, those near the top first; what lies on another device is left out.
 
     Raises:
@@ -77,7 +92,13 @@ def list_files(root_fd: int, meter: Meter, skip: Callable[[tuple[str, ...]], boo
                     except FileNotFoundError:
                         continue  # removed under our eyes: that must not hide its neighbours
                     here = (*parts, entry.name)
-                    if status.st_dev != device or skip(here):
+                    listing.add_name(os.fsencode(entry.name))
+                    if stat.S_ISLNK(status.st_mode):
+                        try:
+                            listing.add_name(os.fsencode(os.readlink(entry.name, dir_fd=fd)))
+                        except OSError:
+                            pass  # no link any more
+                    if status.st_dev != device:
                         continue
                     if stat.S_ISDIR(status.st_mode):
                         met += 1

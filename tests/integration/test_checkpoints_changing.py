@@ -123,7 +123,7 @@ def test_a_header_exchanged_after_the_lint_is_refused(folder: Path, target: Path
         assert len(swapped) == len(text) and swapped != text
         write_at(folder / SINGLE, 0, swapped)
         with pytest.raises(Refused) as caught:
-            copy_checkpoint(linted, tiny_base(), target)
+            copy_checkpoint(linted, tiny_base(), target, "float32")
     assert caught.value.code == "artifact_changed"
 
 
@@ -139,7 +139,7 @@ def test_a_file_renamed_over_after_the_lint_changes_nothing(folder: Path, target
         (folder / "other").write_bytes(b"something else")
         os.rename(folder / "other", folder / SINGLE)
         try:
-            copy_checkpoint(linted, tiny_base(), target)
+            copy_checkpoint(linted, tiny_base(), target, "float32")
         except Refused as refused:  # the rename took the last name of the open file, which changes its ctime
             assert refused.code == "artifact_changed"
         else:

@@ -45,7 +45,9 @@ from checkpoints import (
     SINGLE,
     Desk,
     changed,
+    refusal,
     save,
+    take,
     tiny_base,
     tiny_config,
     tiny_tensors,
@@ -251,4 +253,47 @@ def test_one_value_tells_a_head_from_a_constant_one(tmp_path: Path) -> None:
     values[-1, -1] = 0.25
     desk = Desk(tmp_path, base)
     save(desk.checkpoint, {EMBEDDING: ("F32", values)}, base.config)
+    desk.accepted()
+
+
+BIGGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127"), "float32": float(np.finfo(np.float32).max)}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [(s, d) for s in ("F32", "BF16", "F16") for d in ("float32", "bfloat16", "float16")]
+)
+def test_what_becomes_inf_in_the_recipes_dtype(tmp_path: Path, stored: str, dtype: str, sign: int) -> None:
+    """The largest value that survives is accepted, the next one of its type refused: by torch's own conversion."""
+    torch = pytest.importorskip("torch")
+    kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    words = {"F32": torch.int32, "BF16": torch.int16, "F16": torch.int16}[stored]
+    low, high = 0, {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}[stored]
+
+    def value(bits: int) -> Any:
+        return torch.tensor([bits], dtype=words).view(kinds[stored])
+
+    while high - low > 1:  # the first pattern that is Inf after the conversion
+        middle = (low + high) // 2
+        if bool(value(middle).to(getattr(torch, dtype)).isinf()):
+            high = middle
+        else:
+            low = middle
+    assert value(low).to(getattr(torch, dtype)).float().item() <= BIGGEST[dtype]
+    one_value("model.norm.weight", sign * value(low).float().item(), stored)(tmp_path / "largest")
+    take(tmp_path / "largest", tmp_path / "a", dtype=dtype)
+    one_value("model.norm.weight", sign * value(high).float().item(), stored)(tmp_path / "next")
+    refused = refusal(tmp_path / "next", tmp_path / "b", dtype=dtype)
+    overflows = bool(value(high).isfinite())
+    assert refused.code == "not_finite" and (f"Inf in {dtype}" in refused.message) is overflows
+    assert ("trained in" if overflows else "diverged") in refused.advice
+
+
+def test_the_desk_scans_for_the_recipes_dtype(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, dtype="bfloat16")
+    one_value(EMBEDDING, 3.4e38)(desk.checkpoint)
+    answer = desk.refused()
+    assert answer["code"] == "not_finite" and "bfloat16" in answer["error"], answer
+    desk = Desk(tmp_path / "fp32")
+    one_value(EMBEDDING, 3.4e38)(desk.checkpoint)
     desk.accepted()

@@ -234,7 +234,7 @@ def mixed(base: Model, other: Model, part: float) -> Model:
 
 
 def to_other(found: Comparison, other: Path, base: Path) -> dict[str, float]:
-    kept = done(sketch_of(Weights(other), Weights(base), "seed"))
+    kept = done(sketch_of(Weights(other), Weights(base), "seed", {}))
     return {"other": sketch.distance(found.sketch, kept)}
 
 

@@ -126,7 +126,7 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     world.stage("plain", {name: value.copy() for name, value in BASE.items()}, "F16")
     read: list[str] = []
     real = tracing.sketch_of
-    monkeypatch.setattr(tracing, "sketch_of", lambda o, b, s: read.append(o.folder.name) or real(o, b, s))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(tracing, "sketch_of", lambda o, *a: read.append(o.folder.name) or real(o, *a))  # type: ignore[func-returns-value]
     found = [world.made(world.submit(value)) for value in (other, plus(other, 0.01, seed=4), plus(BASE, 0.02, seed=5))]
     assert [one.flags for one in found] == [("foreign_weights",), ("foreign_weights",), ()]
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
