@@ -111,7 +111,7 @@ class Rescored:
         if self.compared:
             lines.append(f"         engine there: {_shown(self.claimed_engine)}; here: {_shown(self.engine)}")
             lines.append(
-                f"         base model's own repeat: there {_points(self.noise_claimed)}, here {_points(self.noise_here)}"
+                f"         base model's own repeat: here {_points(self.noise_here)}; claimed {_points(self.noise_claimed)}, which excuses nothing"
             )
         lines += [f"         {note}" for note in self.notes]
         lines += [f"         head {self.manifest.head.head} ({self.manifest.head.entries} entries)"]
@@ -303,7 +303,7 @@ class _Again:
                 here.evaluation,
                 self._rows(self.fresh.baselines / f"{here.key}.items.jsonl.gz"),
                 scorer=self.record.science.recipe.scorer,
-                noise=self._noise(),
+                noise=self.done.noise_here or 0.0,
             )
         )
         return here
@@ -329,13 +329,10 @@ class _Again:
                 here,
                 self._rows(items),
                 scorer=self.record.science.recipe.scorer,
-                noise=self._noise(),
-                reproducible=again is not None and again.same_engine and again.same_texts == again.n,
+                noise=self.done.noise_here or 0.0,
+                reproducible=again is not None and 0 < again.same_texts == again.n,
             )
         )
-
-    def _noise(self) -> float:
-        return max(self.done.noise_here or 0.0, self.done.noise_claimed or 0.0)
 
     def _rows(self, path: Path) -> dict[str, Row]:
         try:
