@@ -164,4 +164,7 @@ def _judge(facts: dict[str, Any], difference: float, noise: float, scorer: str, 
     if difference > noise + SCORE_TOLERANCE:
         why = f"{moved} may be chance (p {p_value:.2f}), but the base model's repeats here differ by {noise:.2f} points only"
         return "differs", why
-    return "within noise", f"The base model's own repeats here differ by {noise:.2f}, {moved} may be chance (p {p_value:.2f})."
+    return (
+        "within noise",
+        f"The base model's own repeats here differ by {noise:.2f}, {moved} may be chance (p {p_value:.2f}).",
+    )

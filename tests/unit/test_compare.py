@@ -71,7 +71,9 @@ def test_noise_is_what_chance_and_the_repeats_here_both_allow() -> None:
 def test_one_text_with_two_outcomes_is_no_noise() -> None:
     found = compared(solved(81), solved(80), texts="t")
     assert found.word == "differs" and found.same_text_other_outcome == 1 and "same text" in found.why
-    assert compared(solved(81), solved(80), texts="t", scorer="humaneval", noise=0.5).holds  # a program may run out of time
+    assert compared(
+        solved(81), solved(80), texts="t", scorer="humaneval", noise=0.5
+    ).holds  # a program may run out of time
 
 
 def test_an_engine_without_noise_explains_nothing() -> None:

@@ -44,7 +44,6 @@ def made(path: Path, *, close: bool = True) -> TreeRun:
     write_safetensors(folder / "model.safetensors", tensors)
     content = folder_content_hash(folder)
     (folder / "MANIFEST.json").write_text('{"not_in_hash": []}')
-    (folder / "config.json").write_text("{}")
     folder.rename(tree.experiment.artifacts / content)
     run.submit(10.0, outcomes(40, range(20)), content_hash=content)
     run.submit(20.0, outcomes(40, range(12)))
