@@ -164,9 +164,9 @@ def _verified(
 ) -> tuple[RunRecord | None, RunView | None]:
     """The run, if its evidence holds; else `done.problems` says why."""
     try:
-        verdict = verify_run(experiment, run)
+        verdict = verify_run(experiment, run, exported=True)
         done.problems += verdict.problems
-        done.notes += verdict.notes
+        done.notes += [*verdict.unseen, *verdict.notes]
         if done.problems:
             return None, None
         ledger = Ledger(run)
