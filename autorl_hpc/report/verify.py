@@ -18,6 +18,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.evidence import Heads
 from autorl_hpc.report.anchors import Known, fit, present, slurm_word, written_heads
 from autorl_hpc.report.broken import first_altered
+from autorl_hpc.report.given import check_given
 from autorl_hpc.report.places import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.results import check_results
 from autorl_hpc.report.written import check_merged_report, check_run_report
@@ -139,6 +140,7 @@ def verify_experiment(
         unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
         shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
         run_ids = [*run_ids, *unlisted]
+        check_given(experiment, run_ids, shared.problems, shared.notes)
         if experiment.code.is_dir():
             _check_code(experiment, run_ids, shared)
         elif run_ids:
