@@ -69,7 +69,12 @@ def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Clos
     if report is not None and report.split is not Split.REPORT:
         problems.append(f"the closing entry's score is one of the {report.split} split")
     if closed.selected is None:
-        return problems if report is None else problems + _kept_base(experiment, closed, report, science)
+        if report is None:
+            return problems
+        beside = _beside(closed, report, science)
+        return problems + (
+            beside or _of_base(experiment, report, science, "the closing entry's score of the base model")
+        )
     if report is None:
         return [*problems, "the closing entry selects a submission and has no score of it"]
     problems += _score(experiment, run, closed.selected, view, report, science)
@@ -77,18 +82,18 @@ def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Clos
     if (
         submission and submission.is_base and science.protocol is not Protocol.PAPER
     ):  # there it is the score as it was told
-        problems += _kept_base(experiment, closed, report, science)
+        problems += _beside(closed, report, science)
     return problems
 
 
-def _kept_base(experiment: ExperimentDir, closed: Closed, report: Evaluation, science: Science) -> list[str]:
-    """The base model is what the run ends with: its score is that of the record that stands beside it."""
+def _beside(closed: Closed, report: Evaluation, science: Science) -> list[str]:
+    """The base model is what the run ends with: its score is by the engine of the record beside it."""
     name = "the closing entry's score of the base model"
     if closed.baseline_report is None:
         return [f"{name} is beside no record of the base model's score"]
     if report.engine_hash is None or closed.baseline_report != baseline_key(science, Split.REPORT, report.engine_hash):
         return [f"{name} is not of the record that is named beside it"]
-    return _of_base(experiment, report, science, name)
+    return []
 
 
 def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science, name: str) -> list[str]:
@@ -100,7 +105,10 @@ def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science
     if record is None:
         return [f"{name} is of baselines/{key[:16]}..., which is missing or can't be read"]
     if record.evaluation != evaluation:
-        return [f"{name} is {evaluation.score}, and not what baselines/{key[:16]}... says: {record.evaluation.score}"]
+        same = (
+            "that score, with other facts" if record.evaluation.score == evaluation.score else record.evaluation.score
+        )
+        return [f"{name} is {evaluation.score}, and not what baselines/{key[:16]}... says: {same}"]
     return _baseline(experiment, key, science, None)
 
 

@@ -180,7 +180,7 @@ def _compare(
     """
     if look.problems:
         return
-    version = told.get("tool_version")
+    version = _version(told)
     for file, data in files.items():
         found = _bytes(folder / file)
         if found is None:
@@ -194,6 +194,15 @@ def _compare(
             look.problems.append(f"{name}{file} was altered: it is not what the ledgers give")
         else:
             look.unseen.append(f"{name}{file} is not what the ledgers give here and now: not compared; {AGAIN}")
+
+
+def _version(told: dict[str, Any]) -> object:
+    """Of the package that wrote a report; None if not every run in it names the same."""
+    rows = told.get("runs", [])
+    named = [
+        one.get("tool_version") for one in (told, *(rows if isinstance(rows, list) else ())) if isinstance(one, dict)
+    ]
+    return named[0] if all(one == named[0] for one in named) else None
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -277,6 +277,17 @@ def test_a_report_of_another_version_is_not_called_whole(place: Place, version: 
     assert any(text.startswith("report/summary.json is of another version") for text in place.unseen()[:-2])
 
 
+def test_a_merged_report_from_before_runs_named_a_version(place: Place) -> None:
+    summary = place.tree.experiment.report / "summary.json"
+    value = json.loads(summary.read_text())
+    for row in value["runs"]:
+        del row["tool_version"]
+    place.edit(summary, runs=value["runs"])
+    assert place.shared() == []
+    (text,) = place.unseen()
+    assert text.startswith("report/summary.json is of another version, none that it names: not compared")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
