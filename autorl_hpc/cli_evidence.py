@@ -28,7 +28,8 @@ def verify(
     key: Annotated[Path | None, typer.Option("--key", help="The key that its anchors were signed with.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered.
+    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered or could not be
+    compared.
 
     Example: autorl-hpc verify runs/ --expect 5f0c8e...
     """

@@ -111,9 +111,10 @@ def compare(
     """Compares two evaluations of the same weights, item by item.
 
     Args:
-        noise: in points, by which the base model's own repeats differed, there or here.
-        reproducible: the same engine answered the base model word for word as it did there: then it has no noise that could
-            explain other answers of the checkpoint.
+        noise: in points, by which the base model's own repeats differed, as measured here: what the bundle says of its own
+            noise is a claim like any other.
+        reproducible: the base model was answered here word for word as claimed, whatever engine is claimed: then there is no
+            noise that could explain other answers of the checkpoint.
     """
     facts: dict[str, Any] = {
         "what": what,
@@ -145,7 +146,7 @@ def compare(
         "p_value": mcnemar_midp(up, down),
     }
     difference = abs(here.score - claimed.score)
-    word, why = _judge(facts, difference, noise, scorer, reproducible and facts["same_engine"])
+    word, why = _judge(facts, difference, noise, scorer, reproducible)
     return Compared(**facts, word=word, why=why)
 
 
@@ -156,9 +157,14 @@ def _judge(facts: dict[str, Any], difference: float, noise: float, scorer: str, 
     if not facts["changed"] and difference <= SCORE_TOLERANCE:
         return "identical", "Every item has the outcome that was claimed."
     if reproducible and facts["changed"]:
-        return "differs", "the same engine gave the base model's answers word for word, and not this checkpoint's"
-    if difference <= noise + SCORE_TOLERANCE:
-        return "within noise", f"The base model's own repeats differed by {noise:.2f}."
-    if facts["changed"] and p_value >= ALPHA:
-        return "within noise", f"{facts['up']} items up and {facts['down']} down may be chance (p {p_value:.2f})."
-    return "differs", f"{facts['up']} items up and {facts['down']} down are more than chance (p {p_value:.4f})"
+        return "differs", "the base model's answers are word for word as claimed, and this checkpoint's are not"
+    moved = f"{facts['up']} items up and {facts['down']} down"
+    if p_value < ALPHA:
+        return "differs", f"{moved} are more than chance (p {p_value:.4f})"
+    if difference > noise + SCORE_TOLERANCE:
+        why = f"{moved} may be chance (p {p_value:.2f}), but the base model's repeats here differ by {noise:.2f} points only"
+        return "differs", why
+    return (
+        "within noise",
+        f"The base model's own repeats here differ by {noise:.2f}, {moved} may be chance (p {p_value:.2f}).",
+    )

@@ -32,7 +32,7 @@ from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.records.evidence import EvidenceManifest, ExportedWeights, RunHead
 from autorl_hpc.records.exchange import StoreFile
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.report.results import not_in_hash
+from autorl_hpc.report.kept import not_in_hash
 from autorl_hpc.report.verify import verify_run
 from autorl_hpc.stage.progress import Say, in_words
 from autorl_hpc.stage.space import check_space

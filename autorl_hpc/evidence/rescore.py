@@ -17,7 +17,7 @@ from autorl_hpc.evidence import places
 from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
 from autorl_hpc.evidence.here import check_shapes, check_task, judge_spec, weights_allowed
 from autorl_hpc.evidence.unpack import unpack_evidence
-from autorl_hpc.files.baselines import read_baseline
+from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.claims import Claims, HeartbeatWatch
 from autorl_hpc.files.host import host_name
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
@@ -111,7 +111,7 @@ class Rescored:
         if self.compared:
             lines.append(f"         engine there: {_shown(self.claimed_engine)}; here: {_shown(self.engine)}")
             lines.append(
-                f"         base model's own repeat: there {_points(self.noise_claimed)}, here {_points(self.noise_here)}"
+                f"         base model's own repeat: here {_points(self.noise_here)}; claimed {_points(self.noise_claimed)}, which excuses nothing"
             )
         lines += [f"         {note}" for note in self.notes]
         lines += [f"         head {self.manifest.head.head} ({self.manifest.head.entries} entries)"]
@@ -164,9 +164,9 @@ def _verified(
 ) -> tuple[RunRecord | None, RunView | None]:
     """The run, if its evidence holds; else `done.problems` says why."""
     try:
-        verdict = verify_run(experiment, run)
+        verdict = verify_run(experiment, run, exported=True)
         done.problems += verdict.problems
-        done.notes += verdict.notes
+        done.notes += [*verdict.unseen, *verdict.notes]
         if done.problems:
             return None, None
         ledger = Ledger(run)
@@ -301,41 +301,47 @@ class _Again:
                 claimed.evaluation,
                 self._rows(self.experiment.baselines / f"{key}.items.jsonl.gz"),
                 here.evaluation,
-                self._rows(self.fresh.baselines / f"{here.key}.items.jsonl.gz"),
+                self._rows(self._items_of(here)),
                 scorer=self.record.science.recipe.scorer,
-                noise=self._noise(),
+                noise=self.done.noise_here or 0.0,
             )
         )
         return here
 
     def _selected(self, bench: Bench, base: Baseline) -> None:
+        """What the run ends with, be it the base model: then that was measured already."""
         assert self.view.closed is not None
         claimed, number = self.view.closed.report, self.view.closed.selected
+        assert claimed is not None  # `_verified` has seen it
         submission = self.view.submissions.get(number) if number else None
-        if claimed is None or submission is None or submission.is_base or submission.content_hash is None:
-            return  # the base model is what was kept
-        name = f"{number:06d}.{Split.REPORT}.jsonl.gz"
-        items = self.fresh.run(self.record.run_id).items / name
-        attempts = Attempts(self.experiment, bench)
-        here: Evaluation = attempts.evaluate(
-            self.record.science, submission.content_hash, Split.REPORT, items, "the bundle's checkpoint", 1
-        )
+        if submission is None or submission.is_base or submission.content_hash is None:
+            key = baseline_key(self.record.science, Split.REPORT, claimed.engine_hash or "")
+            theirs, mine = self.experiment.baselines / f"{key}.items.jsonl.gz", self._items_of(base)
+            here = base.evaluation
+        else:
+            name = f"{number:06d}.{Split.REPORT}.jsonl.gz"
+            theirs = self.experiment.run(self.record.run_id).items / name
+            mine = self.fresh.run(self.record.run_id).items / name
+            attempts = Attempts(self.experiment, bench)
+            here = attempts.evaluate(
+                self.record.science, submission.content_hash, Split.REPORT, mine, "the bundle's checkpoint", 1
+            )
         again = next((one for one in self.done.compared if one.what == "base"), None)
         self.done.compared.append(
             compare(
                 "selected",
                 claimed,
-                self._rows(self.experiment.run(self.record.run_id).items / name),
+                self._rows(theirs),
                 here,
-                self._rows(items),
+                self._rows(mine),
                 scorer=self.record.science.recipe.scorer,
-                noise=self._noise(),
-                reproducible=again is not None and again.same_engine and again.same_texts == again.n,
+                noise=self.done.noise_here or 0.0,
+                reproducible=again is not None and 0 < again.same_texts == again.n,
             )
         )
 
-    def _noise(self) -> float:
-        return max(self.done.noise_here or 0.0, self.done.noise_claimed or 0.0)
+    def _items_of(self, base: Baseline) -> Path:
+        return self.fresh.baselines / f"{base.key}.items.jsonl.gz"
 
     def _rows(self, path: Path) -> dict[str, Row]:
         try:

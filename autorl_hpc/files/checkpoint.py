@@ -29,6 +29,8 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes that a submission may be stored in."""
 
+EMBEDDING_NAMES = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+HEAD_NAME = "lm_head.weight"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 CHUNK_BYTES = 4 * 1024 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
@@ -93,6 +94,7 @@ class _Digest:
         count = {status: sum(p.status is status for p in points) for status in SubmissionState}
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
         summary = RunSummary(
+            tool_version=__version__,
             run_id=clean(self.record.run_id) or "",
             experiment=self.record.experiment,
             task=science.task,

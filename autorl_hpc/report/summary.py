@@ -113,6 +113,7 @@ class RunSummary(Record):
 
     TITLE: ClassVar[str] = "run summary"
 
+    tool_version: str = Field(description="Of the package that wrote it: the same one gives the same bytes.")
     run_id: str
     experiment: str
     task: str

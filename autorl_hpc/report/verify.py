@@ -18,6 +18,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.evidence import Heads
 from autorl_hpc.report.anchors import Known, fit, present, slurm_word, written_heads
 from autorl_hpc.report.broken import first_altered
+from autorl_hpc.report.given import check_given
 from autorl_hpc.report.places import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.results import check_results
 from autorl_hpc.report.written import check_merged_report, check_run_report
@@ -46,6 +47,7 @@ class Verdict:
     """The result for one run, or for what the runs of an experiment share.
 
     Attributes:
+        unseen: what lies here and was not compared: neither damaged, as far as can be seen, nor whole.
         hashes: of a run, those of run.json and of each entry that could be read.
         anchored_by: what proves it from outside.
     """
@@ -57,6 +59,7 @@ class Verdict:
     head: str | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     anchored_by: list[str] = field(default_factory=list)
     hashes: tuple[str, ...] = ()
 
@@ -66,8 +69,12 @@ class Verdict:
         return self.run_id if self.of == "run" else f"{self.experiment}: {self.run_id}"
 
     @property
+    def damaged(self) -> bool:
+        return bool(self.problems)
+
+    @property
     def whole(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.unseen
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -79,8 +86,9 @@ class Verdict:
             "head": self.head,
             "whole": self.whole,
             "problems": self.problems,
+            "unseen": self.unseen,
             "notes": self.notes,
-            "anchored": self.whole and bool(self.anchored_by),
+            "anchored": not self.damaged and bool(self.anchored_by),
             "anchored_by": self.anchored_by,
             "note": ANCHORED_NOTE if self.anchored_by else NOTE,
         }
@@ -132,6 +140,7 @@ def verify_experiment(
         unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
         shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
         run_ids = [*run_ids, *unlisted]
+        check_given(experiment, run_ids, shared.problems, shared.notes)
         if experiment.code.is_dir():
             _check_code(experiment, run_ids, shared)
         elif run_ids:
@@ -140,7 +149,7 @@ def verify_experiment(
             return []
     runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
     _anchor(experiment, shared, runs, known, open_heads if open_heads is not None else set(known.expected))
-    if damage is None and all(run.whole for run in runs):
+    if damage is None and not any(run.damaged for run in runs):
         _check_report(experiment, shared)
     return [shared, *runs]
 
@@ -163,8 +172,12 @@ def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: Verdict)
             verdict.problems.append(f"experiment.json names {name}, and {run_id}/run.json names other code")
 
 
-def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
-    """Checks one run: chain, run.json, sealed copy, items files, accepted copies that are kept, its report."""
+def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False) -> Verdict:
+    """Checks one run: chain, run.json, sealed copy, items files, accepted copies and sketches that are kept, its report.
+
+    Args:
+        exported: it comes out of a bundle, which has no pages.
+    """
     verdict = Verdict(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
@@ -189,7 +202,9 @@ def verify_run(experiment: ExperimentDir, run: RunDir) -> Verdict:
         _check_sealed(run, ledger, verdict)
         check_results(experiment, run, RunView.of(ledger.entries), verdict.problems, verdict.notes)
     if not verdict.problems:
-        check_run_report(run, verdict.problems, verdict.notes)
+        look = check_run_report(run, exported=exported)
+        verdict.problems += look.problems
+        verdict.unseen += look.unseen
     return verdict
 
 
@@ -240,9 +255,11 @@ def _check_report(experiment: ExperimentDir, verdict: Verdict) -> None:
     try:
         merged = merge([experiment.path])
     except AutorlError as error:
-        verdict.notes.append(f"report/ was not compared: {error.what}")
+        verdict.unseen.append(f"report/ was not compared: {error.what}")
         return
-    check_merged_report(experiment, merged, verdict.problems, verdict.notes)
+    look = check_merged_report(experiment, merged)
+    verdict.problems += look.problems
+    verdict.unseen += look.unseen
 
 
 def _anchor(
@@ -328,14 +345,17 @@ def as_lines(verdicts: list[Verdict]) -> list[str]:
         chain = (
             f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" or verdict.head else ""
         )
-        lines.append(f"{'whole  ' if verdict.whole else 'DAMAGED'}  {verdict.name}{chain}")
-        anchored = [f"anchored by {by}" for by in verdict.anchored_by] if verdict.whole else []
-        lines += [f"         {text}" for text in (*verdict.problems, *verdict.notes, *anchored)]
+        word = "DAMAGED" if verdict.damaged else "whole  " if verdict.whole else "PARTLY "
+        lines.append(f"{word}  {verdict.name}{chain}")
+        anchored = [] if verdict.damaged else [f"anchored by {by}" for by in verdict.anchored_by]
+        lines += [f"         {text}" for text in (*verdict.problems, *verdict.unseen, *verdict.notes, *anchored)]
     runs = [verdict for verdict in verdicts if verdict.of == "run"]
-    counts = f"{len(runs)} runs, {sum(not verdict.whole for verdict in runs)} damaged"
-    shared = sum(not verdict.whole for verdict in verdicts if verdict.of == "experiment")
+    counts = f"{len(runs)} runs, {sum(verdict.damaged for verdict in runs)} damaged"
+    shared = sum(verdict.damaged for verdict in verdicts if verdict.of == "experiment")
     counts += f"; {shared} damaged in {SHARED}" if shared else ""
-    anchored_runs = sum(run.whole and bool(run.anchored_by) for run in runs)
+    partly = sum(not verdict.damaged and not verdict.whole for verdict in verdicts)
+    counts += f"; {partly} seen in part" if partly else ""
+    anchored_runs = sum(not run.damaged and bool(run.anchored_by) for run in runs)
     worth = f"{anchored_runs} anchored. {ANCHORED_NOTE if anchored_runs else NOTE}"
     if 0 < anchored_runs < len(runs):
         worth += f" Of the others: {NOTE}"

@@ -54,12 +54,17 @@ def write_all(merged: MergedReport, out: Path) -> Path:
         links: dict[int, str] = {}
         for place, (run, folder) in enumerate(zip(merged.runs, merged.run_folders, strict=True)):
             home = RunDir(Path(folder))
-            page = _write_run(run, home.report, out / "runs" / f"{place + 1:04d}-{home.run_id}")
+            page = _write_run(run, home.report, elsewhere_of(out, place, home))
             links[place] = quote(Path(os.path.relpath(page, out)).as_posix())
         _put_files(out, merged_files(merged, links))
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / "index.html"
+
+
+def elsewhere_of(out: Path, place: int, home: RunDir) -> Path:
+    """The folder beside the index for the pages of run number `place`, where its own folder can't be written."""
+    return out / "runs" / f"{place + 1:04d}-{home.run_id}"
 
 
 def _write_run(run: RunSummary, home: Path, elsewhere: Path) -> Path:

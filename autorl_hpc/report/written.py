@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,91 +14,143 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.report.chain import read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import SUMMARY_NAME, merged_files, run_files
+from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, merged_files, run_files
+from autorl_hpc.states import RunState
 
 FIGURES = (
+    *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
     *(
-        "task",
-        "agent",
-        "base_model",
-        "seed",
-        "protocol",
-        "state",
-        "selected",
-        "selected_by",
-        "counted",
         "ranked",
         "sandbox",
+        "network",
+        "flags",
+        "contaminated",
+        "contamination_end.items",
+        "fault",
+        "ended_by",
+        "damage",
     ),
     *("accepted", "failed", "best_feedback.score", "report.score", "baseline_report.score", "baseline_feedback.score"),
     *("improvement.difference", "improvement.low", "improvement.high", "improvement.p_value"),
 )
-"""What a report claims. Other fields, and wording, may come of another version of the package."""
+"""What a report claims, whatever version wrote it. Other fields, and wording, may come of another version of the package."""
 
 AGAIN = "write it again: autorl-hpc report"
 
 
-def check_run_report(run: RunDir, problems: list[str], notes: list[str]) -> None:
-    """Checks `<run>/report/`, if it is there, of a run whose chain is whole."""
-    told = _told(run.report, "report/", problems)
-    if told is None:
-        return
+@dataclass
+class Look:
+    """What came of comparing a report.
+
+    Attributes:
+        unseen: what lies here and says something that was not compared: nobody may be told that it is whole.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def check_run_report(run: RunDir, *, exported: bool = False) -> Look:
+    """Compares `<run>/report/`, if it is there, of a run whose chain is whole.
+
+    Args:
+        exported: of a bundle's run: it has no pages, and another machine's arithmetic may differ in a last digit.
+    """
+    look = Look()
     chain = read_chain(run)
     now = digest(run, Library(), chain)
-    if not _same_state(told, now, (chain.genesis, *chain.hashes), "report/", problems, notes):
-        return
-    _compare(run.report, "report/", run_files(now), problems, notes, _differences(told, now))
-
-
-def check_merged_report(experiment: ExperimentDir, merged: MergedReport, problems: list[str], notes: list[str]) -> None:
-    """Checks `report/` of an experiment, if it is there, against the present report of all its runs."""
-    told = _told(experiment.report, "report/", problems)
+    files = run_files(now)
+    if exported:
+        files = {SUMMARY_NAME: files[SUMMARY_NAME]}
+    told = _told(run.report, files, look)
     if told is None:
-        return
+        return look
+    head = told.get("ledger_head")
+    hashes = (chain.genesis, *chain.hashes)
+    if head != now.ledger_head and head in hashes:
+        old = f"was written {len(hashes) - 1 - hashes.index(head)} entries ago: not compared; {AGAIN}"
+        look.unseen += [f"report/{name} {old}" for name in files]
+        return look
+    if head != now.ledger_head:
+        what = "names a head that this ledger never had: one of them was altered"
+        look.problems.append(f"report/{SUMMARY_NAME} {what}")
+        return look
+    look.problems += _altered(_differences(told, now))
+    final = chain.view.closed is not None and not exported
+    _compare(run.report, told, files, look, final=final)
+    return look
+
+
+def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look:
+    """Compares `report/` of an experiment, if it is there, with the present report of all its runs."""
+    look = Look()
+    elsewhere = _elsewhere(experiment, merged)
+    files = merged_files(merged, _links(experiment, merged, elsewhere))
+    told = _told(experiment.report, files, look)
+    if told is None:
+        return look
     rows = told.get("runs")
     by_id = {row.get("run_id"): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
     present = {run.run_id: run for run in merged.runs}
     if any(by_id.get(run_id, {}).get("ledger_head") != run.ledger_head for run_id, run in present.items()):
-        notes.append(f"report/ was written before the last entries of its runs; {AGAIN}")
-        return
+        old = f"was written before the last entries of its runs: not compared; {AGAIN}"
+        look.unseen += [f"report/{name} {old}" for name in files]
+        return look
     differences = [f"{run_id}: {text}" for run_id, run in present.items() for text in _differences(by_id[run_id], run)]
     differences += [f"{run_id!r}, which is no run here" for run_id in by_id if run_id not in present]
-    links = {
-        place: quote(Path(os.path.relpath(RunDir(Path(folder)).report / "run.html", experiment.report)).as_posix())
-        for place, folder in enumerate(merged.run_folders)
+    look.problems += _altered(differences)
+    if elsewhere:  # left by somebody who could not write into the runs: the index may lead here, or to the runs since
+        plain = merged_files(merged, _links(experiment, merged, {}))
+        files |= {name: data for name, data in plain.items() if _bytes(experiment.report / name) == data}
+    final = all(run.state is RunState.FINISHED for run in merged.runs)
+    _compare(experiment.report, told, files, look, final=final)
+    for place, folder in elsewhere.items():
+        pages = run_files(merged.runs[place])
+        name = f"report/{folder.relative_to(experiment.report)}/"
+        mine = _told(folder, pages, look, name)
+        if mine is not None:
+            look.problems += _altered(_differences(mine, merged.runs[place]), name)
+            _compare(folder, mine, pages, look, final=final, name=name)
+    for place, run_folder in enumerate(merged.run_folders):
+        home = RunDir(Path(run_folder))
+        if place not in elsewhere and not (home.report / SUMMARY_NAME).exists():
+            look.problems.append(
+                f"{home.run_id}/report/{SUMMARY_NAME} is missing, though report/{SUMMARY_NAME} is there"
+            )
+    return look
+
+
+def _elsewhere(experiment: ExperimentDir, merged: MergedReport) -> dict[int, Path]:
+    """Folders of runs' pages beside the index, by the run's place: of runs that were not the writer's to write into."""
+    folders = enumerate(
+        elsewhere_of(experiment.report, place, RunDir(Path(f))) for place, f in enumerate(merged.run_folders)
+    )
+    return {place: folder for place, folder in folders if folder.is_dir()}
+
+
+def _links(experiment: ExperimentDir, merged: MergedReport, elsewhere: dict[int, Path]) -> dict[int, str]:
+    pages = {place: RunDir(Path(folder)).report for place, folder in enumerate(merged.run_folders)} | elsewhere
+    return {
+        place: quote(Path(os.path.relpath(folder / "run.html", experiment.report)).as_posix())
+        for place, folder in pages.items()
     }
-    files = merged_files(merged, links)
-    if (experiment.report / "runs").exists() or told.get("tool_version") != __version__:
-        files = {SUMMARY_NAME: files[SUMMARY_NAME]}  # the pages lie elsewhere, or are worded otherwise
-    _compare(experiment.report, "report/", files, problems, notes, differences)
 
 
-def _told(folder: Path, name: str, problems: list[str]) -> dict[str, Any] | None:
+def _told(folder: Path, files: dict[str, bytes], look: Look, name: str = "report/") -> dict[str, Any] | None:
+    """What the report says; None if there is none, or none that can be read."""
     try:
         value = reading.read_json(folder / SUMMARY_NAME)
     except (FileNotFoundError, NotADirectoryError):
+        left = [page for page in files if (folder / page).exists()]
+        look.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
         return None
     except (OSError, ValueError) as error:
-        problems.append(f"{name}{SUMMARY_NAME} can't be read: {error}")
+        look.problems.append(f"{name}{SUMMARY_NAME} can't be read: {error}")
         return None
     if isinstance(value, dict):
         return value
-    problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
+    look.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
     return None
-
-
-def _same_state(
-    told: dict[str, Any], now: RunSummary, hashes: tuple[str, ...], name: str, problems: list[str], notes: list[str]
-) -> bool:
-    """Whether the report was written of the chain as it is now."""
-    head = told.get("ledger_head")
-    if head == now.ledger_head:
-        return True
-    if head in hashes:
-        notes.append(f"{name} was written {len(hashes) - 1 - hashes.index(head)} entries ago; {AGAIN}")
-    else:
-        problems.append(f"{name}{SUMMARY_NAME} names a head that this ledger never had: one of them was altered")
-    return False
 
 
 def _differences(told: dict[str, Any], now: RunSummary) -> list[str]:
@@ -106,27 +159,50 @@ def _differences(told: dict[str, Any], now: RunSummary) -> list[str]:
     return [f"`{name}` is {was!r:.40}, and the ledger gives {is_!r:.40}" for name, was, is_ in rows if was != is_]
 
 
+def _altered(differences: list[str], name: str = "report/") -> list[str]:
+    return [f"{name}{SUMMARY_NAME} was altered: {differences[0]}"] if differences else []
+
+
 def _field(value: Any, name: str) -> Any:
+    """A field; None where there is nothing in it, or no such field in an older version."""
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return None if value in ([], {}) else value
 
 
 def _compare(
-    folder: Path, name: str, files: dict[str, bytes], problems: list[str], notes: list[str], differences: list[str]
+    folder: Path, told: dict[str, Any], files: dict[str, bytes], look: Look, *, final: bool, name: str = "report/"
 ) -> None:
-    if differences:
-        problems.append(f"{name}{SUMMARY_NAME} was altered: {differences[0]}")
+    """Compares byte by byte.
+
+    Args:
+        final: what the report is made of can't change any more, the arithmetic is this machine's: other bytes are an alteration.
+    """
+    if look.problems:
         return
-    if _bytes(folder / SUMMARY_NAME) != files[SUMMARY_NAME]:
-        notes.append(
-            f"{name} is of another version of autorl-hpc, with the same results; its pages were not compared; {AGAIN}"
-        )
-        return
+    version = _version(told)
     for file, data in files.items():
         found = _bytes(folder / file)
-        if found is not None and found != data:
-            problems.append(f"{name}{file} was altered: it is not what {name}{SUMMARY_NAME} and the ledgers give")
+        if found is None:
+            look.problems.append(f"{name}{file} is missing or can't be read")
+        elif found == data:
+            continue
+        elif version != __version__:
+            word = repr(version)[:40] if version is not None else "none that it names"
+            look.unseen.append(f"{name}{file} is of another version, {word}: not compared; {AGAIN}")
+        elif final:
+            look.problems.append(f"{name}{file} was altered: it is not what the ledgers give")
+        else:
+            look.unseen.append(f"{name}{file} is not what the ledgers give here and now: not compared; {AGAIN}")
+
+
+def _version(told: dict[str, Any]) -> object:
+    """Of the package that wrote a report; None if not every run in it names the same."""
+    rows = told.get("runs", [])
+    named = [
+        one.get("tool_version") for one in (told, *(rows if isinstance(rows, list) else ())) if isinstance(one, dict)
+    ]
+    return named[0] if all(one == named[0] for one in named) else None
 
 
 def _bytes(path: Path) -> bytes | None:

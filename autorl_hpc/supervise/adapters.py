@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import INDEX_NAME, TensorSpec, read_header
+from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, TensorSpec, read_header
 from autorl_hpc.records.ledger import MergedAdapter
 from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG, MERGE_YOURSELF, LoraSettings, read_settings
-from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"

@@ -13,15 +13,12 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import reading
-from autorl_hpc.files.checkpoint import TensorSpec, read_header, tensors_of, weight_files
+from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, TensorSpec, read_header, tensors_of, weight_files
 from autorl_hpc.files.faults import again
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
-
-EMBEDDING_NAMES = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
-HEAD_NAME = "lm_head.weight"
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, content_hash, read_header
+from autorl_hpc.files.checkpoint import HEAD_NAME, ITEM_BYTES, TensorSpec, content_hash, read_header
 from autorl_hpc.states import Fault
 from autorl_hpc.supervise.adapters import ADAPTER_WEIGHTS
-from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.lint import Linted
 from autorl_hpc.supervise.merging import Merge
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import INDEX_NAME, SINGLE_NAME, TensorSpec, read_header
+from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, SINGLE_NAME, TensorSpec, read_header
 from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG
 from autorl_hpc.supervise.adapters import ADAPTER_FILES, Adapter, lint_adapter
-from autorl_hpc.supervise.basemodel import HEAD_NAME, BaseModel
+from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.configs import compare_config
 from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
 

@@ -147,6 +147,40 @@ def forged(closed: Closed, count: int, *, other_texts: bool) -> Files:
     return forge(files, change)
 
 
+def test_a_repeat_of_100_on_an_engine_of_ones_own_excuses_nothing(closed: Closed, tmp_path: Path) -> None:
+    """The base model's answers stay true; its record claims another engine, and a second measurement of 100."""
+    files = forged(closed, ITEMS, other_texts=True)
+    science = Science.model_validate(json.loads(files[f"{closed.inside}/run.json"])["science"])
+    closing = closed.cluster.view(closed.run_id).closed
+    assert closing is not None and closing.baseline_report is not None
+    old = closing.baseline_report
+    base = Baseline.model_validate_json(files[f"experiment/baselines/{old}.json"])
+    engine = base.engine.model_copy(update={"device": "cpu: another"})
+    key = baseline_key(science, base.evaluation.split, engine.digest())
+    claimed = base.model_copy(
+        update={
+            "key": key,
+            "engine": engine,
+            "evaluation": base.evaluation.model_copy(update={"engine_hash": engine.digest()}),
+            "repeat_score": 100.0,
+            "repeat_changed_items": ITEMS,
+        }
+    )
+    files[f"experiment/baselines/{key}.json"] = claimed.canonical() + b"\n"
+    files[f"experiment/baselines/{key}.items.jsonl.gz"] = files[f"experiment/baselines/{old}.items.jsonl.gz"]
+
+    def change(entry: dict[str, Any]) -> None:
+        if entry["kind"] == "closed":
+            entry["body"]["baseline_report"] = key
+            entry["body"]["baseline_sha256"][key] = claimed.digest()
+            entry["body"]["baseline_sha256"].pop(old)
+            entry["body"]["report"]["engine_hash"] = engine.digest()
+
+    code, found = closed.command(write_bundle(tmp_path / "e.tar.zst", forge(files, change)))
+    assert found["problems"] == [] and found["noise_claimed"] > 50.0
+    assert code == 1 and found["selected"]["word"] == "differs", found["selected"]
+
+
 @pytest.mark.parametrize("other_texts", [True, False])
 def test_a_forged_score(closed: Closed, tmp_path: Path, other_texts: bool) -> None:
     bundle = write_bundle(tmp_path / "forged.tar.zst", forged(closed, ITEMS, other_texts=other_texts))
@@ -319,7 +353,8 @@ def test_a_run_that_kept_its_base_model(closed: Closed, tmp_path: Path) -> None:
     bundle = tmp_path / "null.tar.gz"
     closed.cluster.run("export", str(closed.cluster.run_dir(run_id).path), "--out", str(bundle))
     code, found = closed.command(bundle)
-    assert code == 0 and found["base"]["word"] == "identical" and "selected" not in found
+    assert code == 0 and found["base"]["word"] == found["selected"]["word"] == "identical"
+    assert found["selected"]["claimed"] == found["base"]["claimed"]
 
 
 def test_what_is_not_staged_here_or_is_another(closed: Closed, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from treemaker import Tree, TreeRun
 
 from autorl_hpc.files.ledger import sha256_hex
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.report import api
 from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
 
@@ -71,8 +72,16 @@ class Place:
     def shared(self) -> list[str]:
         return next(v.problems for v in verify_paths([self.tree.path]) if v.run_id == SHARED)
 
-    def notes(self) -> list[str]:
-        return [note for verdict in verify_paths([self.tree.path]) for note in verdict.notes]
+    def unseen(self) -> list[str]:
+        """All that is neither damaged nor whole; then not all verdicts are `whole`."""
+        verdicts = verify_paths([self.tree.path])
+        found = [text for verdict in verdicts for text in verdict.unseen]
+        assert all(verdict.whole for verdict in verdicts) == (not found and not any(v.problems for v in verdicts))
+        return found
+
+    def edit(self, path: Path, **fields: object) -> None:
+        """Other fields of a report's summary, as this suite would write it."""
+        path.write_bytes(readable_json(json.loads(path.read_text()) | fields))
 
 
 @pytest.fixture
@@ -216,6 +225,7 @@ def _set(name: str, value: object) -> Edit:
 @pytest.mark.parametrize("name", ["report.score", "improvement.difference", "selected", "counted", "sandbox"])
 def test_a_result_changed_in_a_report(place: Place, name: str) -> None:
     own, merged = place.run.dir.report / "summary.json", place.tree.experiment.report / "summary.json"
+    true = own.read_bytes()
     for path in (own, merged):
         value = json.loads(path.read_text())
         rows = value["runs"] if path is merged else [value]
@@ -223,7 +233,7 @@ def test_a_result_changed_in_a_report(place: Place, name: str) -> None:
         path.write_text(json.dumps(value))
     (problem,) = place.problems()
     assert problem.startswith(f"report/summary.json was altered: `{name}` is 77, and the ledger gives ")
-    place.tree.experiment.run(place.run.dir.run_id).report.joinpath("summary.json").unlink()
+    own.write_bytes(true)
     (problem,) = place.shared()
     assert f"{place.run.dir.run_id}: `{name}` is 77" in problem
 
@@ -232,20 +242,141 @@ def test_a_result_changed_in_a_report(place: Place, name: str) -> None:
 def test_a_page_changed(place: Place, name: str) -> None:
     path = place.run.dir.report / name
     path.write_text(path.read_text().replace("60", "99"))
-    assert place.problems() == [f"report/{name} was altered: it is not what report/summary.json and the ledgers give"]
+    assert place.problems() == [f"report/{name} was altered: it is not what the ledgers give"]
 
 
 @pytest.mark.parametrize("name", ["index.html", "summary.csv", "summary.md"])
 def test_a_merged_page_changed(place: Place, name: str) -> None:
     path = place.tree.experiment.report / name
     path.write_text(path.read_text() + "<p>99</p>")
-    assert place.shared() == [f"report/{name} was altered: it is not what report/summary.json and the ledgers give"]
+    assert place.shared() == [f"report/{name} was altered: it is not what the ledgers give"]
+
+
+@pytest.mark.parametrize("fields", [{"notes": []}, {"notes": ["all is well"]}, {"trajectory": []}, {"x": 1}, {}])
+def test_one_byte_more_in_a_summary_hides_no_page(place: Place, fields: dict[str, object]) -> None:
+    page, summary = place.run.dir.report / "run.html", place.run.dir.report / "summary.json"
+    page.write_text(page.read_text().replace("60", "99"))
+    place.edit(summary, **fields)
+    summary.write_bytes(summary.read_bytes() + b"\n")
+    altered = [f"report/{name} was altered: it is not what the ledgers give" for name in ("summary.json", "run.html")]
+    assert place.problems() == altered
+
+
+@pytest.mark.parametrize("version", ["0.0.1", None, 7])
+def test_a_report_of_another_version_is_not_called_whole(place: Place, version: object) -> None:
+    page = place.run.dir.report / "run.html"
+    page.write_text(page.read_text().replace("60", "99"))
+    place.edit(place.run.dir.report / "summary.json", tool_version=version)
+    assert place.problems() == []
+    (summary, html) = place.unseen()  # run.md is what this version would write
+    assert summary.startswith("report/summary.json is of another version") and "not compared" in summary
+    assert html.startswith("report/run.html is of another version") and "not compared" in html
+    lines = as_lines(verify_paths([place.tree.path]))
+    assert any(line.startswith(f"PARTLY   {place.run.dir.run_id}") for line in lines) and "1 seen in part" in lines[-1]
+    place.edit(place.tree.experiment.report / "summary.json", tool_version=version)
+    assert any(text.startswith("report/summary.json is of another version") for text in place.unseen()[:-2])
+
+
+def test_a_merged_report_from_before_runs_named_a_version(place: Place) -> None:
+    summary = place.tree.experiment.report / "summary.json"
+    value = json.loads(summary.read_text())
+    for row in value["runs"]:
+        del row["tool_version"]
+    place.edit(summary, runs=value["runs"])
+    assert place.shared() == []
+    (text,) = place.unseen()
+    assert text.startswith("report/summary.json is of another version, none that it names: not compared")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("flags", ["untrained_copy"]),
+        ("contaminated", [{"split": "report", "items": 3, "of": 100, "submission_id": None}]),
+        ("contamination_end", {"items": {"report": 3}}),
+        ("network", "open"),
+        ("sandbox", "bwrap"),
+        ("fault", "agent"),
+        ("excluded", "foreign_weights"),
+    ],
+)
+def test_what_stands_beside_a_score_is_compared_whatever_the_version(place: Place, name: str, value: object) -> None:
+    place.edit(place.run.dir.report / "summary.json", tool_version="0.0.1", **{name: value})
+    (problem,) = place.problems()
+    assert problem.startswith(f"report/summary.json was altered: `{name}")
+
+
+@pytest.mark.parametrize("name", ["run.md", "run.html"])
+def test_a_page_that_is_gone(place: Place, name: str) -> None:
+    (place.run.dir.report / name).unlink()
+    assert place.problems() == [f"report/{name} is missing or can't be read"]
+
+
+def test_pages_without_their_summary(place: Place) -> None:
+    (place.run.dir.report / "summary.json").unlink()
+    assert place.problems() == ["report/summary.json is missing, though report/run.md is there"]
+    for path in place.run.dir.report.iterdir():
+        path.unlink()
+    assert place.problems() == []
+    assert place.shared() == [
+        f"{place.run.dir.run_id}/report/summary.json is missing, though report/summary.json is there"
+    ]
+
+
+@pytest.mark.parametrize("name", ["index.html", "summary.csv", "summary.md"])
+def test_a_merged_page_that_is_gone(place: Place, name: str) -> None:
+    (place.tree.experiment.report / name).unlink()
+    assert place.shared() == [f"report/{name} is missing or can't be read"]
+    (place.tree.experiment.report / "summary.json").unlink()
+    assert "report/summary.json is missing, though report/" in place.shared()[0]
+
+
+def test_a_folder_for_pages_elsewhere_hides_no_page(place: Place) -> None:
+    index = place.tree.experiment.report / "index.html"
+    (place.tree.experiment.report / "runs").mkdir()
+    assert place.shared() == []
+    index.write_text(index.read_text() + "<p>99</p>")
+    assert place.shared() == ["report/index.html was altered: it is not what the ledgers give"]
+
+
+def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by somebody who may not write into the runs."""
+    from autorl_hpc.report import write
+
+    put = write._put_files
+
+    def theirs(folder: Path, files: dict[str, bytes]) -> Path:
+        if folder.parent.parent == place.tree.path:
+            raise PermissionError(errno.EACCES, "not yours", str(folder))
+        return put(folder, files)
+
+    for run in (place.run, place.other):
+        for path in run.dir.report.iterdir():
+            path.unlink()
+    monkeypatch.setattr(write, "_put_files", theirs)
+    api.write_reports(api.build([place.tree.path]), None)
+    assert place.problems() == [] and place.shared() == [] and place.unseen() == []
+    page = next(place.tree.experiment.report.glob("runs/0001-*/run.html"))
+    page.write_text(page.read_text() + "<p>99</p>")
+    assert place.shared() == [f"report/runs/{page.parent.name}/run.html was altered: it is not what the ledgers give"]
+
+
+def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock moves between two entries."""
+    tree = Tree(tmp_path / "exp")
+    tree.experiment.code.rmdir()
+    run = tree.run().start().clock(30.0)
+    api.write_reports(api.build([tree.path]), None)
+    assert all(verdict.whole for verdict in verify_paths([run.dir.path]))
+    run.clock(700.0)
+    (verdict,) = verify_paths([run.dir.path])
+    assert verdict.problems == [] and not verdict.whole and "not compared" in verdict.unseen[0]
 
 
 def test_a_report_that_is_older_than_its_ledger_is_no_damage(place: Place) -> None:
     place.run.start()  # an attempt that came late
     assert place.problems() == [] and place.shared() == []
-    assert any("was written 1 entries ago" in note for note in place.notes())
+    assert any("report/run.html was written 1 entries ago: not compared" in text for text in place.unseen())
     value = json.loads((place.run.dir.report / "summary.json").read_text())
     (place.run.dir.report / "summary.json").write_text(json.dumps(value | {"ledger_head": "0" * 64}))
     assert "names a head that this ledger never had" in place.problems()[0]

@@ -15,7 +15,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.records.exchange import Baseline, Clock, Engine
-from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix
+from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix, SandboxSpec
 from autorl_hpc.records.ledger import (
     AttemptEnded,
     AttemptStarted,
@@ -291,6 +291,7 @@ class Tree:
             agent_hash=sha(science.agent),
             code_hash=sha("code"),
             created_at=CREATED,
+            sandbox="auto",
         )
         atomic.write_json(run.record, record.model_dump(mode="json"))
         made = TreeRun(self, run, record, Ledger(run))
@@ -305,6 +306,7 @@ class Tree:
             matrix=Matrix(task=("arithmetic",), agent=("sft",), base_model=("org/tiny",)),
             budget=Budget(wall_clock_s=1200),
             protocol=self.protocol,
+            sandbox=SandboxSpec(network=Network.OPEN),  # as the runs' science leaves it
         )
         record = ExperimentRecord(
             spec=spec,
