@@ -18,12 +18,11 @@ LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split("
 
 NEVER = "not ranked: sandbox none"
 
-pytestmark = pytest.mark.timeout(900)
+# In one group: a mark of a parameter does not keep its tests together, and every worker would make every world.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("cheats")]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(level, marks=pytest.mark.xdist_group(f"cheats-{level}")) for level in LEVELS]
-)
+@pytest.fixture(scope="module", params=LEVELS)
 def world(request: pytest.FixtureRequest, staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     from autorl_hpc.doctor import sandbox
 
