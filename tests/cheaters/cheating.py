@@ -29,7 +29,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Sealed, Submission
 
 HERE = Path(__file__).parent
-AT_ONCE = 6
+AT_ONCE = 4
 """Most of them wait for most of their time."""
 RUN_S = 240.0
 WALL_CLOCK = "300s"
@@ -192,15 +192,9 @@ class World:
             groups.setdefault(json.dumps(dict(cheat.budget), sort_keys=True), []).append(name)
         os.environ["AUTORL_TEST_TOKEN"] = SECRET
         try:
-            self.clusters = [self._prepare(cluster, *group) for group in enumerate(groups.items())]
-            self.graders = [own.grader() for own in self.clusters]
-            for seen in self.seen.values():
-                place = self.clusters.index(seen.cluster)
-                seen.pids["grader"], seen.honest = self.graders[place].pid, self.seen["honest"]
-            self._run_all()
+            self._run_all([self._prepare(cluster, *group) for group in enumerate(groups.items())])
         finally:
             del os.environ["AUTORL_TEST_TOKEN"]
-        self._close_all()
 
     def _prepare(self, cluster: Cluster, place: int, group: tuple[str, list[str]]) -> Cluster:
         """One experiment of one budget, by its own view of the cluster."""
@@ -225,15 +219,26 @@ class World:
             self.seen[agent] = Seen(agent, self.level, own, run_id)
         return own
 
-    def _run_all(self) -> None:
+    def _run_all(self, clusters: list[Cluster]) -> None:
+        """The experiments one after the other, each with its own grader: two are alive at most, that of the honest run too."""
         honest = self.seen["honest"]
+        graders = [clusters[0].grader()]
         supervisor = honest.cluster.supervisor(honest.run_id)
         honest.pids["supervisor"] = supervisor.pid
         wait_for((honest.workspace / "output" / "v1").is_dir, 60, "the honest run's checkpoint")
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self._run, self.cheats.items()))
+        for own in clusters:
+            if own is not clusters[0]:
+                graders.append(own.grader())
+            here = [seen for seen in self.seen.values() if seen.cluster is own]
+            for seen in here:
+                seen.pids["grader"], seen.honest = graders[-1].pid, honest
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(self._run, [(each.name, self.cheats[each.name]) for each in here if each is not honest]))
+            if own is not clusters[0]:
+                self._close(own, graders[-1])
         (honest.workspace / "code" / "over").touch()
         supervisor.wait(RUN_S)
+        self._close(clusters[0], graders[0])
 
     def _run(self, named: tuple[str, Cheat]) -> None:
         name, cheat = named
@@ -245,19 +250,18 @@ class World:
             supervisor = cheat.outside(copy.copy(seen)) or supervisor
         supervisor.wait(RUN_S)
 
-    def _close_all(self) -> None:
-        """Waits for the closings and writes the reports.
+    def _close(self, own: Cluster, grader: subprocess.Popen[bytes]) -> None:
+        """Waits for the closings of one experiment and writes its report.
 
         A run that is not sealed will never be closed. Nor may one whose cheat succeeded at level none: its ledger, or its
         grader, is what the cheat was after.
         """
-        for own, grader in zip(self.clusters, self.graders, strict=True):
-            here = [seen for seen in self.seen.values() if seen.cluster is own]
-            lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
-            due = [seen.run_id for seen in here if seen.name not in lost]
-            wait_for(functools.partial(own.finished, due), RUN_S, f"the closings of {own.experiment.path.name}")
-            if lost:
-                grader.terminate()
-            code = grader.wait(60)
-            assert code == 0 or lost, own.logs_of("grader")[-3000:]
-            own.run("report", str(own.experiment.path))
+        here = [seen for seen in self.seen.values() if seen.cluster is own]
+        lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
+        due = [seen.run_id for seen in here if seen.name not in lost]
+        wait_for(functools.partial(own.finished, due), RUN_S, f"the closings of {own.experiment.path.name}")
+        if lost:
+            grader.terminate()
+        code = grader.wait(60)
+        assert code == 0 or lost, own.logs_of("grader")[-3000:]
+        own.run("report", str(own.experiment.path))
