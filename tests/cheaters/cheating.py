@@ -29,7 +29,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Sealed, Submission
 
 HERE = Path(__file__).parent
-AT_ONCE = 4
+AT_ONCE = 3
 """Most of them wait for most of their time."""
 RUN_S = 240.0
 WALL_CLOCK = "300s"
