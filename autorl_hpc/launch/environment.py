@@ -39,5 +39,6 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
 
 
 def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
-    folder = experiment.code / record.code_hash / "templates" / "agents"
-    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, [folder]).file.secrets}
+    frozen = experiment.code / record.code_hash / "templates" / "agents"
+    folders = [frozen] if frozen.is_dir() else None  # nothing is frozen yet in a dry run
+    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, folders).file.secrets}
