@@ -101,6 +101,44 @@ class EntryKind(StrEnum):
     CLOSED = "closed"
 
 
+class Route(StrEnum):
+    """How a checkpoint came about."""
+
+    NONE = "none"  # nothing was trained
+    COPY = "copy"  # of the base model or of another one
+    SFT = "sft"
+    REJECTION_SAMPLING = "rejection-sampling"  # SFT on the model's own answers, kept by a reward or a check
+    DPO = "dpo"
+    PREFERENCE = "preference"  # relatives of DPO: KTO, ORPO, CPO, SimPO, IPO, ...
+    GRPO = "grpo"
+    PPO = "ppo"
+    RL = "rl"  # RLOO, REINFORCE, online DPO, own policy gradients
+    SFT_RL = "sft+rl"
+    AVERAGING = "model-averaging"
+    DISTILLATION = "distillation"  # from another model's outputs or logits
+    UNKNOWN = "unknown"  # it was trained, and nothing tells how
+
+    @property
+    def is_rl(self) -> bool:
+        """Whether a policy learned from rewards of its own samples."""
+        return self in (Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL)
+
+
+class FailureKind(StrEnum):
+    """Why a run, or one of its submissions, did not help. The first five are the paper's."""
+
+    ROLLOUT_CONSTRUCTION = "rollout construction"
+    REWARD_OR_DATA = "reward or data design"
+    TRAINING_COLLAPSE = "training collapse"
+    EARLY_CODING = "early coding failure"
+    STATIC_SHORTCUT = "static shortcut without transfer"
+    NO_SUBMISSION = "no submission"
+    BUDGET_OUT = "budget out"
+    ARTIFACT_REFUSED = "artifact refused"
+    INFRASTRUCTURE = "infrastructure"
+    NO_GAIN = "no gain beyond noise"  # nothing above explains it
+
+
 class QueueKind(StrEnum):
     """What a queue entry asks of a grader."""
 

@@ -207,6 +207,20 @@ class RunDir:
         return self.logs / "agent.log"
 
     @property
+    def agent_times(self) -> Path:
+        """Lines `<byte> <elapsed_s> <at>`: up to this byte, agent.log had been written by then."""
+        return self.logs / "agent.times"
+
+    @property
+    def code_git(self) -> Path:
+        """A bare git repository: every state of the agent's code."""
+        return self.path / "code.git"
+
+    def recorded(self, name: str) -> Path:
+        """What the recorder wrote, by a name of `records.recorded.RECORDED`: usage.jsonl beside run.json, the others in logs/."""
+        return self.path / "usage.jsonl" if name == "usage" else self.logs / f"{name}.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report"
 

@@ -92,6 +92,11 @@ class Submission(Strict):
     tensors: int | None = None
     adapter: MergedAdapter | None = Field(None, description="Null: full weights were submitted.")
     intake_s: float | None = None
+    code_revision: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{40}$",
+        description="Commit of code.git when the manifest was seen; null: not recorded.",
+    )
     ignored_files: tuple[str, ...] = ()
     fault: Fault | None = None
     code: str | None = None

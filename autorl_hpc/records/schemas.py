@@ -21,6 +21,7 @@ from autorl_hpc.records.exchange import (
 )
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import BODIES, Entry
+from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.records.task import TaskFile
 
@@ -48,8 +49,9 @@ FILES: tuple[type[Strict], ...] = (
     Anchor,
     EvidenceManifest,
     TaskFile,
+    *RECORDED.values(),
 )
-"""Every record that is a file of its own, and the body of each kind of ledger entry."""
+"""Every record that is a file of its own, the body of each kind of ledger entry, and each kind of line that the recorder writes."""
 
 
 def schemas(*more: type[Strict]) -> dict[str, dict[str, Any]]:

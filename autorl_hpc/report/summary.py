@@ -12,6 +12,7 @@ from pydantic import Field
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
 from autorl_hpc.report.figures import Figures
+from autorl_hpc.report.story import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
 Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
@@ -170,6 +171,7 @@ class RunSummary(Record):
     network: str = Field(description="The most open of its attempts; before the first, what was asked for.")
     sandbox: str = Field(description="The weakest level of its attempts; `untried` before the first.")
     sandboxes: tuple[SandboxUsed, ...] = Field((), description="Of each attempt.")
+    story: Story = Field(default_factory=Story, description="What the agent did, as far as it was recorded.")
     notes: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from autorl_hpc.agents import AgentFile, load_agent
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
-from autorl_hpc.records import cluster, evidence, exchange, experiment, ledger, run, task
+from autorl_hpc.records import cluster, evidence, exchange, experiment, ledger, recorded, run, task
 from autorl_hpc.records.base import NewerVersion, Strict, parse_record
 from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.records.names import is_name, printable
@@ -55,6 +55,7 @@ SPEC = experiment.ExperimentSpec(
     budget=experiment.Budget(wall_clock_s=90.0),
     recipe={"arithmetic": "default"},
 )
+SEEN: dict[str, Any] = {"elapsed_s": 12.0, "at": "2026-01-01T00:00:00.000+00:00"}
 EVALUATION = ledger.Evaluation(
     split=Split.FEEDBACK, content_hash=HASH, score=12.5, n=8, correct=1, recipe_hash=HASH, engine_hash=HASH
 )
@@ -202,6 +203,15 @@ RECORDS: list[Strict] = [
         recipes=(RECIPE,),
     ),
     AgentFile(name="a", description="d", include=("scripted",), needs=("torch",)),
+    recorded.TraceEvent(**SEEN, kind="usage", source="agent.log", offset=0, format="codex", tokens_in=3, tokens_out=1),
+    recorded.UsageSample(**SEEN, cpu_s=1.5, gpus=(recorded.GpuSample(index=0, used_share=0.5),)),
+    recorded.ProcessSeen(
+        **SEEN, pid=7, parent=1, what="ended", command="python code/train.py", began_s=1.0, exit_code=-9
+    ),
+    recorded.TrainingPoint(
+        **SEEN, source="agent.log", trainer="GRPOTrainer", step=5, reward=0.5, more={"entropy": 0.1}
+    ),
+    recorded.CodeRevision(**SEEN, revision=HASH[:40], submission_id=1, files=2, changed=1),
 ]
 
 

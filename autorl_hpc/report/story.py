@@ -1,0 +1,137 @@
+"""What an agent did, as a run's report tells it: from the ledger, and from what the recorder saw.
+
+Nothing here enters a score. Scores and gains are points; times are seconds of budget; null means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Strict
+from autorl_hpc.states import FailureKind, Route, SubmissionState
+
+
+class EvidenceLine(Strict):
+    """A line that a finding rests on."""
+
+    where: str = Field(description="File and line, ledger entry, or byte of a log.")
+    says: str
+
+
+class Setting(Strict):
+    """One key setting of a training, as code or a configuration file gives it."""
+
+    name: str = Field(description="By the trainer's own word: learning_rate, num_train_epochs, beta, ...")
+    value: str
+    where: str
+
+
+class RouteTold(Strict):
+    """What was planned in code beside what was executed."""
+
+    planned: Route = Route.UNKNOWN
+    executed: Route = Route.UNKNOWN
+    planned_by: tuple[EvidenceLine, ...] = ()
+    executed_by: tuple[EvidenceLine, ...] = ()
+
+
+class Change(Strict):
+    """One file's change between two revisions of the code."""
+
+    path: str
+    added: int = Field(ge=0, description="Lines.")
+    removed: int = Field(ge=0)
+    what: Literal["added", "changed", "removed", "binary"]
+
+
+class Failure(Strict):
+    """Why something did not help, by the paper's taxonomy and ours."""
+
+    kind: FailureKind
+    evidence: tuple[EvidenceLine, ...] = ()
+
+
+class Iteration(Strict):
+    """From one submission to the next."""
+
+    submission_id: int
+    status: SubmissionState
+    score: float | None = None
+    improvement: float | None = Field(None, description="Of the feedback score on the base model's.")
+    best_so_far: float | None = None
+    elapsed_s: float
+    duration_s: float = Field(description="Since the submission before, or since the start.")
+    tokens: int | None = Field(None, description="Of the driver so far, in and out.")
+    cost_usd: float | None = None
+    gpu_hours: float | None = None
+    route: RouteTold = RouteTold()
+    settings: tuple[Setting, ...] = ()
+    revision: str | None = None
+    changes: tuple[Change, ...] = ()
+    diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
+    training_steps: int | None = None
+    last_loss: float | None = None
+    last_reward: float | None = None
+    failure: Failure | None = None
+
+
+class ReferenceMetrics(Strict):
+    """AutoRL-Bench's metrics, by its names; docs/statistics.md says how each is computed."""
+
+    valid_submission_rate: float | None = Field(None, ge=0, le=1)
+    first_valid_idx: int | None = Field(None, ge=1)
+    first_valid_delay: float | None = Field(None, ge=0, description="Seconds.")
+    time_to_first_improvement: float | None = Field(None, ge=0, description="Seconds.")
+    time_to_best: float | None = Field(None, ge=0, description="Seconds.")
+    monotonic_ratio: float | None = Field(None, ge=0, le=1)
+    copy_model_count: int = Field(0, ge=0)
+    time_used_ratio: float | None = Field(None, ge=0)
+    last_submit_gap: float | None = Field(None, ge=0, description="Seconds from the last submission to the end.")
+
+
+class Resources(Strict):
+    """What a run used. Null: nothing measured it."""
+
+    gpu_hours: float | None = None
+    gpus: int | None = None
+    gpu_model: str | None = None
+    gpu_use: float | None = Field(None, ge=0, le=1, description="Mean share of the time that kernels ran.")
+    cpu_hours: float | None = None
+    memory_peak_bytes: int | None = None
+    disk_peak_bytes: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_cached: int | None = None
+    cost_usd: float | None = None
+    driver_calls: int | None = None
+    tool_calls: int | None = None
+    tool_failures: int | None = None
+    idle_s: float | None = Field(None, description="Time without any training, tool or driver at work.")
+    wait_s: float | None = Field(None, description="Time that submissions waited for their scores, together.")
+    revisions: int | None = None
+
+
+class SkillMetrics(Strict):
+    """What the reference's summarization skill asks for."""
+
+    without_human_help: bool | None = None
+    recovered_from: int | None = Field(None, ge=0, description="Failures after which a later submission was scored.")
+    stage_reached: Literal["none", "design", "implementation", "execution", "evaluation"] = "none"
+
+
+class Story(Strict):
+    """All of it for one run."""
+
+    route: RouteTold = RouteTold()
+    mode_kept: bool | None = Field(None, description="Whether the executed route is what the mode asked for.")
+    iterations: tuple[Iteration, ...] = ()
+    failure: Failure | None = None
+    metrics: ReferenceMetrics = ReferenceMetrics()
+    resources: Resources = Resources()
+    skill: SkillMetrics = SkillMetrics()
+    jobs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    versions: dict[str, str] = Field(default_factory=dict)
+    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
