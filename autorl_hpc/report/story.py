@@ -87,6 +87,7 @@ class Iteration(Strict):
     settings: tuple[Setting, ...] = ()
     revision: str | None = None
     changes: tuple[Change, ...] = ()
+    more_changes: int = Field(0, ge=0, description="Files changed beyond those in `changes`.")
     diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
     training_steps: int | None = None
     last_loss: float | None = None

@@ -1,0 +1,97 @@
+"""Each submission against the base model on the same feedback items: difference, its interval, items won and lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.ledger import Submission
+from autorl_hpc.report import length_controlled
+from autorl_hpc.report.compare import Pair
+from autorl_hpc.report.items import Unusable
+from autorl_hpc.scoring import stats
+
+POINTS = 100.0
+MAX_PAIRED = 12
+"""Items files of a run that are opened. Of a run with more scored submissions only the selected one and those that raised
+the best are compared, the latest first: fifty files a run would make a report of a thousand runs take a minute."""
+
+MAX_IDS = 20
+
+@dataclass(frozen=True)
+class FeedbackGain:
+    """Points on the base model; interval of the paired comparison, 95 %."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    won_ids: tuple[str, ...] = ()
+    lost_ids: tuple[str, ...] = ()
+    won: int | None = None
+    lost: int | None = None
+
+
+def feedback_gains(
+    view: RunView, selected: int | None, pair_of: Callable[[Submission], Pair]
+) -> Mapping[int, FeedbackGain]:
+    """By submission, for those of which the items are opened and can be used.
+
+    Args:
+        pair_of: base model and submission on the feedback items; raises Unusable.
+    """
+    found: dict[int, FeedbackGain] = {}
+    for submission in _opened(view, selected):
+        try:
+            gain = feedback_gain(pair_of(submission))
+        except Unusable:
+            continue
+        if gain is not None:
+            found[submission.submission_id] = gain
+    return found
+
+
+def _opened(view: RunView, selected: int | None) -> list[Submission]:
+    scored = [s for s in view.accepted() if (score := view.score_of(s)) and score.evaluation.score is not None]
+    if len(scored) <= MAX_PAIRED:
+        return scored
+    rising, best = [], float("-inf")
+    for submission in scored:
+        score = view.score_of(submission)
+        points = score.evaluation.score if score else None
+        if submission.submission_id == selected:
+            rising.append((True, submission))
+        elif points is not None and points > best:
+            rising.append((False, submission))
+        best = max(best, points if points is not None else best)
+    rising.sort(key=lambda one: (one[0], one[1].submission_id))
+    return [submission for _, submission in rising[-MAX_PAIRED:]]
+
+
+def feedback_gain(pair: Pair) -> FeedbackGain | None:
+    """Right or wrong outcomes: Tango's interval. Graded ones: a t interval of the items' differences, for the bootstrap of the
+    selected checkpoint would take a second a run. None: length-controlled win rates, which are no mean over items."""
+    if length_controlled.is_fitted(pair.base, pair.new):
+        return None
+    base, new = pair.base.outcomes, pair.new.outcomes
+    if pair.base.binary and pair.new.binary:
+        found = stats.paired(base, new)
+        each = list(zip(pair.base.ids, base, new, strict=True))
+        return FeedbackGain(
+            difference=POINTS * found.difference,
+            low=POINTS * found.low,
+            high=POINTS * found.high,
+            won=found.won,
+            lost=found.lost,
+            won_ids=tuple(name for name, b, n in each if n > b)[:MAX_IDS],
+            lost_ids=tuple(name for name, b, n in each if n < b)[:MAX_IDS],
+        )
+    mean = stats.mean_t_interval([n - b for b, n in zip(base, new, strict=True)])
+    if mean.mean is None:
+        return None
+    low, high = (mean.low, mean.high) if len(base) > 2 else (None, None)
+    return FeedbackGain(
+        difference=POINTS * mean.mean,
+        low=None if low is None else POINTS * low,
+        high=None if high is None else POINTS * high,
+    )
