@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autorl_hpc.errors import AutorlError
@@ -9,6 +10,7 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.files.view import RunView
+from autorl_hpc.files.wholeledger import Read, read_whole
 from autorl_hpc.records.base import NewerVersion
 
 
@@ -19,12 +21,14 @@ class Chain:
     Attributes:
         damage: what is wrong, None for a whole chain. A damaged run is shown and never counted.
         hashes: of the entries, in order: two copies of one run begin alike.
+        entries: with writer and time of each.
     """
 
     view: RunView
     damage: str | None
     genesis: str
     hashes: tuple[str, ...]
+    entries: tuple[Read, ...] = ()
 
 
 def read_chain(run: RunDir) -> Chain:
@@ -39,6 +43,9 @@ def read_chain(run: RunDir) -> Chain:
         genesis = ledger.genesis()
     except (OSError, ValueError) as error:
         raise AutorlError(f"run.json can't be read: {error}", where=run.record) from None
+    whole = read_whole(run, genesis)
+    if whole is not None:
+        return _chain(whole, None, genesis)
     damage = None
     try:
         ledger.read()
@@ -46,11 +53,16 @@ def read_chain(run: RunDir) -> Chain:
         raise
     except AutorlError as error:
         damage = error.what
-    except OSError as error:
-        damage = f"the ledger can't be listed: {error.strerror}"
-    hashes = tuple(linked.sha256 for linked in ledger.entries)
-    damage = damage or _shorter_than_sealed(run, hashes)
-    return Chain(RunView.of(ledger.entries), damage, genesis, hashes)
+    except (OSError, ValueError) as error:
+        damage = f"the ledger can't be read: {error}"
+    entries = [Read(one.kind, one.entry.at, one.entry.writer, one.body, one.sha256) for one in ledger.entries]
+    damage = damage or _shorter_than_sealed(run, tuple(entry.sha256 for entry in entries))
+    return _chain(entries, damage, genesis)
+
+
+def _chain(entries: Sequence[Read], damage: str | None, genesis: str) -> Chain:
+    hashes = tuple(entry.sha256 for entry in entries)
+    return Chain(RunView.of(entries), damage, genesis, hashes, tuple(entries))
 
 
 def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
