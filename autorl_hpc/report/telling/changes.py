@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from autorl_hpc.files.linediff import Work, line_diff
 from autorl_hpc.files.masking import masked
 from autorl_hpc.report.story import Change
-from autorl_hpc.report.telling.linediff import edits, hunks
 from autorl_hpc.report.text import clean, clean_code
 
 MAX_CHANGES = 50
@@ -24,14 +24,11 @@ MAX_LINE_CHARS = 160
 MAX_TEXT_BYTES = 200_000
 """A larger file is data, or made by a program: its lines are counted and not shown."""
 
-MAX_COMPARED = 300
-"""Pairs of files of one run that are compared line by line: a few seconds at the very most, however they were made."""
-
 CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".md")
 """Named first: what an agent writes."""
 
 Files = Mapping[str, "bytes | None"]
-"""By path relative to code/; None: only its hash is known, or it is binary."""
+"""By path in the workspace; None: only its hash is known, it is a link, or it is binary."""
 
 
 class CodeChange(NamedTuple):
@@ -50,9 +47,11 @@ class _FileChange(NamedTuple):
 class Differ:
     """Compares states of one run's code; a pair of contents is compared once."""
 
-    def __init__(self, hidden: Collection[str] = ()) -> None:
-        """`hidden`: paths, relative to code/, whose content must not be shown."""
+    def __init__(self, hidden: Collection[str] = (), *, hide_all: bool = False) -> None:
+        """`hidden`: paths whose content must not be shown."""
         self._hidden = frozenset(hidden)
+        self._hide_all = hide_all
+        self._work = Work()
         self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
 
     def between(self, old: Files, new: Files, changed: Collection[str] | None = None) -> CodeChange:
@@ -74,7 +73,7 @@ class Differ:
         if (is_old and before is None) or (is_new and after is None):
             return _FileChange(Change(path=name, added=0, removed=0, what="binary"), [])
         added, removed, lines = self._texts(before, after)
-        if path in self._hidden:
+        if self._hide_all or clean(path) in self._hidden:
             lines = ["(not shown: held-out items were found in this file)"]
         head = [f"--- {name if is_old else 'nothing'}", f"+++ {name if is_new else 'nothing'}"]
         return _FileChange(Change(path=name, added=added, removed=removed, what=what), [*head, *lines])
@@ -82,7 +81,7 @@ class Differ:
     def _texts(self, before: bytes | None, after: bytes | None) -> tuple[int, int, list[str]]:
         key = (before, after)
         if key not in self._known:
-            self._known[key] = _compared(before or b"", after or b"", counts_only=len(self._known) >= MAX_COMPARED)
+            self._known[key] = _compared(before or b"", after or b"", self._work)
         return self._known[key]
 
 
@@ -92,20 +91,14 @@ def _differs(path: str, old: Files, new: Files) -> bool:
     return path in old or path in new
 
 
-def _compared(before: bytes, after: bytes, *, counts_only: bool) -> tuple[int, int, list[str]]:
+def _compared(before: bytes, after: bytes, work: Work) -> tuple[int, int, list[str]]:
     """Lines added and removed, and the diff."""
-    old, new = _lines(before), _lines(after)
-    if counts_only or max(len(before), len(after)) > MAX_TEXT_BYTES:
-        gone, come = Counter(old), Counter(new)
+    old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
+    if work.steps <= 0 or max(len(before), len(after)) > MAX_TEXT_BYTES:
+        gone, come = Counter(old.splitlines()), Counter(new.splitlines())
         return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]
-    found = edits(old, new)
-    added, removed = sum(e.sign == "+" for e in found), sum(e.sign == "-" for e in found)
-    return added, removed, hunks(found)
-
-
-def _lines(data: bytes) -> list[str]:
-    text = data.decode("utf-8", "replace")
-    return text.removesuffix("\n").split("\n") if text else []
+    found = line_diff(old, new, work)
+    return found.added, found.removed, found.text.removesuffix("\n").split("\n")
 
 
 def _joined(found: Sequence[_FileChange]) -> str | None:

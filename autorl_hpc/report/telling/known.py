@@ -15,14 +15,15 @@ from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.report.telling.code import Code
 from autorl_hpc.report.telling.lines import Recorded, read_recorded
 from autorl_hpc.report.telling.log import AgentLog, read_events
 from autorl_hpc.report.telling.places import Written
 from autorl_hpc.report.telling.resources import Usage, usage_of
+from autorl_hpc.report.telling.skill import failed
 from autorl_hpc.report.telling.spans import Span, attempts_of
-
-CODE_FOLDER = "code/"
+from autorl_hpc.states import EntryKind
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Known:
     @cached_property
     def code(self) -> Code:
         """The agent's code."""
-        return Code(self.run.code_git, self.recorded.revisions.records, self.hidden_code)
+        differ = Differ(self.hidden_files, hide_all=self.hides_all)
+        return Code(self.run.code_git, self.recorded.revisions.records, differ)
 
     @cached_property
     def attempts(self) -> Mapping[int, Span]:
@@ -79,10 +81,9 @@ class Known:
         return self.summary.trajectory
 
     @cached_property
-    def hidden_code(self) -> tuple[str, ...]:
+    def hidden_files(self) -> frozenset[str]:
         """Files in which held-out items were found: their content is not shown."""
-        found = {one.file for look in self.view.contaminations for one in look.found}
-        return tuple(sorted(path.removeprefix(CODE_FOLDER) for path in found if path.startswith(CODE_FOLDER)))
+        return frozenset(one.file for look in self.view.contaminations for one in look.found)
 
     @cached_property
     def hides_all(self) -> bool:
@@ -90,15 +91,19 @@ class Known:
         return any(look.found_unlisted for look in self.view.contaminations)
 
     @cached_property
-    def hides_log(self) -> bool:
-        """Held-out items stood in the agent's log."""
-        return self.hides_all or any(
-            one.file == self.run.agent_log.name for look in self.view.contaminations for one in look.found
-        )
-
-    @cached_property
     def commands(self) -> Sequence[ProcessSeen | TraceEvent]:
         """Command lines that were really seen, in their order."""
         seen: list[ProcessSeen | TraceEvent] = [p for p in self.recorded.processes.records if p.what == "began"]
         seen += [e for e in self.recorded.trace.records if e.kind == "tool_call" and e.command]
         return sorted(seen, key=lambda one: one.elapsed_s)
+
+    @cached_property
+    def failed_programs(self) -> Sequence[ProcessSeen]:
+        """Programs of the agent that ended with an error, in their order."""
+        return sorted((p for p in self.recorded.processes.records if failed(p)), key=lambda p: p.elapsed_s)
+
+    @cached_property
+    def score_entries(self) -> Mapping[int, int]:
+        """By submission, the number of the ledger entry that scored it."""
+        scores = [(i, e.body) for i, e in enumerate(self.entries, 1) if e.kind is EntryKind.SCORE]
+        return {body.submission_id: number for number, body in reversed(scores)}

@@ -37,7 +37,7 @@ second, fourth, ... one is read. Other files are told whole, since each of their
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is no line of the recorder's."""
 
-SeenT = TypeVar("SeenT", bound=Seen, covariant=True)
+SeenT_co = TypeVar("SeenT_co", bound=Seen, covariant=True)
 
 
 class _Gpu(GpuSample):  # as the record, but it passes over fields of a newer version; so are those below
@@ -66,7 +66,7 @@ class _Revision(CodeRevision):
 
 
 @dataclass(frozen=True)
-class Lines(Generic[SeenT]):
+class Lines(Generic[SeenT_co]):
     """The lines of one file.
 
     Attributes:
@@ -74,7 +74,7 @@ class Lines(Generic[SeenT]):
         troubles: what could not be read, for people.
     """
 
-    records: tuple[SeenT, ...] = ()
+    records: tuple[SeenT_co, ...] = ()
     present: bool = False
     troubles: tuple[str, ...] = ()
 
@@ -107,7 +107,7 @@ def read_recorded(run: RunDir) -> Recorded:
     )
 
 
-def read_lines(path: Path, model: type[SeenT], *, thin: bool = False) -> Lines[SeenT]:
+def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> Lines[SeenT_co]:
     """The lines of one file as records, in the order of the file.
 
     Args:
@@ -154,14 +154,14 @@ def _blocks(file: Any) -> Iterator[list[bytes]]:
     yield [rest]
 
 
-class _Reader(Generic[SeenT]):
+class _Reader(Generic[SeenT_co]):
     """Collects the records of one file."""
 
-    def __init__(self, name: str, model: type[SeenT], every: int) -> None:
+    def __init__(self, name: str, model: type[SeenT_co], every: int) -> None:
         self.name = name
         self.model = model
         self.every = every
-        self.records: list[SeenT] = []
+        self.records: list[SeenT_co] = []
         self.troubles: list[str] = []
         self._bad = 0
         self._number = 0
@@ -192,7 +192,7 @@ class _Reader(Generic[SeenT]):
             except ValidationError:
                 self._bad += 1
 
-    def lines(self, size: int) -> Lines[SeenT]:
+    def lines(self, size: int) -> Lines[SeenT_co]:
         """What was collected."""
         if self._bad:
             words = "1 line" if self._bad == 1 else f"{self._bad} lines"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from bisect import bisect_right
@@ -45,6 +46,8 @@ class AgentLog:
             try:
                 at, elapsed_s = int(byte), float(rest.partition(b" ")[0])
             except ValueError:
+                continue
+            if not math.isfinite(elapsed_s):
                 continue
             if not self._bytes or (at >= self._bytes[-1] and elapsed_s >= self._elapsed[-1]):
                 self._bytes.append(at)

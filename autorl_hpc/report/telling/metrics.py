@@ -5,6 +5,7 @@ and the agent's own files. docs/statistics.md writes down each formula and where
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from autorl_hpc.report.story import ReferenceMetrics
 from autorl_hpc.report.summary import Point
@@ -64,7 +65,7 @@ def _monotonic_ratio(scores: Sequence[float]) -> float | None:
     """Of the steps from one score to the next, the share that goes up."""
     if len(scores) < 2:
         return None
-    return sum(after > before for before, after in zip(scores, scores[1:], strict=False)) / (len(scores) - 1)
+    return sum(after > before for before, after in pairwise(scores)) / (len(scores) - 1)
 
 
 def _copies(points: Sequence[Point]) -> int:
