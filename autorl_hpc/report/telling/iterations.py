@@ -55,7 +55,7 @@ def stretches_of(known: Known) -> list[Stretch]:
     """The run's stretches in order, the time after the last submission left out."""
     points = known.points
     times = [p.elapsed_s for p in points]
-    begins = [0.0, *times[:-1]]
+    begins = [0.0, *times][: len(times)]
     gains = feedback_gains(known.view, known.summary.selected, known.pair_of)
     parts = zip(
         points,
@@ -174,8 +174,8 @@ def _route(
 
 def facts_of(known: Known, stretches: Sequence[Stretch], base: float | None) -> list[IterationFacts]:
     """What the classifier of failures is told of each stretch."""
-    befores = [None, *stretches[:-1]]
-    return [_facts(known, stretch, before, base) for stretch, before in zip(stretches, befores, strict=bool(stretches))]
+    befores = [None, *stretches]  # one more than there are stretches
+    return [_facts(known, stretch, before, base) for stretch, before in zip(stretches, befores, strict=False)]
 
 
 def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float | None) -> IterationFacts:
