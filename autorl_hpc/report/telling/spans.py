@@ -23,8 +23,8 @@ class Span(NamedTuple):
 def attempts_of(view: RunView, elapsed_s: float) -> dict[int, Span]:
     """When each attempt ran, by its number: up to the next one, the last up to `elapsed_s`."""
     begun = sorted({a.attempt: a.elapsed_s for a in view.attempts}.items())
-    ends = [begin for _, begin in begun[1:]] + [elapsed_s]
-    return {number: Span(begin, max(begin, end)) for (number, begin), end in zip(begun, ends, strict=True)}
+    ends = [*(begin for _, begin in begun[1:]), elapsed_s]
+    return {number: Span(begin, max(begin, end)) for (number, begin), end in zip(begun, ends, strict=False)}
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
