@@ -17,7 +17,6 @@ from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.places import waits_of
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
-from autorl_hpc.report.telling.spent import Spent, spent_by
 from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
@@ -40,7 +39,6 @@ class Stretch:
     begin_s: float
     revision: str | None
     trained: Trained
-    spent: Spent
     commands: Sequence[Command]
     exits: Sequence[Exit]
     gain: FeedbackGain | None
@@ -57,25 +55,18 @@ def stretches_of(known: Known) -> list[Stretch]:
     times = [p.elapsed_s for p in points]
     begins = [0.0, *times][: len(times)]
     gains = feedback_gains(known.view, known.summary.selected, known.pair_of)
-    parts = zip(
-        points,
-        begins,
-        trained_by(known.recorded.training.records, times),
-        spent_by(known.recorded.trace.records, times),
-        strict=True,
-    )
+    trained = trained_by(known.recorded.training.records, times)
     return [
         Stretch(
             point=point,
             begin_s=begin_s,
             revision=_revision(known, point),
-            trained=trained,
-            spent=spent,
+            trained=of_it,
             commands=_between(known.commands, begin_s, point.elapsed_s),
             exits=exits_between(known, begin_s, point.elapsed_s),
             gain=gains.get(point.submission_id),
         )
-        for point, begin_s, trained, spent in parts
+        for point, begin_s, of_it in zip(points, begins, trained, strict=True)
     ]
 
 
@@ -127,8 +118,8 @@ def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration
                 elapsed_s=point.elapsed_s,
                 duration_s=max(0.0, point.elapsed_s - stretch.begin_s),
                 waited_s=waits.get(point.submission_id),
-                tokens=stretch.spent.tokens,
-                cost_usd=stretch.spent.cost_usd,
+                tokens=known.spent.tokens_at(point.elapsed_s),
+                cost_usd=known.spent.cost_at(point.elapsed_s),
                 gpu_hours=known.usage.gpu_hours(point.elapsed_s),
                 route=route,
                 settings=keys,

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.spans import Span
+from autorl_hpc.files.trace_totals import TraceTotals, add_up
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Engine
 from autorl_hpc.records.ledger import Submission
@@ -15,6 +17,7 @@ from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.report.telling.attempts import attempts_of
 from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.report.telling.code import Code
 from autorl_hpc.report.telling.lines import Recorded, read_recorded
@@ -22,7 +25,6 @@ from autorl_hpc.report.telling.log import AgentLog, read_events
 from autorl_hpc.report.telling.places import Written
 from autorl_hpc.report.telling.resources import Usage, usage_of
 from autorl_hpc.report.telling.skill import failed
-from autorl_hpc.report.telling.spans import Span, attempts_of
 from autorl_hpc.states import EntryKind
 
 
@@ -74,6 +76,11 @@ class Known:
     def usage(self) -> Usage:
         """The samples of usage, taken together."""
         return usage_of(self.recorded.usage.records, self.attempts)
+
+    @cached_property
+    def spent(self) -> TraceTotals:
+        """What the driver cost, and when it and the tools were at work."""
+        return add_up(self.recorded.trace.records, self.summary.elapsed_s if self.view.sealed else None)
 
     @property
     def points(self) -> Sequence[Point]:

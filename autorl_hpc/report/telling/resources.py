@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from autorl_hpc.records.recorded import TraceEvent, UsageSample
-from autorl_hpc.report.telling.spans import Span, overlap_s, union
+from autorl_hpc.files.spans import Span, joined, seconds_of, without
+from autorl_hpc.records.recorded import UsageSample
 
 HOUR_S = 3600.0
 IDLE_SHARE = 0.05
@@ -15,137 +15,93 @@ IDLE_SHARE = 0.05
 smallest training more."""
 
 LONGEST_GAP_S = 60.0
-"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it."""
-
-DRIVER_STARTS = ("tool_result", "session")
-"""After these events of a trace the agent waits for its driver, until the next event."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What happened between two samples of one attempt.
-
-    Attributes:
-        cpu_share: cores in use; None: not measured.
-        gpu_share: mean over the GPUs of the share of the time that some kernel ran; None: not measured.
-        busiest_gpu: the largest of these shares.
-    """
-
-    span: Span
-    cpu_share: float | None
-    gpu_share: float | None
-    busiest_gpu: float | None
+"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it. So it is where a long
+file was thinned beyond it."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The samples of a run, taken together.
+    """The samples of a run, taken together. Null: not measured.
 
     Attributes:
+        attempts: when each attempt went on.
         gpus: by attempt, how many GPUs were seen; an attempt without a sample is not in it.
-        steps: in the order of the samples.
+        gpu_use: mean share of the time that kernels ran, over all GPUs.
+        still: when neither a core nor a GPU was at work.
     """
 
     attempts: Mapping[int, Span] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
     gpu_model: str | None = None
+    gpu_use: float | None = None
     cpu_hours: float | None = None
     memory_peak_bytes: int | None = None
     disk_peak_bytes: int | None = None
-    steps: tuple[Step, ...] = ()
+    still: tuple[Span, ...] | None = None
 
     def gpu_hours(self, until_s: float = float("inf")) -> float | None:
         """GPU-hours that the agent had from the start to `until_s`: GPUs times time, at work or not. None: no GPU was seen."""
         if not any(self.gpus.values()):
             return None
-        return sum(
-            count * Span(span.begin_s, min(span.end_s, until_s)).seconds / HOUR_S
-            for attempt, count in self.gpus.items()
-            if (span := self.attempts.get(attempt)) is not None
-        )
+        had = [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
+        return sum(count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in had)
 
-    @property
-    def gpu_use(self) -> float | None:
-        """Mean share of the time that kernels ran, each step by its length; None: nothing measured it."""
-        known = [(step.span.seconds, step.gpu_share) for step in self.steps if step.gpu_share is not None]
-        total = sum(seconds for seconds, _ in known)
-        return min(1.0, sum(seconds * share for seconds, share in known) / total) if total > 0 else None
-
-    def idle_s(self, trace: Sequence[TraceEvent]) -> float | None:
-        """Seconds in which neither a core nor a GPU was at work and no driver was waited for; None: not measured."""
-        measured = [step for step in self.steps if step.cpu_share is not None]
-        if not measured:
-            return None
-        still = [step.span for step in measured if (step.cpu_share or 0.0) < IDLE_SHARE and _is_still(step.busiest_gpu)]
-        quiet = union(still)
-        return sum(span.seconds for span in quiet) - overlap_s(quiet, driver_spans(trace))
+    def idle_s(self, driver: Sequence[Span]) -> float | None:
+        """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
+        return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-def _is_still(share: float | None) -> bool:
-    return share is None or share < IDLE_SHARE
+class _Step(NamedTuple):
+    """From one sample of an attempt to the next: cores in use, and the share of the time that each GPU was used."""
+
+    begin_s: float
+    end_s: float
+    cores: float | None
+    shares: list[float]
 
 
 def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span]) -> Usage:
     """The samples of a run, taken together."""
     gpus: dict[int, int] = {}
-    cpu_s: dict[int, float] = defaultdict(float)
-    measured_cpu = False
-    memory: int | None = None
-    disk: int | None = None
-    models: set[str] = set()
+    cpu_s: dict[int, float] = {}
     for sample in samples:
         gpus[sample.attempt] = max(gpus.get(sample.attempt, 0), len(sample.gpus))
         if sample.cpu_s is not None:
-            measured_cpu = True
-            cpu_s[sample.attempt] = max(cpu_s[sample.attempt], sample.cpu_s)
-        memory = _larger(memory, sample.memory_bytes)
-        disk = _larger(disk, sample.disk_bytes)
-        for gpu in sample.gpus:
-            models.add(gpu.name)
+            cpu_s[sample.attempt] = max(cpu_s.get(sample.attempt, 0.0), sample.cpu_s)
+    used = gpu_s = 0.0
+    still: list[Span] = []
+    cores_known = False
+    for step in _steps(samples):
+        seconds = step.end_s - step.begin_s
+        if step.shares:
+            used += seconds * sum(step.shares) / len(step.shares)
+            gpu_s += seconds
+        if step.cores is not None:
+            cores_known = True
+            if step.cores < IDLE_SHARE and max(step.shares, default=0.0) < IDLE_SHARE:
+                still.append((step.begin_s, step.end_s))
+    models = {gpu.name for sample in samples for gpu in sample.gpus} - {""}
     return Usage(
         attempts=attempts,
         gpus=gpus,
-        gpu_model=", ".join(sorted(models - {""})) or None,
-        cpu_hours=sum(cpu_s.values()) / HOUR_S if measured_cpu else None,
-        memory_peak_bytes=memory,
-        disk_peak_bytes=disk,
-        steps=tuple(_steps(samples)),
+        gpu_model=", ".join(sorted(models)) or None,
+        gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
+        cpu_hours=sum(cpu_s.values()) / HOUR_S if cpu_s else None,
+        memory_peak_bytes=max((s.memory_bytes for s in samples if s.memory_bytes is not None), default=None),
+        disk_peak_bytes=max((s.disk_bytes for s in samples if s.disk_bytes is not None), default=None),
+        still=joined(still) if cores_known else None,
     )
 
 
-def _larger(a: int | None, b: int | None) -> int | None:
-    return a if b is None else b if a is None else max(a, b)
-
-
-def _steps(samples: Sequence[UsageSample]) -> list[Step]:
-    steps = []
+def _steps(samples: Sequence[UsageSample]) -> Iterator[_Step]:
     last: dict[int, UsageSample] = {}
     for sample in samples:
         before = last.get(sample.attempt)
         last[sample.attempt] = sample
-        if before is None:
+        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= LONGEST_GAP_S:
             continue
-        seconds = sample.elapsed_s - before.elapsed_s
-        if not 0 < seconds <= LONGEST_GAP_S:
-            continue
-        cpu = None
+        cores = None
         if sample.cpu_s is not None and before.cpu_s is not None:
-            cpu = max(0.0, sample.cpu_s - before.cpu_s) / seconds
+            cores = (sample.cpu_s - before.cpu_s) / seconds
         shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
-        mean = sum(shares) / len(shares) if shares else None
-        steps.append(Step(Span(before.elapsed_s, sample.elapsed_s), cpu, mean, max(shares, default=None)))
-    return steps
-
-
-def driver_spans(trace: Sequence[TraceEvent]) -> list[Span]:
-    """When the agent waited for its driver: from a tool's result, or a session's start, to the next event of its source."""
-    spans = []
-    waiting: dict[tuple[str, int], float] = {}
-    for event in trace:
-        key = (event.source, event.attempt)
-        began = waiting.pop(key, None)
-        if began is not None:
-            spans.append(Span(began, event.elapsed_s))
-        if event.kind in DRIVER_STARTS:
-            waiting[key] = event.elapsed_s
-    return union(spans)
+        yield _Step(before.elapsed_s, sample.elapsed_s, cores, shares)

@@ -23,7 +23,6 @@ from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of, waits_of
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines
 from autorl_hpc.report.telling.skill import skill_metrics
-from autorl_hpc.report.telling.spent import spent_by
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import Fault, Route, SubmissionState
 
@@ -123,8 +122,7 @@ def _failure(known: Known, stretches: Sequence[Stretch], iterations: Sequence[It
 
 
 def _resources(known: Known) -> Resources:
-    usage, trace = known.usage, known.recorded.trace.records
-    spent = spent_by(trace, [float("inf")])[0]
+    usage, spent = known.usage, known.spent
     waits = waits_of(known.entries)
     gpus = max(usage.gpus.values(), default=0)
     return Resources(
@@ -142,7 +140,7 @@ def _resources(known: Known) -> Resources:
         driver_calls=spent.driver_calls,
         tool_calls=spent.tool_calls,
         tool_failures=spent.tool_failures,
-        idle_s=usage.idle_s(trace),
+        idle_s=usage.idle_s(spent.driver_spans),
         wait_s=sum(waits.values()) if waits else None,
         revisions=len(known.code.revisions) if known.recorded.revisions.present else None,
     )
@@ -158,6 +156,8 @@ def _notes(known: Known) -> list[str]:
         if unseen:
             notes.append(f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others")
     notes += list(dict.fromkeys(known.code.troubles))
+    if known.spent.skipped:
+        notes.append(f"{known.spent.skipped} lines of the agent's trace were too long to be read")
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES - 1 :] = [f"and {len(notes) - MAX_NOTES + 1} more"]
     return [clean(note) or "" for note in notes]
