@@ -115,6 +115,7 @@ class CodeRevision(Seen):
     changed: int = Field(0, ge=0, description="Files added, changed and removed since the parent.")
     by_hash: int = Field(0, ge=0, description="Files too large or binary, of which only size and hash are kept.")
     left_out: int = Field(0, ge=0, description="Files beyond the limits, of which nothing is kept.")
+    by_name: int = Field(0, ge=0, description="Files and folders left out by their names: .git, caches, environments.")
     reason: str | None = Field(None, description="What is not exact about it.")
 
 
