@@ -34,6 +34,17 @@ def write_reports(merged: MergedReport, out: Path | None) -> Path:
     return write_all(merged, Path(merged.default_out) if out is None else out)
 
 
+def refresh(paths: list[Path], out: Path | None = None) -> Path:
+    """Brings the report on all runs below `paths` up to date, reading only what changed; returns the path of index.html.
+
+    Raises:
+        AutorlError: there is nothing to report on, or the folder can't be written.
+    """
+    from autorl_hpc.report import refresh
+
+    return refresh.refresh(paths, out).index
+
+
 def keep_heads(experiment: ExperimentDir) -> list[str]:
     """Writes where the chains stand into heads.json and, where this is a job that may, into its comment; lines for the log.
 

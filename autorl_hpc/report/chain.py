@@ -13,6 +13,8 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.files.wholeledger import Read, read_whole
 from autorl_hpc.records.base import NewerVersion
 
+LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -31,6 +33,19 @@ class Chain:
     entries: tuple[Read, ...] = ()
 
 
+def genesis_of(run: RunDir) -> str:
+    """What the chain begins with: the hash of run.json.
+
+    Raises:
+        AutorlError: it can't be read.
+    """
+    try:
+        return sha256_hex(reading.read_bytes(run.record))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise AutorlError(f"run.json can't be read: {why}", where=run.record, next_step=LOOK) from None
+
+
 def read_chain(run: RunDir) -> Chain:
     """Reads the ledger, damaged or not.
 
@@ -38,11 +53,7 @@ def read_chain(run: RunDir) -> Chain:
         AutorlError: run.json can't be read, so that not even the chain's beginning is known; or a newer autorl-hpc wrote
             the ledger, which is no damage.
     """
-    ledger = Ledger(run)
-    try:
-        genesis = ledger.genesis()
-    except (OSError, ValueError) as error:
-        raise AutorlError(f"run.json can't be read: {error}", where=run.record) from None
+    ledger, genesis = Ledger(run), genesis_of(run)
     whole = read_whole(run, genesis)
     if whole is not None:
         return _chain(whole, None, genesis)

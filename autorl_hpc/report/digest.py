@@ -147,13 +147,15 @@ class _Digest:
             split_hashes={str(name): pin.sha256 for name, pin in sorted(science.splits.items())},
             code_hash=self.record.code_hash,
             task_hash=self.record.task_hash,
+            genesis=self.chain.genesis,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
             network=network,
             sandbox=sandbox,
             sandboxes=sandboxes(view),
         )
-        summary = summary.model_copy(update={"contaminated": worst_found(looks(summary))})
+        looked = looks(summary)
+        summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
         summary = summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
         )

@@ -166,6 +166,7 @@ class Story(Strict):
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
+    opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
 
     def short(self) -> Story:

@@ -171,7 +171,13 @@ def _once(key: Any, make: Any) -> dict[str, Any]:
 
 
 _SUBMISSION = bodies.Submission(
-    submission_id=1, manifest_id="m", status="accepted", model_path="output/v", elapsed_s=0, tensors=290, size_bytes=10**9
+    submission_id=1,
+    manifest_id="m",
+    status="accepted",
+    model_path="output/v",
+    elapsed_s=0,
+    tensors=290,
+    size_bytes=10**9,
 ).model_dump(mode="json")
 _FINGERPRINT = bodies.Fingerprint(
     submission_id=1,

@@ -41,7 +41,7 @@ def feedback_gains(
         pair_of: base model and submission on the feedback items; raises Unusable.
     """
     found: dict[int, FeedbackGain] = {}
-    for submission in _opened(view, selected):
+    for submission in opened(view, selected):
         try:
             gain = feedback_gain(pair_of(submission))
         except Unusable:
@@ -51,7 +51,8 @@ def feedback_gains(
     return found
 
 
-def _opened(view: RunView, selected: int | None) -> list[Submission]:
+def opened(view: RunView, selected: int | None) -> list[Submission]:
+    """The submissions whose items are compared: at most MAX_PAIRED."""
     scored = [s for s in view.accepted() if (score := view.score_of(s)) and score.evaluation.score is not None]
     if len(scored) <= MAX_PAIRED:
         return scored

@@ -18,6 +18,7 @@ from autorl_hpc.report.telling.iterations import (
     stretches_of,
     whole_log,
 )
+from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of, waits_of
@@ -36,6 +37,7 @@ def tell(known: Known) -> Story:
     stretches = stretches_of(known)
     iterations = iterations_of(known, stretches)
     summary, view = known.summary, known.view
+    compared = opened(view, summary.selected)
     return Story(
         route=(route := _route(known, iterations)),
         mode_kept=mode_kept(summary.mode, route.executed),
@@ -61,6 +63,7 @@ def tell(known: Known) -> Story:
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
         versions=versions_of(known.record, known.engine, known.recorded.trace.records),
+        opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=tuple(_notes(known)[:MAX_NOTES]),
     )
 
