@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
-from autorl_hpc.report import figures, plot
+from autorl_hpc.report import figures, plot, run_parts
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.notes import GROUP_NOTES
@@ -47,12 +47,12 @@ def index_md(merged: MergedReport) -> str:
 
 def run_html(run: RunSummary) -> str:
     """One run as a page."""
-    return _environment("html").get_template("run.html.j2").render(run=run)
+    return _environment("html").get_template("run.html.j2").render(run=run, **run_parts.parts(run, html=True))
 
 
 def run_md(run: RunSummary) -> str:
     """One run as Markdown."""
-    return _environment("md").get_template("run.md.j2").render(run=run)
+    return _environment("md").get_template("run.md.j2").render(run=run, **run_parts.parts(run, html=False))
 
 
 def outcome(run: RunSummary) -> str:
