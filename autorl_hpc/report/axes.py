@@ -43,7 +43,7 @@ def by_submission(run: RunSummary) -> Axis:
     """Submissions in order, refused ones among them."""
     places = {p.submission_id: float(i) for i, p in enumerate(run.trajectory, 1)}
     count = float(max(len(places), 1))
-    return Axis("submissions", places, count, count, lambda value: f"{value:.0f}")
+    return Axis("submissions", places, count, count, lambda value: f"{value:.0f}" if value == int(value) else "")
 
 
 def by_tokens(run: RunSummary) -> Axis | None:

@@ -121,7 +121,7 @@ def _axes(scale: _Scale) -> list[str]:
     parts.append(f'<line class="edge" x1="{PLOT_RIGHT}" y1="{TOP}" x2="{PLOT_RIGHT}" y2="{PLOT_BOTTOM}"/>')
     parts.append(_text(LEFT, HEIGHT - 9, "0", "middle"))
     end, written = scale.axis.end, scale.axis.written
-    if written(end / 2) not in ("0", written(end)):
+    if written(end / 2) not in ("", "0", written(end)):
         parts.append(_text(scale.x(end / 2), HEIGHT - 9, written(end / 2), "middle"))
     parts.append(_text(PLOT_RIGHT, HEIGHT - 9, written(end), "end"))
     parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))

@@ -119,10 +119,11 @@ def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> Line
         return Lines()
     except OSError as error:
         return Lines(troubles=(f"{path.name} can't be read: {error.strerror}",))
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return Lines(troubles=(f"{path.name} is no file",))
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return Lines(troubles=(f"{path.name} is no file",))
         reader = _Reader(path.name, model, _every(file.fileno(), status.st_size) if thin else 1)
         try:
             for block in _blocks(file):
