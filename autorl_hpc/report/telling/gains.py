@@ -14,8 +14,9 @@ from autorl_hpc.scoring import stats
 
 POINTS = 100.0
 MAX_PAIRED = 12
-"""Items files of a run that are opened. Of a run with more scored submissions only the selected one and those that raised
-the best are compared, the latest first: fifty files a run would make a report of a thousand runs take a minute."""
+"""Scored submissions of a run whose items files are all opened. Of a run with more only the selected one, or the best before one
+is selected, is compared: its items are open for the optimism gap anyway, and fifty files a run would make a report of a
+thousand runs take a minute."""
 
 MAX_IDS = 20
 
@@ -52,21 +53,13 @@ def feedback_gains(
 
 
 def opened(view: RunView, selected: int | None) -> list[Submission]:
-    """The submissions whose items are compared: at most MAX_PAIRED."""
+    """The submissions whose items are compared: all, or one of more than MAX_PAIRED."""
     scored = [s for s in view.accepted() if (score := view.score_of(s)) and score.evaluation.score is not None]
     if len(scored) <= MAX_PAIRED:
         return scored
-    rising, best = [], float("-inf")
-    for submission in scored:
-        score = view.score_of(submission)
-        points = score.evaluation.score if score else None
-        if submission.submission_id == selected:
-            rising.append((True, submission))
-        elif points is not None and points > best:
-            rising.append((False, submission))
-        best = max(best, points if points is not None else best)
-    rising.sort(key=lambda one: (one[0], one[1].submission_id))
-    return [submission for _, submission in rising[-MAX_PAIRED:]]
+    best = view.best()
+    wanted = selected if selected is not None else best.submission_id if best else None
+    return [submission for submission in scored if submission.submission_id == wanted]
 
 
 def feedback_gain(pair: Pair) -> FeedbackGain | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from autorl_hpc.files.spans import Span, joined, seconds_of, without
 from autorl_hpc.records.recorded import UsageSample
@@ -51,36 +50,31 @@ class Usage:
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-class _Step(NamedTuple):
-    """From one sample of an attempt to the next: cores in use, and the share of the time that each GPU was used."""
-
-    begin_s: float
-    end_s: float
-    cores: float | None
-    shares: list[float]
-
-
 def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span]) -> Usage:
     """The samples of a run, taken together."""
     gpus: dict[int, int] = {}
     cpu_s: dict[int, float] = {}
-    for sample in samples:
-        gpus[sample.attempt] = max(gpus.get(sample.attempt, 0), len(sample.gpus))
-        if sample.cpu_s is not None:
-            cpu_s[sample.attempt] = max(cpu_s.get(sample.attempt, 0.0), sample.cpu_s)
+    last: dict[int, UsageSample] = {}
     used = gpu_s = 0.0
     still: list[Span] = []
     cores_known = False
-    for step in _steps(samples):
-        seconds = step.end_s - step.begin_s
-        if step.shares:
-            used += seconds * sum(step.shares) / len(step.shares)
+    for sample in samples:  # one pass: a long run has twenty thousand
+        attempt = sample.attempt
+        gpus[attempt] = max(gpus.get(attempt, 0), len(sample.gpus))
+        if sample.cpu_s is not None:
+            cpu_s[attempt] = max(cpu_s.get(attempt, 0.0), sample.cpu_s)
+        before, last[attempt] = last.get(attempt), sample
+        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= LONGEST_GAP_S:
+            continue
+        shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
+        if shares:
+            used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
-        if step.cores is not None:
+        if sample.cpu_s is not None and before.cpu_s is not None:
             cores_known = True
-            if step.cores < IDLE_SHARE and max(step.shares, default=0.0) < IDLE_SHARE:
-                still.append((step.begin_s, step.end_s))
-    models = {gpu.name for sample in samples for gpu in sample.gpus} - {""}
+            if max([(sample.cpu_s - before.cpu_s) / seconds, *shares]) < IDLE_SHARE:
+                still.append((before.elapsed_s, sample.elapsed_s))
+    models = {gpu.name for sample in last.values() for gpu in sample.gpus} - {""}
     return Usage(
         attempts=attempts,
         gpus=gpus,
@@ -91,17 +85,3 @@ def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span]) -> Us
         disk_peak_bytes=max((s.disk_bytes for s in samples if s.disk_bytes is not None), default=None),
         still=joined(still) if cores_known else None,
     )
-
-
-def _steps(samples: Sequence[UsageSample]) -> Iterator[_Step]:
-    last: dict[int, UsageSample] = {}
-    for sample in samples:
-        before = last.get(sample.attempt)
-        last[sample.attempt] = sample
-        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= LONGEST_GAP_S:
-            continue
-        cores = None
-        if sample.cpu_s is not None and before.cpu_s is not None:
-            cores = (sample.cpu_s - before.cpu_s) / seconds
-        shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
-        yield _Step(before.elapsed_s, sample.elapsed_s, cores, shares)
