@@ -70,7 +70,9 @@ def metric_rows(metrics: ReferenceMetrics) -> list[Row]:
         Row("valid_submission_rate", share(metrics.valid_submission_rate), "submissions that got a score"),
         Row("first_valid_idx", number(metrics.first_valid_idx), "the first of them, counting from 1"),
         Row("first_valid_delay", time(metrics.first_valid_delay), "when it was submitted"),
-        Row("time_to_first_improvement", time(metrics.time_to_first_improvement), "first feedback score above the base"),
+        Row(
+            "time_to_first_improvement", time(metrics.time_to_first_improvement), "first feedback score above the base"
+        ),
         Row("time_to_best", time(metrics.time_to_best), "when the best was submitted"),
         Row("monotonic_ratio", share(metrics.monotonic_ratio), "steps from score to score that go up"),
         Row("copy_model_count", number(metrics.copy_model_count), "submissions that are the base model"),

@@ -7,6 +7,7 @@ from typing import Any
 from treemaker import CREATED, TreeRun
 
 from autorl_hpc.files.gitobjects import FILE, Repository
+from autorl_hpc.recorder.watch import Lines
 from autorl_hpc.records.recorded import (
     CodeRevision,
     GpuSample,
@@ -16,7 +17,6 @@ from autorl_hpc.records.recorded import (
     TrainingPoint,
     UsageSample,
 )
-from autorl_hpc.recorder.watch import Lines
 
 
 def add(run: TreeRun, name: str, *records: Seen) -> None:

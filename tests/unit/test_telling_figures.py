@@ -73,7 +73,9 @@ def test_reference_metrics_that_nobody_knows() -> None:
     assert zero.valid_submission_rate == 1.0 and zero.time_to_best == 10.0
 
 
-def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any) -> UsageSample:
+def sample(
+    at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any
+) -> UsageSample:
     gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
     return UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more)
 
@@ -179,9 +181,13 @@ def test_skill_metrics() -> None:
     events = [{"event": "agent_started"}]
     found = skill_metrics("codex", points, recorded, events, started=True, said_something=True)
     assert found.without_human_help is True and found.recovered_from == 1 + 2 and found.stage_reached == "evaluation"
-    assert skill_metrics("shell", (), Recorded(), events, started=True, said_something=False).without_human_help is False
+    assert (
+        skill_metrics("shell", (), Recorded(), events, started=True, said_something=False).without_human_help is False
+    )
     attached = [*events, {"event": "attached"}]
-    assert skill_metrics("codex", (), Recorded(), attached, started=True, said_something=False).without_human_help is False
+    assert (
+        skill_metrics("codex", (), Recorded(), attached, started=True, said_something=False).without_human_help is False
+    )
     unknown = skill_metrics("codex", (), Recorded(), (), started=True, said_something=False)
     assert unknown.without_human_help is None and unknown.recovered_from == 0 and unknown.stage_reached == "none"
     assert skill_metrics("codex", (), Recorded(), (), started=False, said_something=False).recovered_from is None

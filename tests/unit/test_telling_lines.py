@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.records.recorded import TrainingPoint, UsageSample
 from autorl_hpc.recorder.watch import Lines
+from autorl_hpc.records.recorded import TrainingPoint, UsageSample
 from autorl_hpc.report.telling import lines
 from autorl_hpc.report.telling.log import AgentLog, read_events, read_part
 
@@ -65,7 +65,9 @@ def test_damaged_lines_cost_only_themselves(tmp_path: Path) -> None:
         file.write(b'{"elapsed_s": 4.0, "at": "2026')  # the recorder was killed here
     found = read(path)
     assert [one.step for one in found.records] == [1, 3]
-    assert found.troubles == (f"{len(bad) + 1} lines of training.jsonl can't be read: cut, damaged or of a newer version",)
+    assert found.troubles == (
+        f"{len(bad) + 1} lines of training.jsonl can't be read: cut, damaged or of a newer version",
+    )
 
 
 def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
@@ -136,6 +138,8 @@ def test_the_log_by_time(tmp_path: Path) -> None:
 
 def test_events_that_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event": "agent_started"}\nx\n[]\n{"event": 3}\n' + b"[" * 50_000 + b'\n{"event": "given_back"}')
+    path.write_bytes(
+        b'{"event": "agent_started"}\nx\n[]\n{"event": 3}\n' + b"[" * 50_000 + b'\n{"event": "given_back"}'
+    )
     assert [event["event"] for event in read_events(path)] == ["agent_started", "given_back"]
     assert read_events(tmp_path / "absent") == []

@@ -120,7 +120,9 @@ def test_changes_from_one_iteration_to_the_next(tree: Tree) -> None:
     ]
     assert second.diff is not None and third.diff is not None
     assert "-x = 1" in second.diff.split("\n")
-    assert '-args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)' in second.diff.split("\n")
+    assert '-args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)' in second.diff.split(
+        "\n"
+    )
     assert "learning_rate=5e-6" in third.diff and "old.py" not in third.diff
     assert KEY not in first.diff and 'HF_TOKEN"] = "***"' in first.diff if first.diff else False
 

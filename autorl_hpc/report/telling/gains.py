@@ -20,6 +20,7 @@ thousand runs take a minute."""
 
 MAX_IDS = 20
 
+
 @dataclass(frozen=True)
 class FeedbackGain:
     """Points on the base model; interval of the paired comparison, 95 %."""

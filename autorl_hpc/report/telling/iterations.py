@@ -151,9 +151,7 @@ def _route(
     plan = planned(sources, lines, parsed) if sources else None
     fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
     parent = routes.get(fingerprint.parent) if fingerprint and fingerprint.parent is not None else None
-    done = executed(
-        stretch.trained.points, stretch.commands, fingerprint, plan, is_base=point.is_base, parent=parent
-    )
+    done = executed(stretch.trained.points, stretch.commands, fingerprint, plan, is_base=point.is_base, parent=parent)
     route = RouteTold(
         planned=plan.route if plan else Route.UNKNOWN,
         executed=done.route,

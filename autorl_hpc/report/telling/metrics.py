@@ -70,5 +70,7 @@ def _monotonic_ratio(scores: Sequence[float]) -> float | None:
 
 def _copies(points: Sequence[Point]) -> int:
     """Submissions that are the base model: by content, or by a fingerprint that finds nothing trained in them."""
-    copies = {p.submission_id for p in points if p.is_base or (p.fingerprint and "untrained_copy" in p.fingerprint.flags)}
+    copies = {
+        p.submission_id for p in points if p.is_base or (p.fingerprint and "untrained_copy" in p.fingerprint.flags)
+    }
     return sum(p.submission_id in copies or p.same_as in copies for p in points)

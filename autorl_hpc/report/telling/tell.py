@@ -9,6 +9,7 @@ from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Gain, RunFacts
 from autorl_hpc.report.routes import executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
+from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.iterations import (
     Stretch,
     exits_between,
@@ -18,7 +19,6 @@ from autorl_hpc.report.telling.iterations import (
     stretches_of,
     whole_log,
 )
-from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of, waits_of
@@ -157,7 +157,9 @@ def _notes(known: Known) -> list[str]:
     if known.recorded.usage.present:
         unseen = [str(number) for number in known.attempts if number not in known.usage.gpus]
         if unseen:
-            notes.append(f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others")
+            notes.append(
+                f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others"
+            )
     notes += list(dict.fromkeys(known.code.troubles))
     if known.spent.skipped:
         notes.append(f"{known.spent.skipped} lines of the agent's trace were too long to be read")
