@@ -16,6 +16,7 @@ from autorl_hpc.files.events import append_event
 from autorl_hpc.report import pages
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.story import EvidenceLine, Failure, RouteTold, Setting
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.telling.shown import shown_lines, shown_settings
@@ -99,7 +100,7 @@ def test_the_page_tells_the_story(tree: Tree) -> None:
         "Why it did not help: reward or data design",
         "without human help",
         "valid_submission_rate 33 %",
-        "monotonic_ratio –",
+        f"monotonic_ratio {UNKNOWN}",
         "last_submit_gap 6.7 min",
         "GPU use 70 %",
         "1.5 M",
