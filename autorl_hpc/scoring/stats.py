@@ -19,6 +19,10 @@ VISIBLE_POWER: Final = 0.80
 LOST_SHARE: Final = 0.10
 """Share of the base model's solved items that a better model loses; see `smallest_visible_gain`."""
 
+INTRACLASS: Final = 0.5
+"""Correlation of two items of one cluster that is assumed before anything is measured: half-way between items that are
+independent and clusters that are won or lost as one."""
+
 
 class Interval(NamedTuple):
     """A two-sided confidence interval."""
@@ -148,7 +152,7 @@ def optimism_gap(
     return OptimismGap(gains[0] - gains[1], math.sqrt(sum(squares)))
 
 
-def visible_of_clusters(sizes: Sequence[int], intraclass: float) -> int:
+def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:
     """How many independent items show as much as clusters of these sizes: items over 1 + (m - 1) rho, rounded down.
 
     m is the size of the cluster of an average item, sum(sizes^2) / items; rho, `intraclass`, the correlation of two items of
