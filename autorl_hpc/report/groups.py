@@ -97,9 +97,10 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[(run.agent, run.driver, run.mode, run.agent_hash)].append((place, run))
     ordered = sorted(cells)
+    tests = statistics.leaderboard([_improvements([run for _, run in cells[key]]) for key in ordered])
     return Group(
         comparable=comparable,
-        cells=tuple(_cell(cells[key]) for key in ordered),
+        cells=tuple(_cell(cells[key], test) for key, test in zip(ordered, tests, strict=True)),
         comparisons=_comparisons(
             [(_label(key, ordered), _improvements([run for _, run in cells[key]])) for key in ordered]
         ),
@@ -118,7 +119,7 @@ def _improvements(runs: Sequence[RunSummary]) -> list[float]:
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
-def _cell(placed: Sequence[Placed]) -> CellSummary:
+def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
     runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
     improvements = _improvements(counted)
@@ -127,6 +128,7 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
     only = counted[0] if len(counted) == 1 else None
     gain = only.improvement if only else None
     score = _kept(only) if only else None
+    best_of = statistics.best_of_curve(improvements)
     return CellSummary(
         agent=first.agent,
         agent_hash=first.agent_hash,
@@ -138,7 +140,11 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
         not_ranked=sum(not run.ranked for run in runs),
         improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
-        best_of=tuple(statistics.expected_best_of(improvements, k) for k in range(1, len(improvements) + 1)),
+        **test._asdict(),
+        best_of=tuple(best.mean for best in best_of),
+        best_of_intervals=tuple(
+            (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
+        ),
         run_ids=tuple(run.run_id for run in runs),
         places=tuple(place for place, _ in placed),
     )
