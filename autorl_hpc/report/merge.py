@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, get_args
 from autorl_hpc import __version__, states
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.report.across import across_tasks
 from autorl_hpc.report.chain import Chain, genesis_of, read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
@@ -75,11 +76,13 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     counts = Counter(run.excluded for run in runs if run.excluded)
+    groups = group_runs(runs)
     return MergedReport(
         tool_version=__version__,
         experiments=tuple(sorted({run.experiment for run in runs} or {shown(e.path) for e in found.experiments})),
         runs=runs,
-        groups=group_runs(runs),
+        groups=groups,
+        across_tasks=across_tasks(groups, runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
         left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
         notes=tuple(_notes(runs)),

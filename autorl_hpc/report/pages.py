@@ -10,6 +10,7 @@ from autorl_hpc.files.share import share
 from autorl_hpc.report import figures, plot, run_parts
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.evidence import UNSEEN
+from autorl_hpc.report.measured import how_measured, how_measured_of_all
 from autorl_hpc.report.notes import GROUP_NOTES
 from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
@@ -94,6 +95,7 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "group": group,
         "cells": cells,
         "runs": runs,
+        "measured": how_measured_of_all([run for _, run in runs]),
         "span": plot.strip_span(shown),
         "plotted": [one for one in runs if one[1].trajectory],
     }
@@ -144,6 +146,7 @@ def _environment(kind: str) -> Environment:
         gain=_plain(_gain),
         over=_plain(_over),
         outcome=outcome,
+        how_measured=how_measured,
         unseen=UNSEEN,
         looks=lambda run: (
             [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
