@@ -21,6 +21,8 @@ from autorl_hpc.report.telling.training import trained_by
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Fault, SubmissionState
 
+IDS = tuple("abcdef")
+CLUSTERS = ("x", "x", "y", "y", "z", "z")
 AT = "2026-01-01T00:00:00.000+00:00"
 
 
@@ -158,6 +160,15 @@ def test_feedback_gains_have_the_noise_of_the_items() -> None:
     # Differences 0.5, 0, 0.4, 0.3: mean 0.3, standard deviation 0.21602, t(3) = 3.18245.
     assert graded.difference == pytest.approx(30.0)
     assert graded.low == pytest.approx(30.0 - 3.182446 * 21.60247 / 2, abs=1e-3)
+
+
+def test_clusters_count_as_one_observation_each() -> None:
+    # Three clusters of two; sums of differences 2, 0, 1; mean 0.5; deviations of sums 1, -1, 0: variance 3/2 * 2 / 36.
+    base, new = Items(IDS, (0.0,) * 6, 0.1, clusters=CLUSTERS), Items(IDS, (1.0, 1.0, 0.0, 0.0, 1.0, 0.0), 0.1)
+    found = feedback_gain(Pair(base, new))
+    half = 4.302653 * (1.5 * 2 / 36) ** 0.5  # t with two degrees of freedom
+    assert found is not None and found.difference == pytest.approx(50.0) and (found.won, found.lost) == (3, 0)
+    assert found.low == pytest.approx(100 * (0.5 - half), abs=1e-3) and found.high == 100.0
 
 
 def process(at_s: float, command: str, exit_code: int | None, what: str = "ended") -> ProcessSeen:

@@ -15,9 +15,18 @@ from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.story import ReferenceMetrics, Resources, RouteTold, SkillMetrics, Story
+from autorl_hpc.report.story import (
+    EvidenceLine,
+    ReferenceMetrics,
+    Resources,
+    RouteTold,
+    Setting,
+    SkillMetrics,
+    Story,
+)
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.telling import changes, gains
+from autorl_hpc.report.telling.shown import shown_lines, shown_settings
 from autorl_hpc.states import EntryKind, Fault, Route, Split
 
 KEY = "hf_" + "abcdefghij" * 3
@@ -291,3 +300,22 @@ def _timed(run: TreeRun) -> float:
     began = time.process_time()
     told(run)
     return time.process_time() - began
+
+
+def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:
+    lines = [
+        EvidenceLine(where="train.py:3", says=f"    os.environ['HF_TOKEN'] = '{KEY}'  \x1b[31m\u202e"),
+        EvidenceLine(where="code/leak.py:9", says="the question itself"),
+        EvidenceLine(where="leak.py:9", says="the question itself"),
+        EvidenceLine(where="agent.log, byte 77", says="the question itself"),
+        EvidenceLine(where="x" * 1000, says="y" * 1000),
+    ]
+    found = shown_lines(lines * 3, hide_code={"code/leak.py", "agent.log"})
+    assert len(found) == 8 and found[0].says == "os.environ['HF_TOKEN'] = '***'"
+    assert all(line.says.startswith("(not shown") for line in found[1:4])
+    assert len(found[4].where) <= 160 and len(found[4].says) <= 240
+    assert all(line.says.startswith("(not shown") for line in shown_lines(lines, hide_all=True))
+    secret = shown_settings(
+        [Setting(name="api_key", value=KEY, where="a.py:1"), Setting(name="beta", value="0.1", where="")]
+    )
+    assert [one.value for one in secret] == ["***", "0.1"]

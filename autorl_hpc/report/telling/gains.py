@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.items import Unusable
+from autorl_hpc.report.statistics.clusters import variance_of_mean
 from autorl_hpc.scoring import stats
 
 POINTS = 100.0
@@ -19,6 +22,8 @@ is selected, is compared: its items are open for the optimism gap anyway, and fi
 thousand runs take a minute."""
 
 MAX_IDS = 20
+MIN_UNITS = 3
+"""Items or clusters; of two, a t interval is wider than all points there are."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +69,40 @@ def opened(view: RunView, selected: int | None) -> list[Submission]:
 
 
 def feedback_gain(pair: Pair) -> FeedbackGain | None:
-    """Right or wrong outcomes: Tango's interval. Graded ones: a t interval of the items' differences, for the bootstrap of the
-    selected checkpoint would take a second a run. None: length-controlled win rates, which are no mean over items."""
+    """Right or wrong outcomes: Tango's interval. Graded ones, and items in clusters: a t interval of the differences, for the
+    bootstrap of the selected checkpoint would take a second a run. None: length-controlled win rates, which are no mean over
+    items."""
     if length_controlled.is_fitted(pair.base, pair.new):
         return None
     base, new = pair.base.outcomes, pair.new.outcomes
-    if pair.base.binary and pair.new.binary:
+    binary = pair.base.binary and pair.new.binary
+    if binary and pair.clusters is None:
         found = stats.paired(base, new)
-        each = list(zip(pair.base.ids, base, new, strict=True))
-        return FeedbackGain(
-            difference=POINTS * found.difference,
-            low=POINTS * found.low,
-            high=POINTS * found.high,
-            won=found.won,
-            lost=found.lost,
-            won_ids=tuple(name for name, b, n in each if n > b)[:MAX_IDS],
-            lost_ids=tuple(name for name, b, n in each if n < b)[:MAX_IDS],
-        )
-    mean = stats.mean_t_interval([n - b for b, n in zip(base, new, strict=True)])
-    if mean.mean is None:
-        return None
-    low, high = (mean.low, mean.high) if len(base) > 2 else (None, None)
+        difference, low, high = found.difference, found.low, found.high
+    else:
+        difference, low, high = _t_interval(base, new, pair.clusters)
+    each = list(zip(pair.base.ids, base, new, strict=True)) if binary else []
+    won, lost = [name for name, b, n in each if n > b], [name for name, b, n in each if n < b]
     return FeedbackGain(
-        difference=POINTS * mean.mean,
+        difference=POINTS * difference,
         low=None if low is None else POINTS * low,
         high=None if high is None else POINTS * high,
+        won_ids=tuple(won[:MAX_IDS]),
+        lost_ids=tuple(lost[:MAX_IDS]),
+        won=len(won) if binary else None,
+        lost=len(lost) if binary else None,
     )
+
+
+def _t_interval(
+    base: Sequence[float], new: Sequence[float], clusters: Sequence[str] | None
+) -> tuple[float, float | None, float | None]:
+    """Mean difference and its t interval; clusters count as one observation each. No interval from fewer than three."""
+    differences = [n - b for b, n in zip(base, new, strict=True)]
+    mean = fmean(differences)
+    of = clusters if clusters is not None else [str(i) for i in range(len(differences))]
+    units = len(set(of))
+    if units < MIN_UNITS:
+        return mean, None, None
+    half = stats.t_quantile(units - 1) * math.sqrt(variance_of_mean(differences, of))
+    return mean, max(-1.0, mean - half), min(1.0, mean + half)

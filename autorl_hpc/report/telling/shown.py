@@ -28,16 +28,17 @@ def shown_lines(
         EvidenceLine(
             where=clean(masked(line.where), MAX_WHERE_CHARS) or "",
             says=NOT_SHOWN
-            if hide_all or _file(line.where) in hide_code or f"code/{_file(line.where)}" in hide_code
+            if hide_all or _is_in(line.where, hide_code)
             else clean_code(masked(line.says).strip(), MAX_SAYS_CHARS),
         )
         for line in lines[:MAX_LINES]
     )
 
 
-def _file(where: str) -> str:
-    """The file of `code/train.py:12` or `agent.log byte 77`."""
-    return (clean(where) or "").split(":", 1)[0].split(" ", 1)[0]
+def _is_in(where: str, files: Collection[str]) -> bool:
+    """Whether a place such as `train.py:12` or `agent.log, byte 77` may be in one of these files of the workspace."""
+    place = clean(where) or ""
+    return any(place.startswith((file, file.removeprefix("code/"))) for file in files)
 
 
 def shown_failure(
