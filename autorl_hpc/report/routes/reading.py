@@ -32,7 +32,9 @@ PYTHON = (".py", ".ipynb", ".pyw")
 SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 READ = PYTHON + SHELL + CONFIGS
-_CODE_WORDS = re.compile(r"train|torch|transformers|trl|loss|model|subprocess|os\.system|exec|llm|copy|def |import ", re.I)
+_CODE_WORDS = re.compile(
+    r"train|torch|transformers|trl|loss|model|subprocess|os\.system|exec|llm|copy|def |import ", re.I
+)
 
 
 @dataclass
@@ -83,7 +85,7 @@ def _chosen(files: Mapping[str, str | bytes], notes: list[str]) -> Sequence[tupl
     chosen = []
     for path in known:
         raw = files[path]
-        head = raw[:MAX_FILE_CHARS + 1]
+        head = raw[: MAX_FILE_CHARS + 1]
         if len(raw) > len(head):
             notes.append(f"{path}: {len(raw):,} characters, not read")
             continue

@@ -204,7 +204,12 @@ def _target(scope: Scope, target: ast.expr, value: ast.expr, how: Bindings, test
 def _added(scope: Scope, value: ast.expr, tests: tuple[ast.expr, ...]) -> None:
     if isinstance(value, ast.Yield) and value.value is not None:
         scope.returns.append(value.value)
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDERS and value.args:
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in _ADDERS
+        and value.args
+    ):
         name = dotted(value.func.value)
         if name:
             scope.names.setdefault(name, []).append(Bound(value.args[-1], "more", tests))

@@ -21,7 +21,9 @@ Arms = tuple[tuple[str, int], ...]
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*|\d))")
-_FUNCTION = re.compile(r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$")
+_FUNCTION = re.compile(
+    r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$"
+)
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", ";;", "|&"})
 _LEADING = frozenset({"then", "else", "do", "!", "{", "(", "while", "until"})
 

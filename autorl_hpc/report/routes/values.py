@@ -22,6 +22,8 @@ MAX_DEPTH = 14
 MAX_VALUES = 6
 MAX_STEPS = 400_000
 """Of one analysis; some seconds."""
+MAX_QUESTION = 3_000
+"""Steps of one question: a name with many bindings is unknown rather than slow."""
 MAX_CONST_CHARS = 5_000
 
 
@@ -112,6 +114,7 @@ class Values:
         self.positional = positional(args)
         self.env = dict(env or {})
         self.steps = 0
+        self._until = MAX_QUESTION
         self._declared: dict[str, tuple[ast.expr, Scope]] | None = None
         self._configs: dict[str, list[configs.Item]] = {}
         self._active: set[tuple[int, int]] = set()
@@ -120,8 +123,10 @@ class Values:
 
     def of(self, expr: ast.expr | None, scope: Scope, depth: int = 0) -> tuple[Value, ...]:
         """All that `expr` may be; empty: unknown."""
+        if depth == 0:
+            self._until = min(MAX_STEPS, self.steps + MAX_QUESTION)
         self.steps += 1
-        if expr is None or depth > MAX_DEPTH or self.steps > MAX_STEPS:
+        if expr is None or depth > MAX_DEPTH or self.steps > self._until:
             return ()
         key = (id(expr), id(scope))
         if key in self._active:
@@ -156,7 +161,9 @@ class Values:
             return found or self.of(expr.values[-1], scope, depth + 1)
         if isinstance(expr, ast.Subscript):
             return self._item(expr, scope, depth)
-        if isinstance(expr, (ast.Compare, ast.BoolOp)) or (isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.Not)):
+        if isinstance(expr, (ast.Compare, ast.BoolOp)) or (
+            isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.Not)
+        ):
             known = self.truth(expr, scope, depth + 1)
             return () if known is None else (Const(known),)
         if isinstance(expr, ast.JoinedStr):
@@ -359,7 +366,9 @@ class Values:
                 for v in self.attribute(base, name.value, args[0], depth + 1)
             ]
         if attr in ("import_module", "__import__") and args:
-            return [self._module_named(v.value, scope) for v in self.of(args[0], scope, depth + 1) if isinstance(v, Const)]
+            return [
+                self._module_named(v.value, scope) for v in self.of(args[0], scope, depth + 1) if isinstance(v, Const)
+            ]
         if attr == "partial" and args:
             return self.of(args[0], scope, depth + 1)
         if attr in ("str", "Path", "int", "float", "abspath", "expanduser", "fspath", "realpath") and len(args) == 1:
@@ -368,7 +377,11 @@ class Values:
             return self._path(args, scope, depth)
         if (attr == "getenv" or (attr == "get" and _of_environ(func))) and args:
             return self._environment(args, scope, depth)
-        if attr in ("safe_load", "load", "full_load", "loads") and args and (path := self._opened(args[0], scope, depth)):
+        if (
+            attr in ("safe_load", "load", "full_load", "loads")
+            and args
+            and (path := self._opened(args[0], scope, depth))
+        ):
             return (Conf(path),)
         if attr == "get" and isinstance(func, ast.Attribute) and args:
             found = self._item_of(func.value, args[0], scope, depth)
@@ -436,7 +449,9 @@ class Values:
 
     def _of_literal(self, value: Lit, names: Sequence[object], depth: int) -> list[Value]:
         if isinstance(value.expr, ast.Dict):
-            pairs = [(k, v) for k, v in zip(value.expr.keys, value.expr.values, strict=True) if isinstance(k, ast.Constant)]
+            pairs = [
+                (k, v) for k, v in zip(value.expr.keys, value.expr.values, strict=True) if isinstance(k, ast.Constant)
+            ]
             chosen = [v for k, v in pairs if k.value in names] if names else [v for _, v in pairs][:MAX_VALUES]
         elif isinstance(value.expr, (ast.List, ast.Tuple)):
             ints = [n for n in names if isinstance(n, int) and -len(value.expr.elts) <= n < len(value.expr.elts)]
@@ -496,11 +511,19 @@ class Values:
                     continue
                 scope = self.scopes.module(source)
                 for node in ast.walk(source.tree):
-                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+                    if (
+                        isinstance(node, ast.Call)
+                        and isinstance(node.func, ast.Attribute)
+                        and node.func.attr == "add_argument"
+                    ):
                         self._declare(node, scope)
                     elif isinstance(node, ast.ClassDef):
                         for field_ in node.body:
-                            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and field_.value:
+                            if (
+                                isinstance(field_, ast.AnnAssign)
+                                and isinstance(field_.target, ast.Name)
+                                and field_.value
+                            ):
                                 self._declared.setdefault(field_.target.id, (field_.value, scope))
         return self._declared
 
@@ -562,7 +585,12 @@ class Values:
         if isinstance(op, (ast.In, ast.NotIn)):
             for value in self.of(right, scope, depth + 1):
                 if isinstance(value, Lit) and isinstance(value.expr, (ast.List, ast.Tuple, ast.Set)):
-                    inside = [v.value for e in value.expr.elts[:50] for v in self.of(e, value.scope, depth + 1) if isinstance(v, Const)]
+                    inside = [
+                        v.value
+                        for e in value.expr.elts[:50]
+                        for v in self.of(e, value.scope, depth + 1)
+                        if isinstance(v, Const)
+                    ]
                     return (a[0].value in inside) == isinstance(op, ast.In)
                 if isinstance(value, Const) and isinstance(value.value, str) and isinstance(a[0].value, str):
                     return (a[0].value in value.value) == isinstance(op, ast.In)
@@ -607,7 +635,12 @@ def _keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 def _of_environ(expr: ast.expr) -> bool:
     inner = getattr(expr, "value", None)
-    return isinstance(inner, ast.Attribute) and inner.attr == "environ" or isinstance(inner, ast.Name) and inner.id == "environ"
+    return (
+        isinstance(inner, ast.Attribute)
+        and inner.attr == "environ"
+        or isinstance(inner, ast.Name)
+        and inner.id == "environ"
+    )
 
 
 def _literal(text: str) -> str | int | float | bool | None:
