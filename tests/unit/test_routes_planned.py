@@ -81,7 +81,11 @@ WITH_COMMANDS = [
     ("twist_script_not_run", ("nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py",), Route.GRPO),
     ("twist_mode_flag", ("python train.py --method sft --lr 1e-5",), Route.SFT),
     ("twist_mode_flag", ("accelerate launch --num_processes 2 code/train.py --method=grpo",), Route.GRPO),
-    ("twist_mode_flag", ("python train.py --method sft", "python train.py --method grpo --model output/m"), Route.SFT_RL),
+    (
+        "twist_mode_flag",
+        ("python train.py --method sft", "python train.py --method grpo --model output/m"),
+        Route.SFT_RL,
+    ),
     ("dpo_trl", ("bash run.sh", "python build_pairs.py", "python train_dpo.py"), Route.DPO),
     ("sft_rl_two_scripts", ("python 01_sft.py",), Route.SFT),
     ("sft_rl_two_scripts", ("python 02_rloo.py",), Route.RL),

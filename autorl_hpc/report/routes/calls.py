@@ -91,6 +91,7 @@ def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: S
         made = event("made", node, scope, arms, route=told.route or Route.UNKNOWN, why=told.why)
         made.tags.add("policy" if told.route is not None else "no-policy")
         made.models = trainers.models(node, scope, walk.values)
+        made.objects = trainers.objects(node, scope, walk.values)
         if trainers.is_idle(node, scope, walk.values):
             made.tags.add("idle")
         _told_by_data(made, node, scope, walk.values)
@@ -142,13 +143,8 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
             trainer.why,
             (*trainer.arms, *(a for a in arms if a not in trainer.arms)),
         )  # type: ignore[arg-type]
-        ran.reads, ran.models, ran.sampled, ran.kept, ran.elsewhere = (
-            trainer.reads,
-            trainer.models,
-            trainer.sampled,
-            trainer.kept,
-            trainer.elsewhere,
-        )
+        ran.reads, ran.models, ran.objects = trainer.reads, trainer.models, trainer.objects
+        ran.sampled, ran.kept, ran.elsewhere = trainer.sampled, trainer.kept, trainer.elsewhere
         walk.add(ran)
 
 
@@ -230,8 +226,7 @@ def _files(walk: Walk, node: ast.Call, attr: str, names: set[str], scope: Scope,
         if (
             attr == "copytree"
             or "safetensors" in (source or "")
-            or source is None
-            and "safetensors" in scope.source.text
+            or (source is None and "safetensors" in scope.source.text)
         ):
             walk.add(event("copy", node, scope, arms, why="a model's folder is copied"))
 
@@ -297,7 +292,10 @@ def command_words(args: Sequence[ast.expr], scope: Scope, values: Values) -> lis
 
 def _text(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
     """`exec` of a text: followed where it is constant or a file's, else opaque."""
-    text = walk.values.text(node.args[0], scope) if node.args else None
+    inner = node.args[0] if node.args else None
+    if isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "compile" and inner.args:
+        inner = inner.args[0]
+    text = walk.values.text(inner, scope)
     if text is not None:
         walk.run(understood(["python", "-c", text]), event("generate", node, scope, arms), arms)
         return

@@ -65,8 +65,9 @@ def _of_trainings(main: list[Event], events: Sequence[Event], ordered: bool) -> 
         n for n, route in enumerate(routes) if route in (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
     ]
     scripts = {event.script for event in main}
-    linked = len(scripts) == 1 or ordered or _linked(main, events)
-    if rl and supervised and linked:
+    one = len(scripts) == 1 or len({event.root for event in main}) == 1
+    linked = one or ordered or _linked(main, events)
+    if rl and supervised and linked and not _separate(main[supervised[0]], main[rl[-1]]):
         chosen = [main[supervised[0]], main[rl[-1]]]
         decision = Decision(Route.SFT_RL, chosen, min(e.sure for e in chosen) * (1.0 if len(scripts) == 1 else 0.9))
         if supervised[0] > rl[-1]:
@@ -123,6 +124,11 @@ def _linked(main: Sequence[Event], events: Sequence[Event]) -> bool:
         return True
     first, *rest = by_script.values()
     return any((_paths(first, events) & _paths(e, events)) - _COMMON for e in rest)
+
+
+def _separate(one: Event, other: Event) -> bool:
+    """Whether two trainings start from the same stored model: the second doesn't go on from the first."""
+    return bool(one.models) and one.models == other.models and not (one.objects & other.objects)
 
 
 def _paths(event: Event, events: Sequence[Event]) -> set[str]:

@@ -39,6 +39,10 @@ class Event:
     sure: float = 1.0
     script: int = 0
     """Number of the script run in which it happens."""
+    root: int = 0
+    """Number of the command, or script that nothing else runs, through which the code came here."""
+    objects: frozenset[int] = frozenset()
+    """Calls that load the model that is trained: two trainings of one object follow each other."""
     tags: set[str] = field(default_factory=set)
 
 

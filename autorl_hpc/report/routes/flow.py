@@ -14,6 +14,7 @@ MAX_NODES = 6_000
 """Of one flow; own training loops have some hundreds."""
 
 GENERATORS = frozenset({"generate", "generate_batch", "chat", "beam_search", "complete", "completions", "sample"})
+_TRIVIAL = frozenset({"len", "strip", "isinstance", "exists", "startswith", "hasattr", "any", "all", "bool", "lower"})
 _JUDGED = re.compile(
     r"reward|correct|score|check|verif|match|pass|valid|accept|good|equal|grade|answer|gold|best|success|won|right",
     re.I,
@@ -150,8 +151,8 @@ def _is_random(targets: object, func: ast.Attribute) -> bool:
 
 def filters(made: Flow, values: Values) -> ast.AST | None:
     """The condition or choice by which samples are kept; None: all are."""
-    for test, _ in made.tests:
-        if judges(test):
+    for test, scope in made.tests[:30]:
+        if judges(test) or _about_samples(test, scope, values):
             return test
     for node, scope in made.nodes:
         if isinstance(node, ast.Call):
@@ -161,6 +162,15 @@ def filters(made: Flow, values: Values) -> ast.AST | None:
             if name == "filter" and judges(node):
                 return node
     return None
+
+
+def _about_samples(test: ast.expr, scope: Scope, values: Values) -> bool:
+    """Whether a condition is about what a model answered, and more than about its length."""
+    called_names = {called(n, scope, values) for n in islice(ast.walk(test), 100) if isinstance(n, ast.Call)}
+    compared = any(isinstance(n, ast.Compare) for n in islice(ast.walk(test), 100))
+    if called_names <= _TRIVIAL and (called_names or not compared):
+        return False
+    return any(generates(node, where, values) for node, where in islice(flow(test, scope, values).nodes, 1_500))
 
 
 def judges(test: ast.AST) -> bool:

@@ -102,11 +102,9 @@ class Follower:
         values = Values(self.sources, Scopes(), command.args, dict(command.env))
 
         def started(inner: Command, place: Event, inner_arms: Arms) -> None:
-            before = len(self.events)
             self.events += walk.events[len(taken) :]
             taken.extend(walk.events[len(taken) :])
             self.run(inner, place, (*arms, *inner_arms), posixpath.dirname(source.path))
-            del before
 
         taken: list[Event] = []
         number = len(self.ran) + 1
@@ -200,7 +198,7 @@ class Follower:
     def _copy(self, command: Command, at: Event, arms: Arms) -> bool:
         recursive = command.target == "rsync" or any(a.startswith("-") and set("raR") & set(a) for a in command.args)
         words = [a for a in command.args if not a.startswith("-")]
-        if recursive and len(words) >= 2 or any("safetensors" in w for w in words[:-1]):
+        if (recursive and len(words) >= 2) or any("safetensors" in w for w in words[:-1]):
             made = Event("copy", at.path, at.line, at.says, Route.COPY, f"`{command.target}` of a folder", arms)
             made.reads = frozenset(posixpath.basename(w.rstrip("/*")) for w in words[:-1])
             self.events.append(made)
@@ -269,9 +267,9 @@ def roots(sources: Mapping[str, Source]) -> list[str]:
             if other == path:
                 continue
             name = posixpath.basename(other)
-            if name in text and _runs(sources[path], name):
-                started.add(other)
-            elif other.endswith(".py") and path.endswith((".py", ".ipynb")) and _imports(sources[path], name[:-3]):
+            if (name in text and _runs(sources[path], name)) or (
+                other.endswith(".py") and path.endswith((".py", ".ipynb")) and _imports(sources[path], name[:-3])
+            ):
                 started.add(other)
     return [p for p in scripts if p not in started]
 
@@ -295,10 +293,19 @@ def followed(sources: Mapping[str, Source], commands: Sequence[Command]) -> Foll
     """The code followed from the commands that were seen, or from its roots where none of them is of this code."""
     follower = Follower(sources)
     known = False
-    for command in commands:
+    for number, command in enumerate(commands, start=1):
         at = Event("train", "process", 0, f"{command.target} {' '.join(command.args)}"[:300])
+        before = len(follower.events)
         known |= follower.run(command, at)
+        _rooted(follower.events[before:], number)
     if not known:
-        for path in roots(follower.sources):
+        for number, path in enumerate(roots(follower.sources), start=1):
+            before = len(follower.events)
             follower.file(path, Command("script", path))
+            _rooted(follower.events[before:], number)
     return follower
+
+
+def _rooted(events: Sequence[Event], number: int) -> None:
+    for event in events:
+        event.root = number

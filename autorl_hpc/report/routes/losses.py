@@ -227,9 +227,8 @@ def route_of(found: Signals) -> tuple[Route, str, str] | None:
         return Route.GRPO, "group", "log-probabilities times normalised figures of samples (GRPO)"
     if has("baseline") and has("product") and has("generate"):
         return Route.RL, "baseline", "log-probabilities times centred figures of samples"
-    if has("kl"):
-        if has("teacher") or not has("ce"):
-            return Route.DISTILLATION, "kl", "divergence to another model's logits"
+    if has("kl") and (has("teacher") or not has("ce")):
+        return Route.DISTILLATION, "kl", "divergence to another model's logits"
     if has("ce"):
         return Route.SFT, "ce", "cross-entropy on labels"
     if has("logp"):

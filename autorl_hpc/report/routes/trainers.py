@@ -137,6 +137,12 @@ def models(call: ast.Call, scope: Scope, values: Values) -> frozenset[str]:
     return frozenset(found)
 
 
+def objects(call: ast.Call, scope: Scope, values: Values) -> frozenset[int]:
+    """The calls that made the model object that a trainer is given; empty: it is given a path."""
+    exprs = [k.value for k in call.keywords if k.arg == "model"] + call.args[:1]
+    return frozenset(id(v.call) for e in exprs for v in values.of(e, scope) if isinstance(v, Made))
+
+
 def is_idle(call: ast.Call, scope: Scope, values: Values) -> bool:
     """Whether a trainer is set to make no step, or steps of no length."""
     for node, where in configured(call, scope, values):

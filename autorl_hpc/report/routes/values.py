@@ -56,7 +56,7 @@ class Cls:
 class Made:
     """What a call of `of` returned."""
 
-    of: Union[Lib, Cls]
+    of: Lib | Cls
     call: ast.Call
     scope: Scope = field(hash=False, compare=False)
 
@@ -635,11 +635,8 @@ def _keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 def _of_environ(expr: ast.expr) -> bool:
     inner = getattr(expr, "value", None)
-    return (
-        isinstance(inner, ast.Attribute)
-        and inner.attr == "environ"
-        or isinstance(inner, ast.Name)
-        and inner.id == "environ"
+    return (isinstance(inner, ast.Attribute) and inner.attr == "environ") or (
+        isinstance(inner, ast.Name) and inner.id == "environ"
     )
 
 

@@ -18,6 +18,8 @@ MAX_DEPTH = 25
 """Functions inside functions."""
 MAX_ENTERED = 4
 """Times that one function is followed: it may be called for SFT and again for RL."""
+MAX_BOUND = 6
+"""Calls whose arguments a function's parameters remember."""
 MAX_CALLS = 30_000
 """Of one script; beyond it the rest is not followed."""
 
@@ -66,10 +68,7 @@ class Walk:
 
     def _body(self, body: Sequence[ast.stmt], scope: Scope, arms: Arms) -> bool:
         """Follows statements; True: what stands behind them isn't reached."""
-        for statement in body:
-            if self._calls > MAX_CALLS or self._statement(statement, scope, arms):
-                return True
-        return False
+        return any(self._calls > MAX_CALLS or self._statement(statement, scope, arms) for statement in body)
 
     def _statement(self, node: ast.stmt, scope: Scope, arms: Arms) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -170,28 +169,31 @@ class Walk:
         targets = self.values.of(call.func, scope)
         for target in targets:
             if isinstance(target, Func):
-                self._bound(call, target, scope)
-                self.enter(target, arms)
+                self._called(call, target, scope, arms)
             elif isinstance(target, Cls):
-                self._construct(call, target, scope, arms)
+                self._methods(call, target, "__init__", scope, arms)
             elif isinstance(target, Made) and isinstance(target.of, Cls):
-                for method in self.values.of_class(target.of, "__call__", call.func, 0):
-                    if isinstance(method, Func):
-                        self._bound(call, method, scope)
-                        self.enter(method, arms)
+                self._methods(call, target.of, "__call__", scope, arms)
         calls.call(self, call, targets, scope, arms)
         for argument in [*call.args, *(k.value for k in call.keywords)]:
             self._handed_over(argument, scope, arms)
 
-    def _bound(self, call: ast.Call, target: Func, scope: Scope) -> None:
-        inner = self.values.scopes.function(target.node, target.parent)
-        bind(call, inner, scope, inner.owner is not None)
-
-    def _construct(self, call: ast.Call, target: Cls, scope: Scope, arms: Arms) -> None:
-        for method in self.values.of_class(target, "__init__", None, 0):
+    def _methods(self, call: ast.Call, target: Cls, name: str, scope: Scope, arms: Arms) -> None:
+        for method in self.values.of_class(target, name, None, 0):
             if isinstance(method, Func):
-                self._bound(call, method, scope)
-                self.enter(method, arms)
+                self._called(call, method, scope, arms)
+
+    def _called(self, call: ast.Call, target: Func, scope: Scope, arms: Arms) -> None:
+        """Follows a function with the arguments of this call alone; afterwards those of all calls are known."""
+        inner = self.values.scopes.function(target.node, target.parent)
+        if id(target.node) in self._stack:
+            return
+        before = inner.bound
+        inner.bound = {}
+        bind(call, inner, scope, inner.owner is not None)
+        self.enter(target, arms)
+        own = inner.bound
+        inner.bound = {name: [*before.get(name, []), *own.get(name, [])][:MAX_BOUND] for name in {**before, **own}}
 
     def _handed_over(self, argument: ast.expr, scope: Scope, arms: Arms) -> None:
         """Functions given to others (a pool, a launcher, a trainer) are run by these."""
