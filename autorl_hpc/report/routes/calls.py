@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from autorl_hpc.report.routes import losses, trainers
 from autorl_hpc.report.routes.averages import averaging
 from autorl_hpc.report.routes.commands import split, understood
-from autorl_hpc.report.routes.events import Event
+from autorl_hpc.report.routes.events import Event, What
 from autorl_hpc.report.routes.flow import Flow, filters, flow, generates, judges
+from autorl_hpc.report.routes.kinds import Const, Lib, Lit, Made, Value
 from autorl_hpc.report.routes.names import API_CLIENTS
 from autorl_hpc.report.routes.scopes import Scope, statements
 from autorl_hpc.report.routes.shell import Arms
-from autorl_hpc.report.routes.values import Const, Lib, Lit, Made, Value, Values
+from autorl_hpc.report.routes.values import Values
 from autorl_hpc.states import Route
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _WRITERS = frozenset(
 _MODEL_WORDS = ("model", "policy", "net", "actor", "critic", "backbone", "llm")
 
 
-def event(what: str, call: ast.AST, scope: Scope, arms: Arms, **more: object) -> Event:
+def event(what: What, call: ast.AST, scope: Scope, arms: Arms, **more: object) -> Event:
     """An event at a place in the code."""
     line = getattr(call, "lineno", 0)
     return Event(what, scope.source.path, line, scope.source.line(line), arms=arms, **more)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
         if func.attr == "step" and trainer.route is not Route.PPO:
             continue
         walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}
-        what = "no-policy" if "no-policy" in trainer.tags else "zero" if "idle" in trainer.tags else "train"
+        what: What = "no-policy" if "no-policy" in trainer.tags else "zero" if "idle" in trainer.tags else "train"
         ran = Event(
             what,
             trainer.path,
@@ -142,7 +143,7 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
             trainer.route,
             trainer.why,
             (*trainer.arms, *(a for a in arms if a not in trainer.arms)),
-        )  # type: ignore[arg-type]
+        )
         ran.reads, ran.models, ran.objects = trainer.reads, trainer.models, trainer.objects
         ran.sampled, ran.kept, ran.elsewhere = trainer.sampled, trainer.kept, trainer.elsewhere
         walk.add(ran)
@@ -159,8 +160,8 @@ def _loop(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: A
     route, word, why = told
     path, line = signals.lines[word]
     source = walk.values.sources.get(path)
-    what = "zero" if trainers.optimiser_is_idle(walk.reached, walk.values) else "train"
-    made = Event(what, path, line, source.line(line) if source else "", route, f"own loop: {why}", arms, sure=0.85)  # type: ignore[arg-type]
+    what: What = "zero" if trainers.optimiser_is_idle(walk.reached, walk.values) else "train"
+    made = Event(what, path, line, source.line(line) if source else "", route, f"own loop: {why}", arms, sure=0.85)
     _told_by_flow(made, found, walk.values)
     walk.add(made)
 

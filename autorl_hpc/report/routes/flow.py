@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass, field
 from itertools import islice
 
+from autorl_hpc.report.routes.kinds import Cls, Func, Lib, Made
 from autorl_hpc.report.routes.scopes import Bound, Scope, dotted
-from autorl_hpc.report.routes.values import Cls, Func, Lib, Made, Values
+from autorl_hpc.report.routes.values import Values
 
 MAX_NODES = 6_000
 """Of one flow; own training loops have some hundreds."""
@@ -154,7 +155,7 @@ def filters(made: Flow, values: Values) -> ast.AST | None:
     for test, scope in made.tests[:30]:
         if judges(test) or _about_samples(test, scope, values):
             return test
-    for node, scope in made.nodes:
+    for node, _ in made.nodes:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in ("max", "sorted", "argmax", "nlargest", "topk") and judges(node):

@@ -82,7 +82,7 @@ def sources(
 def _chosen(files: Mapping[str, str | bytes], notes: list[str]) -> Sequence[tuple[str, str]]:
     """At most MAX_FILES, near the top first."""
     known = sorted((p for p in files if p.lower().endswith(READ)), key=lambda p: (p.count("/"), p))
-    chosen = []
+    chosen: list[tuple[str, str]] = []
     for path in known:
         raw = files[path]
         head = raw[: MAX_FILE_CHARS + 1]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 from autorl_hpc.report.routes.reading import Source
 
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Bindings = Literal["value", "part", "more"]
 """value: the name is the expression; part: it is taken out of it; more: the expression is added to it."""
 

@@ -167,7 +167,7 @@ def _one(words: list[str], number: int, text: str, state: _State) -> None:
         if head in ("elif", "else") and state.blocks:
             block = state.blocks[-1]
             block[1] = int(str(block[1])) + 1
-            block[2] = {True: False, False: True}.get(block[2]) if isinstance(block[2], bool) else None  # type: ignore[arg-type]
+            block[2] = {True: False, False: True}.get(block[2]) if isinstance(block[2], bool) else None
             if head == "elif" and block[2] is True:
                 block[2] = _condition(words[1:], state)
         if head in ("fi", "esac") and state.blocks:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from autorl_hpc.report.routes import losses
 from autorl_hpc.report.routes.flow import Flow, flow
+from autorl_hpc.report.routes.kinds import Cls, Const, Lib, Lit, Made, Value
 from autorl_hpc.report.routes.names import (
     LOSS_TYPES_OF_RELATIVES,
     NO_POLICY_TRAINERS,
     TRAINER_CLASSES,
 )
 from autorl_hpc.report.routes.scopes import Scope, statements
-from autorl_hpc.report.routes.values import Cls, Const, Lib, Lit, Made, Value, Values
+from autorl_hpc.report.routes.values import Values
 from autorl_hpc.states import Route
 
 _OWN_LOSS = (
@@ -116,9 +117,9 @@ def _asks_base(method: ast.AST, name: str) -> bool:
     body = getattr(method, "body", [])
     for statement, _ in statements(body):
         for node in islice(ast.walk(statement), 2_000):
-            if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.value, ast.Call):
-                if getattr(node.value.func, "id", "") == "super":
-                    return True
+            is_method = isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.value, ast.Call)
+            if is_method and getattr(node.value.func, "id", "") == "super":  # type: ignore[attr-defined]
+                return True
     return False
 
 

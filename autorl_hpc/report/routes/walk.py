@@ -9,10 +9,11 @@ from autorl_hpc.report.routes import calls
 from autorl_hpc.report.routes.commands import Command
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.flow import bind
+from autorl_hpc.report.routes.kinds import Cls, Func, Lib, Made
 from autorl_hpc.report.routes.reading import Source
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.shell import Arms
-from autorl_hpc.report.routes.values import Cls, Func, Lib, Made, Values
+from autorl_hpc.report.routes.values import Values
 
 MAX_DEPTH = 25
 """Functions inside functions."""
