@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from autorl_hpc.report.routes.constants import keyword
 from autorl_hpc.report.routes.reading import Source
-from autorl_hpc.report.routes.scopes import Scope, Scopes
+from autorl_hpc.report.routes.scopes import Scope
 
 Declared = dict[str, tuple[ast.expr, Scope]]
 
 
-def declarations(sources: Mapping[str, Source], scopes: Scopes) -> Declared:
-    """Defaults by the option's name, of all files; a later `add_argument` wins, a field never does."""
+def declarations(modules: Iterable[Scope]) -> Declared:
+    """Defaults by the option's name, of these modules; a later `add_argument` wins, a field never does."""
     found: Declared = {}
-    for source in sources.values():
-        if source.tree is None or not ("add_argument" in source.text or "dataclass" in source.text):
-            continue
-        scope = scopes.module(source)
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+    for scope in modules:
+        for node in _declaring(scope.source):
+            if isinstance(node, ast.Call):
                 _declare(node, scope, found)
-            elif isinstance(node, ast.ClassDef):
-                for field in node.body:
-                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value:
-                        found.setdefault(field.target.id, (field.value, scope))
+                continue
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value:
+                    found.setdefault(field.target.id, (field.value, scope))
     return found
+
+
+def _declaring(source: Source) -> list[ast.Call | ast.ClassDef]:
+    if source.declared is None:
+        source.declared = []
+        if source.tree is not None and ("add_argument" in source.text or "dataclass" in source.text):
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.ClassDef) or (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == "add_argument"
+                ):
+                    source.declared.append(node)
+    return source.declared
 
 
 def _declare(call: ast.Call, scope: Scope, found: Declared) -> None:

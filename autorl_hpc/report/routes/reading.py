@@ -49,6 +49,8 @@ class Source:
     """Names and their lines, of a file whose tree is None: outside comments and strings."""
     note: str | None = None
     lines: tuple[str, ...] = field(default=(), repr=False)
+    declared: list[ast.Call | ast.ClassDef] | None = field(default=None, repr=False)
+    """Calls and classes by which options are declared; found when first asked for."""
 
     def line(self, number: int) -> str:
         """Line `number` (from 1), shortened; empty where there is none."""

@@ -66,14 +66,17 @@ class Scopes:
 
     def __init__(self) -> None:
         self._made: dict[int, Scope] = {}
+        self.modules: list[Scope] = []
+        """Files that the code has come to so far."""
 
-    def module(self, source: Source, is_main: bool = False, key: int | None = None) -> Scope:
+    def module(self, source: Source, is_main: bool = False) -> Scope:
         """The scope of a file, which has a tree."""
         assert source.tree is not None
-        made = self._made.get(key or id(source.tree))
+        made = self._made.get(id(source.tree))
         if made is None:
             made = self._built(Scope(source, source.tree, None), source.tree.body)
-            self._made[key or id(source.tree)] = made
+            self._made[id(source.tree)] = made
+            self.modules.append(made)
         made.is_main = made.is_main or is_main
         return made
 

@@ -20,7 +20,7 @@ Arms = tuple[tuple[str, int], ...]
 """The branches in which something stands, from outside in: which question, which answer."""
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*|\d))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]{0,200}))?\}|([A-Za-z_]\w*|\d))")
 _FUNCTION = re.compile(
     r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$"
 )

@@ -45,7 +45,7 @@ class Values:
         self.env = dict(env or {})
         self.steps = 0
         self._until = MAX_QUESTION
-        self._declared: Declared | None = None
+        self._declared: tuple[int, Declared] | None = None
         self._configs: dict[str, list[configs.Item]] = {}
         self._active: set[tuple[int, int]] = set()
 
@@ -357,9 +357,9 @@ class Values:
         """A command-line option: as given, else its declared default."""
         if name in self.options:
             return (Const(literal(self.options[name])),)
-        if self._declared is None:
-            self._declared = declarations(self.sources, self.scopes)
-        declared = self._declared.get(name)
+        if self._declared is None or self._declared[0] != len(self.scopes.modules):
+            self._declared = len(self.scopes.modules), declarations(self.scopes.modules)
+        declared = self._declared[1].get(name)
         return self.of(declared[0], declared[1], depth + 1) if declared is not None else ()
 
     def _configured(self, conf: Conf, name: str) -> Sequence[Value]:
