@@ -76,6 +76,25 @@ TWISTED = {
 }
 """Scripts whose words say something else than what they do."""
 
+HELD_OUT = {
+    "held_sft_hfparser": Route.SFT,
+    "held_rloo_class": Route.RL,
+    "held_iterative_dpo": Route.DPO,
+    "held_rejection_server": Route.REJECTION_SAMPLING,
+    "held_gkd": Route.DISTILLATION,
+    "held_checkpoint_average": Route.AVERAGING,
+    "held_eval_lm_harness": Route.NONE,
+    "held_ppo_class": Route.PPO,
+    "held_bash_functions": Route.SFT_RL,
+    "held_hydra_cfg": Route.PREFERENCE,
+    "held_grpo_modules": Route.GRPO,
+    "held_orpo_own": Route.PREFERENCE,
+    "held_fake_ppo": Route.SFT,
+    "held_noise": Route.UNKNOWN,
+    "held_rs_then_nothing": Route.REJECTION_SAMPLING,
+}
+"""Scripts that were written after the classifier."""
+
 WITH_COMMANDS = [
     ("twist_script_not_run", ("python train_dpo.py",), Route.DPO),
     ("twist_script_not_run", ("nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py",), Route.GRPO),
@@ -101,7 +120,7 @@ def files_of(name: str) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text("utf-8") for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize(("name", "route"), [*PLAIN.items(), *TWISTED.items()])
+@pytest.mark.parametrize(("name", "route"), [*PLAIN.items(), *TWISTED.items(), *HELD_OUT.items()])
 def test_the_planned_route_is_what_a_reader_sees(name: str, route: Route) -> None:
     told = planned(files_of(name))
     assert told.route is route, told
@@ -118,5 +137,5 @@ def test_every_route_occurs() -> None:
 
 
 def test_every_folder_is_expected_to_be_something() -> None:
-    known = {*PLAIN, *TWISTED, *(name for name, _, _ in WITH_COMMANDS)}
+    known = {*PLAIN, *TWISTED, *HELD_OUT, *(name for name, _, _ in WITH_COMMANDS)}
     assert {p.name for p in SCRIPTS.iterdir() if p.is_dir()} - {"__pycache__"} == known
