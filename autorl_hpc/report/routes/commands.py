@@ -15,11 +15,36 @@ MAX_COMMAND_CHARS = 20_000
 """A command line beyond it holds a program's text; its beginning says what it is."""
 
 WRAPPERS = frozenset(
-    {"nohup", "time", "env", "sudo", "setsid", "exec", "command", "stdbuf", "nice", "timeout", "srun", "ionice", "taskset"}
+    {
+        "nohup",
+        "time",
+        "env",
+        "sudo",
+        "setsid",
+        "exec",
+        "command",
+        "stdbuf",
+        "nice",
+        "timeout",
+        "srun",
+        "ionice",
+        "taskset",
+    }
 )
 LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "accelerate-launch"})
 PROGRAMS = frozenset(
-    {"trl", "llamafactory-cli", "axolotl", "tune", "swift", "mergekit-yaml", "mergekit-multi", "cp", "rsync", "openrlhf"}
+    {
+        "trl",
+        "llamafactory-cli",
+        "axolotl",
+        "tune",
+        "swift",
+        "mergekit-yaml",
+        "mergekit-multi",
+        "cp",
+        "rsync",
+        "openrlhf",
+    }
 )
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "source", "."})
 _PYTHON = re.compile(r"^(python|pypy|ipython)[\d.]*$")

@@ -119,16 +119,27 @@ class Asked(NamedTuple):
 def asked(known: Sequence[Item]) -> Asked | None:
     """What a trainer's configuration asks for; None: it is no configuration of a trainer that we know."""
     names = {item.name for item in known}
-    if (method := first(known, "merge_method")) is not None and names & {"models", "model", "slices", "dtype", "base_model"}:
+    if (method := first(known, "merge_method")) is not None and names & {
+        "models",
+        "model",
+        "slices",
+        "dtype",
+        "base_model",
+    }:
         return Asked(Route.AVERAGING, method.line, "mergekit")
     if (estimator := first(known, "adv_estimator", "advantage_estimator")) is not None:
         return Asked(ADVANTAGE_ESTIMATORS.get(estimator.value.lower(), Route.RL), estimator.line, "verl")
-    if (stage := first(known, "stage")) is not None and stage.value in STAGES and names & {
-        "finetuning_type",
-        "dataset",
-        "template",
-        "model_name_or_path",
-    }:
+    if (
+        (stage := first(known, "stage")) is not None
+        and stage.value in STAGES
+        and names
+        & {
+            "finetuning_type",
+            "dataset",
+            "template",
+            "model_name_or_path",
+        }
+    ):
         return Asked(_by_preference(known, STAGES[stage.value]), stage.line, "LLaMA-Factory")
     if (kind := first(known, "rlhf_type")) is not None:
         return Asked(RL_WORDS.get(kind.value.lower(), Route.RL), kind.line, "ms-swift")
@@ -139,7 +150,10 @@ def asked(known: Sequence[Item]) -> Asked | None:
             return Asked(RL_WORDS.get(rl.value.lower(), Route.RL), rl.line, "axolotl")
         return Asked(Route.SFT, base.line, "axolotl")
     if "_component_" in names and names & {"tokenizer", "checkpointer", "dataset", "optimizer", "checkpoint_dir"}:
-        loss = next((i for i in known if i.key.startswith(("loss", "rlhf_loss", "dataset")) and i.name == "_component_"), known[0])
+        loss = next(
+            (i for i in known if i.key.startswith(("loss", "rlhf_loss", "dataset")) and i.name == "_component_"),
+            known[0],
+        )
         return Asked(_of_torchtune(" ".join(i.value for i in known if i.name == "_component_")), loss.line, "torchtune")
     return None
 

@@ -32,7 +32,9 @@ PYTHON = (".py", ".ipynb", ".pyw")
 SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 READ = PYTHON + SHELL + CONFIGS
-_CODE_WORDS = re.compile(r"train|torch|transformers|trl|loss|model|subprocess|os\.system|exec|llm|copy|def |import ", re.I)
+_CODE_WORDS = re.compile(
+    r"train|torch|transformers|trl|loss|model|subprocess|os\.system|exec|llm|copy|def |import ", re.I
+)
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Source:
     """Names and their lines, of a file whose tree is None: outside comments and strings."""
     note: str | None = None
     lines: tuple[str, ...] = field(default=(), repr=False)
+    declared: list[ast.Call | ast.ClassDef] | None = field(default=None, repr=False)
+    """Calls and classes by which options are declared; found when first asked for."""
 
     def line(self, number: int) -> str:
         """Line `number` (from 1), shortened; empty where there is none."""
@@ -80,10 +84,10 @@ def sources(
 def _chosen(files: Mapping[str, str | bytes], notes: list[str]) -> Sequence[tuple[str, str]]:
     """At most MAX_FILES, near the top first."""
     known = sorted((p for p in files if p.lower().endswith(READ)), key=lambda p: (p.count("/"), p))
-    chosen = []
+    chosen: list[tuple[str, str]] = []
     for path in known:
         raw = files[path]
-        head = raw[:MAX_FILE_CHARS + 1]
+        head = raw[: MAX_FILE_CHARS + 1]
         if len(raw) > len(head):
             notes.append(f"{path}: {len(raw):,} characters, not read")
             continue

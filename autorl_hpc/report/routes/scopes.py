@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 from autorl_hpc.report.routes.reading import Source
 
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Bindings = Literal["value", "part", "more"]
 """value: the name is the expression; part: it is taken out of it; more: the expression is added to it."""
 
@@ -66,14 +66,17 @@ class Scopes:
 
     def __init__(self) -> None:
         self._made: dict[int, Scope] = {}
+        self.modules: list[Scope] = []
+        """Files that the code has come to so far."""
 
-    def module(self, source: Source, is_main: bool = False, key: int | None = None) -> Scope:
+    def module(self, source: Source, is_main: bool = False) -> Scope:
         """The scope of a file, which has a tree."""
         assert source.tree is not None
-        made = self._made.get(key or id(source.tree))
+        made = self._made.get(id(source.tree))
         if made is None:
             made = self._built(Scope(source, source.tree, None), source.tree.body)
-            self._made[key or id(source.tree)] = made
+            self._made[id(source.tree)] = made
+            self.modules.append(made)
         made.is_main = made.is_main or is_main
         return made
 
@@ -204,7 +207,12 @@ def _target(scope: Scope, target: ast.expr, value: ast.expr, how: Bindings, test
 def _added(scope: Scope, value: ast.expr, tests: tuple[ast.expr, ...]) -> None:
     if isinstance(value, ast.Yield) and value.value is not None:
         scope.returns.append(value.value)
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDERS and value.args:
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in _ADDERS
+        and value.args
+    ):
         name = dotted(value.func.value)
         if name:
             scope.names.setdefault(name, []).append(Bound(value.args[-1], "more", tests))

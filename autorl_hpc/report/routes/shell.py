@@ -20,8 +20,10 @@ Arms = tuple[tuple[str, int], ...]
 """The branches in which something stands, from outside in: which question, which answer."""
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*|\d))")
-_FUNCTION = re.compile(r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]{0,200}))?\}|([A-Za-z_]\w*|\d))")
+_FUNCTION = re.compile(
+    r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$"
+)
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", ";;", "|&"})
 _LEADING = frozenset({"then", "else", "do", "!", "{", "(", "while", "until"})
 
@@ -165,7 +167,7 @@ def _one(words: list[str], number: int, text: str, state: _State) -> None:
         if head in ("elif", "else") and state.blocks:
             block = state.blocks[-1]
             block[1] = int(str(block[1])) + 1
-            block[2] = {True: False, False: True}.get(block[2], None) if isinstance(block[2], bool) else None  # type: ignore[arg-type]
+            block[2] = {True: False, False: True}.get(block[2]) if isinstance(block[2], bool) else None
             if head == "elif" and block[2] is True:
                 block[2] = _condition(words[1:], state)
         if head in ("fi", "esac") and state.blocks:
@@ -173,7 +175,7 @@ def _one(words: list[str], number: int, text: str, state: _State) -> None:
         if head == "elif":
             return
         words = words[1:]
-    if words and len(words) > 1 and words[1] == ")" or (words and words[0].endswith(")") and state.blocks):
+    if (words and len(words) > 1 and words[1] == ")") or (words and words[0].endswith(")") and state.blocks):
         _case_arm(words, number, text, state)
         return
     words = _without_redirections([w for w in words if w not in ("(", ")", "}")])
@@ -235,7 +237,7 @@ def _run_words(words: list[str], number: int, text: str, state: _State) -> None:
 def _add(command: Command, number: int, text: str, state: _State) -> None:
     if command.kind == "other" or not _live(state) or len(state.script.lines) >= MAX_LINES:
         return
-    env = tuple((*((k, v) for k, v in state.variables.items() if not k.isdigit()), *command.env))
+    env = (*((k, v) for k, v in state.variables.items() if not k.isdigit()), *command.env)
     arms = tuple((str(question), int(str(arm))) for question, arm, *_ in state.blocks if _[0] is None)
     full = Command(command.kind, command.target, command.args, env)
     state.script.lines.append(Line(full, number, " ".join(text.split())[:300], arms))

@@ -8,92 +8,24 @@ from __future__ import annotations
 
 import ast
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Union
+from collections.abc import Mapping, Sequence
 
-from autorl_hpc.report.routes import configs
+from autorl_hpc.report.routes import conditions, configs, wellknown
 from autorl_hpc.report.routes.commands import options, positional
+from autorl_hpc.report.routes.constants import ARITHMETIC, is_number, keyword, literal, of_environ
+from autorl_hpc.report.routes.declared import Declared, declarations
+from autorl_hpc.report.routes.kinds import Args, Cls, Conf, Const, Func, Lib, Lit, Made, Mod, Value
 from autorl_hpc.report.routes.names import TRAINER_CLASSES
 from autorl_hpc.report.routes.reading import Source
-from autorl_hpc.report.routes.scopes import Function, Scope, Scopes
+from autorl_hpc.report.routes.scopes import Scope, Scopes
 
 MAX_DEPTH = 14
 MAX_VALUES = 6
 MAX_STEPS = 400_000
 """Of one analysis; some seconds."""
+MAX_QUESTION = 3_000
+"""Steps of one question: a name with many bindings is unknown rather than slow."""
 MAX_CONST_CHARS = 5_000
-
-
-@dataclass(frozen=True)
-class Lib:
-    """A name of a library, or of Python itself."""
-
-    name: str
-
-    @property
-    def last(self) -> str:
-        return self.name.rsplit(".", 1)[-1]
-
-
-@dataclass(frozen=True)
-class Func:
-    node: Function
-    parent: Scope = field(hash=False, compare=False)
-    me: ast.expr | None = field(default=None, hash=False, compare=False)
-    """The object of a bound method."""
-
-
-@dataclass(frozen=True)
-class Cls:
-    node: ast.ClassDef
-    parent: Scope = field(hash=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a call of `of` returned."""
-
-    of: Union[Lib, Cls]
-    call: ast.Call
-    scope: Scope = field(hash=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Const:
-    value: str | int | float | bool | None
-
-
-@dataclass(frozen=True)
-class Lit:
-    """A literal list, tuple, set or dict."""
-
-    expr: ast.expr
-    scope: Scope = field(hash=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Args:
-    """Parsed command-line options."""
-
-
-@dataclass(frozen=True)
-class Conf:
-    """A configuration file that was loaded, below a key."""
-
-    path: str
-    prefix: str = ""
-
-
-@dataclass(frozen=True)
-class Mod:
-    """A local module."""
-
-    scope: Scope = field(hash=False, compare=False)
-    path: str = ""
-
-
-Value = Union[Lib, Func, Cls, Made, Const, Lit, Args, Conf, Mod]
 
 
 class Values:
@@ -112,7 +44,8 @@ class Values:
         self.positional = positional(args)
         self.env = dict(env or {})
         self.steps = 0
-        self._declared: dict[str, tuple[ast.expr, Scope]] | None = None
+        self._until = MAX_QUESTION
+        self._declared: tuple[int, Declared] | None = None
         self._configs: dict[str, list[configs.Item]] = {}
         self._active: set[tuple[int, int]] = set()
 
@@ -120,8 +53,10 @@ class Values:
 
     def of(self, expr: ast.expr | None, scope: Scope, depth: int = 0) -> tuple[Value, ...]:
         """All that `expr` may be; empty: unknown."""
+        if depth == 0:
+            self._until = min(MAX_STEPS, self.steps + MAX_QUESTION)
         self.steps += 1
-        if expr is None or depth > MAX_DEPTH or self.steps > MAX_STEPS:
+        if expr is None or depth > MAX_DEPTH or self.steps > self._until:
             return ()
         key = (id(expr), id(scope))
         if key in self._active:
@@ -156,7 +91,9 @@ class Values:
             return found or self.of(expr.values[-1], scope, depth + 1)
         if isinstance(expr, ast.Subscript):
             return self._item(expr, scope, depth)
-        if isinstance(expr, (ast.Compare, ast.BoolOp)) or (isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.Not)):
+        if isinstance(expr, (ast.Compare, ast.BoolOp)) or (
+            isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.Not)
+        ):
             known = self.truth(expr, scope, depth + 1)
             return () if known is None else (Const(known),)
         if isinstance(expr, ast.JoinedStr):
@@ -164,7 +101,7 @@ class Values:
         if isinstance(expr, ast.BinOp):
             return self._sum(expr, scope, depth)
         if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
-            return [Const(-v.value) for v in self.of(expr.operand, scope, depth + 1) if _is_number(v)]  # type: ignore[operator,union-attr]
+            return [Const(-v.value) for v in self.of(expr.operand, scope, depth + 1) if is_number(v)]  # type: ignore[operator,union-attr]
         if isinstance(expr, (ast.Await, ast.Starred)):
             return self.of(expr.value, scope, depth + 1)
         if isinstance(expr, ast.Lambda):
@@ -216,7 +153,7 @@ class Values:
         if found:
             return found
         if name in self.options and not scope.bound.get(name) and scope.module.is_main:
-            return (Const(_literal(self.options[name])),)
+            return (Const(literal(self.options[name])),)
         return self.of(scope.params[name], scope.parent or scope, depth + 1) if not scope.bound.get(name) else ()
 
     def _imported(self, module: str, name: str | None, level: int, scope: Scope, depth: int) -> Sequence[Value]:
@@ -285,11 +222,11 @@ class Values:
             return (base,) if attr in ("remote", "fn", "spawn", "main") else ()
         if isinstance(base, Made):
             if isinstance(base.of, Cls):
-                given = _keyword(base.call, attr)
+                given = keyword(base.call, attr)
                 if given is not None:
                     return self.of(given, base.scope, depth + 1)
                 return self.of_class(base.of, attr, me, depth)
-            given = _keyword(base.call, attr)
+            given = keyword(base.call, attr)
             if given is not None:
                 return self.of(given, base.scope, depth + 1)
             return (Lib(f"{base.of.name}().{attr}"),)
@@ -330,7 +267,7 @@ class Values:
         return found
 
     def _call(self, expr: ast.Call, scope: Scope, depth: int) -> Sequence[Value]:
-        special = self._well_known(expr, scope, depth)
+        special = wellknown.call(self, expr, scope, depth)
         if special is not None:
             return special
         found: list[Value] = []
@@ -343,83 +280,17 @@ class Values:
                     found += self.of(returned, inner, depth + 1)
         return found
 
-    def _well_known(self, call: ast.Call, scope: Scope, depth: int) -> Sequence[Value] | None:
-        """Calls whose value is known without their library; None: none of these."""
-        func = call.func
-        attr = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-        args = call.args
-        if attr in ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config"):
-            return (Args(),)
-        if attr == "getattr" and len(args) >= 2:
-            return [
-                v
-                for name in self.of(args[1], scope, depth + 1)
-                if isinstance(name, Const) and isinstance(name.value, str)
-                for base in self.of(args[0], scope, depth + 1)
-                for v in self.attribute(base, name.value, args[0], depth + 1)
-            ]
-        if attr in ("import_module", "__import__") and args:
-            return [self._module_named(v.value, scope) for v in self.of(args[0], scope, depth + 1) if isinstance(v, Const)]
-        if attr == "partial" and args:
-            return self.of(args[0], scope, depth + 1)
-        if attr in ("str", "Path", "int", "float", "abspath", "expanduser", "fspath", "realpath") and len(args) == 1:
-            return [v for v in self.of(args[0], scope, depth + 1) if isinstance(v, Const)]
-        if attr == "join" and isinstance(func, ast.Attribute) and len(args) > 1:
-            return self._path(args, scope, depth)
-        if (attr == "getenv" or (attr == "get" and _of_environ(func))) and args:
-            return self._environment(args, scope, depth)
-        if attr in ("safe_load", "load", "full_load", "loads") and args and (path := self._opened(args[0], scope, depth)):
-            return (Conf(path),)
-        if attr == "get" and isinstance(func, ast.Attribute) and args:
-            found = self._item_of(func.value, args[0], scope, depth)
-            return found or (self.of(args[1], scope, depth + 1) if len(args) > 1 else ())
-        if attr in ("vars", "asdict", "copy", "deepcopy", "Namespace", "to", "cuda", "eval") and len(args) == 1:
-            return self.of(args[0], scope, depth + 1)
-        return None
-
-    def _module_named(self, name: object, scope: Scope) -> Value:
-        local = self.module(str(name), 0, scope)
-        return Mod(local, local.source.path) if local is not None else Lib(str(name))
-
-    def _path(self, args: Sequence[ast.expr], scope: Scope, depth: int) -> Sequence[Value]:
-        parts = [self.text(each, scope, depth + 1) for each in args[:8]]
-        known = [p if p is not None else "?" for p in parts]
-        return (Const("/".join(known)),) if any(p is not None for p in parts) else ()
-
-    def _environment(self, args: Sequence[ast.expr], scope: Scope, depth: int) -> Sequence[Value]:
-        name = self.text(args[0], scope, depth + 1)
-        if name is not None and name in self.env:
-            return (Const(self.env[name]),)
-        return self.of(args[1], scope, depth + 1) if len(args) > 1 else ()
-
-    def _opened(self, expr: ast.expr, scope: Scope, depth: int) -> str | None:
-        """The configuration file that an expression opens or reads."""
-        call = expr
-        if isinstance(call, ast.Name):
-            bindings = scope.names.get(call.id, [])
-            call = bindings[-1].expr if bindings else call
-        if isinstance(call, ast.Call):
-            inner = call.args[0] if call.args else getattr(call.func, "value", None)
-            if isinstance(inner, ast.Call):
-                inner = inner.args[0] if inner.args else None
-            path = self.text(inner, scope, depth + 1)
-            if path is not None:
-                from autorl_hpc.report.routes.commands import matching
-
-                return matching(path, self.sources, posixpath.dirname(scope.source.path))
-        return None
-
     def _item(self, expr: ast.Subscript, scope: Scope, depth: int) -> Sequence[Value]:
-        if _of_environ(expr) and (name := self.text(expr.slice, scope, depth + 1)):
+        if of_environ(expr) and (name := self.text(expr.slice, scope, depth + 1)):
             return (Const(self.env[name]),) if name in self.env else ()
         if isinstance(expr.value, ast.Attribute) and expr.value.attr == "argv":
             at = expr.slice.value if isinstance(expr.slice, ast.Constant) else None
             if isinstance(at, int) and 0 < at <= len(self.positional):
                 return (Const(self.positional[at - 1]),)
             return ()
-        return self._item_of(expr.value, expr.slice, scope, depth)
+        return self.item_of(expr.value, expr.slice, scope, depth)
 
-    def _item_of(self, base: ast.expr, key: ast.expr, scope: Scope, depth: int) -> Sequence[Value]:
+    def item_of(self, base: ast.expr, key: ast.expr, scope: Scope, depth: int) -> Sequence[Value]:
         names = [v.value for v in self.of(key, scope, depth + 1) if isinstance(v, Const)]
         found: list[Value] = []
         for value in self.of(base, scope, depth + 1):
@@ -430,13 +301,15 @@ class Values:
             elif isinstance(value, Lit):
                 found += self._of_literal(value, names, depth)
             elif isinstance(value, Made) and isinstance(value.of, Lib) and value.of.last == "dict" and names:
-                given = _keyword(value.call, str(names[0]))
+                given = keyword(value.call, str(names[0]))
                 found += self.of(given, value.scope, depth + 1) if given is not None else ()
         return found
 
     def _of_literal(self, value: Lit, names: Sequence[object], depth: int) -> list[Value]:
         if isinstance(value.expr, ast.Dict):
-            pairs = [(k, v) for k, v in zip(value.expr.keys, value.expr.values, strict=True) if isinstance(k, ast.Constant)]
+            pairs = [
+                (k, v) for k, v in zip(value.expr.keys, value.expr.values, strict=True) if isinstance(k, ast.Constant)
+            ]
             chosen = [v for k, v in pairs if k.value in names] if names else [v for _, v in pairs][:MAX_VALUES]
         elif isinstance(value.expr, (ast.List, ast.Tuple)):
             ints = [n for n in names if isinstance(n, int) and -len(value.expr.elts) <= n < len(value.expr.elts)]
@@ -465,8 +338,8 @@ class Values:
         a, b = left[0].value, right[0].value
         if isinstance(a, str) and isinstance(b, str) and isinstance(expr.op, (ast.Add, ast.Div)):
             return (Const((a + b if isinstance(expr.op, ast.Add) else f"{a}/{b}")[:MAX_CONST_CHARS]),)
-        compute = _ARITHMETIC.get(type(expr.op))
-        if compute is None or not (_is_number(left[0]) and _is_number(right[0])):
+        compute = ARITHMETIC.get(type(expr.op))
+        if compute is None or not (is_number(left[0]) and is_number(right[0])):
             return ()
         try:
             value = compute(float(a), float(b))  # type: ignore[arg-type]
@@ -483,40 +356,11 @@ class Values:
     def option(self, name: str, depth: int = 0) -> Sequence[Value]:
         """A command-line option: as given, else its declared default."""
         if name in self.options:
-            return (Const(_literal(self.options[name])),)
-        declared = self._declarations().get(name)
+            return (Const(literal(self.options[name])),)
+        if self._declared is None or self._declared[0] != len(self.scopes.modules):
+            self._declared = len(self.scopes.modules), declarations(self.scopes.modules)
+        declared = self._declared[1].get(name)
         return self.of(declared[0], declared[1], depth + 1) if declared is not None else ()
-
-    def _declarations(self) -> dict[str, tuple[ast.expr, Scope]]:
-        """Defaults of options by name: `add_argument` calls and fields of dataclasses."""
-        if self._declared is None:
-            self._declared = {}
-            for source in self.sources.values():
-                if source.tree is None or not ("add_argument" in source.text or "dataclass" in source.text):
-                    continue
-                scope = self.scopes.module(source)
-                for node in ast.walk(source.tree):
-                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-                        self._declare(node, scope)
-                    elif isinstance(node, ast.ClassDef):
-                        for field_ in node.body:
-                            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and field_.value:
-                                self._declared.setdefault(field_.target.id, (field_.value, scope))
-        return self._declared
-
-    def _declare(self, call: ast.Call, scope: Scope) -> None:
-        assert self._declared is not None
-        flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        name = next((f for f in flags if f.startswith("--")), flags[0] if flags else "").lstrip("-").replace("-", "_")
-        destination = _keyword(call, "dest")
-        if isinstance(destination, ast.Constant):
-            name = str(destination.value)
-        default = _keyword(call, "default")
-        action = _keyword(call, "action")
-        if default is None and isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
-            default = ast.Constant(value=action.value == "store_false")
-        if name and default is not None:
-            self._declared[name] = (default, scope)
 
     def _configured(self, conf: Conf, name: str) -> Sequence[Value]:
         known = self._configs.get(conf.path)
@@ -525,101 +369,9 @@ class Values:
         key = f"{conf.prefix}.{name}" if conf.prefix else name
         exact = [item for item in known if item.key == key or (conf.path.endswith(".json") and item.name == name)]
         if exact:
-            return (Const(_literal(exact[-1].value)),)
+            return (Const(literal(exact[-1].value)),)
         return (Conf(conf.path, key),) if any(item.key.startswith(key + ".") for item in known) else ()
-
-    # -- conditions ------------------------------------------------------------------------------------------------
 
     def truth(self, test: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
         """Whether a condition holds; None: it can't be told."""
-        if depth > MAX_DEPTH:
-            return None
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            known = self.truth(test.operand, scope, depth + 1)
-            return None if known is None else not known
-        if isinstance(test, ast.BoolOp):
-            known_ = [self.truth(each, scope, depth + 1) for each in test.values[:12]]
-            decisive = isinstance(test.op, ast.Or)
-            if decisive in known_:
-                return decisive
-            return None if None in known_ else not decisive
-        if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            return self._compared(test.left, test.ops[0], test.comparators[0], scope, depth)
-        if isinstance(test, ast.Name) and test.id in ("TYPE_CHECKING",):
-            return False
-        found = self.of(test, scope, depth + 1)
-        if found and all(isinstance(v, Const) for v in found):
-            truths = {bool(v.value) for v in found if isinstance(v, Const)}
-            return truths.pop() if len(truths) == 1 else None
-        return None
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr, scope: Scope, depth: int) -> bool | None:
-        if isinstance(left, ast.Name) and left.id == "__name__":
-            return scope.module.is_main if isinstance(op, ast.Eq) else not scope.module.is_main
-        a = self.of(left, scope, depth + 1)
-        if len(a) != 1 or not isinstance(a[0], Const):
-            return None
-        if isinstance(op, (ast.In, ast.NotIn)):
-            for value in self.of(right, scope, depth + 1):
-                if isinstance(value, Lit) and isinstance(value.expr, (ast.List, ast.Tuple, ast.Set)):
-                    inside = [v.value for e in value.expr.elts[:50] for v in self.of(e, value.scope, depth + 1) if isinstance(v, Const)]
-                    return (a[0].value in inside) == isinstance(op, ast.In)
-                if isinstance(value, Const) and isinstance(value.value, str) and isinstance(a[0].value, str):
-                    return (a[0].value in value.value) == isinstance(op, ast.In)
-            return None
-        b = self.of(right, scope, depth + 1)
-        if len(b) != 1 or not isinstance(b[0], Const):
-            return None
-        compare = _COMPARISONS.get(type(op))
-        try:
-            return bool(compare(a[0].value, b[0].value)) if compare is not None else None
-        except TypeError:
-            return None
-
-
-_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[..., object]] = {
-    ast.Eq: lambda a, b: a == b,
-    ast.NotEq: lambda a, b: a != b,
-    ast.Is: lambda a, b: a is b or a == b,
-    ast.IsNot: lambda a, b: not (a is b or a == b),
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-}
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, Const) and isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
-
-
-def _keyword(call: ast.Call, name: str) -> ast.expr | None:
-    return next((k.value for k in call.keywords if k.arg == name), None)
-
-
-def _of_environ(expr: ast.expr) -> bool:
-    inner = getattr(expr, "value", None)
-    return isinstance(inner, ast.Attribute) and inner.attr == "environ" or isinstance(inner, ast.Name) and inner.id == "environ"
-
-
-def _literal(text: str) -> str | int | float | bool | None:
-    """A word of a command line or configuration as the value that it is."""
-    lower = text.strip().lower()
-    if lower in ("true", "false"):
-        return lower == "true"
-    if lower in ("none", "null", "~"):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(lower)
-        except ValueError:
-            continue
-    return text
+        return conditions.truth(self, test, scope, depth)
