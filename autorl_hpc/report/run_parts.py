@@ -38,6 +38,8 @@ def parts(run: RunSummary, *, html: bool) -> dict[str, Any]:
         "used": used_rows(story.resources),
         "skill": skill_rows(story),
         "mode_told": mode_told(run),
+        "places": "; ".join(story.jobs + story.nodes),
+        "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
         "recorded": is_recorded(story),
         "diff": (lambda one: Markup(diff_html(one))) if html else (lambda one: Markup(diff_markdown(one))),
         "facts": iteration_rows,

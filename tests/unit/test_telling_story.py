@@ -310,8 +310,9 @@ def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:
         EvidenceLine(where="agent.log, byte 77", says="the question itself"),
         EvidenceLine(where="x" * 1000, says="y" * 1000),
     ]
+    assert len(shown_lines([EvidenceLine(where=f"a.py:{i}", says="x") for i in range(30)])) == 8
     found = shown_lines(lines * 3, hide_code={"code/leak.py", "agent.log"})
-    assert len(found) == 8 and found[0].says == "os.environ['HF_TOKEN'] = '***'"
+    assert len(found) == 5 and found[0].says == "os.environ['HF_TOKEN'] = '***'"
     assert all(line.says.startswith("(not shown") for line in found[1:4])
     assert len(found[4].where) <= 160 and len(found[4].says) <= 240
     assert all(line.says.startswith("(not shown") for line in shown_lines(lines, hide_all=True))

@@ -31,7 +31,7 @@ def shown_lines(
             if hide_all or _is_in(line.where, hide_code)
             else clean_code(masked(line.says).strip(), MAX_SAYS_CHARS),
         )
-        for line in lines[:MAX_LINES]
+        for line in list(dict.fromkeys(lines))[:MAX_LINES]
     )
 
 
