@@ -29,9 +29,15 @@ HOSTILE: dict[str, str | bytes] = {
     "deeper.py": "".join(f"{' ' * n}if x:\n" for n in range(300)) + " " * 300 + "pass\n",
     "loops.py": "def f(): return g()\ndef g(): return f()\nclass A(A): pass\nclass B(C): pass\nclass C(B): pass\nx = x\ny = z\nz = y\n"
     "f().train()\nx.train()\ny.train()\nA().train()\nB(x).backward()\n",
-    "fan.py": "import torch\n" + "".join(f"a{n} = [a{n - 1}, a{n - 1}][k] or a{n - 1} if a{n - 1} else a{n - 1}\n" for n in range(1, 60)) + "a59.train()\n",
-    "calls_of_calls.py": "def f0(): import torch\n" + "".join(f"def f{n}():\n    f{n - 1}()\n    f{n - 1}()\n" for n in range(1, 100)) + "f99()\n",
-    "many.py": "import torch\n" + "".join(f"def f{n}(x):\n    return f{n + 1}(x) + x.loss\n" for n in range(3_000)) + "f0(y).backward()\n",
+    "fan.py": "import torch\n"
+    + "".join(f"a{n} = [a{n - 1}, a{n - 1}][k] or a{n - 1} if a{n - 1} else a{n - 1}\n" for n in range(1, 60))
+    + "a59.train()\n",
+    "calls_of_calls.py": "def f0(): import torch\n"
+    + "".join(f"def f{n}():\n    f{n - 1}()\n    f{n - 1}()\n" for n in range(1, 100))
+    + "f99()\n",
+    "many.py": "import torch\n"
+    + "".join(f"def f{n}(x):\n    return f{n + 1}(x) + x.loss\n" for n in range(3_000))
+    + "f0(y).backward()\n",
     "terms.py": "import torch\nloss = " + " * ".join(["reward"] * 900) + "\nloss.backward()\n",
     "formatted.py": "import torch\nx = f'" + "{y}" * 5_000 + "'\nx.train()\n",
     "power.py": "import torch\nx = 10 ** 10 ** 10 ** 10\ny = 'a' * 10 ** 12\nz = 1e308 * 1e308 - 1 % 0\nif x: z.train()\n",
@@ -50,7 +56,7 @@ HOSTILE: dict[str, str | bytes] = {
     "functions.sh": "".join(f"f{n}() {{\nf{n + 1}\nf{n + 1}\n}}\n" for n in range(500)) + "f0\n",
     "itself.sh": "bash itself.sh\nsource itself.sh\n./itself.sh\npython itself.py\n",
     "itself.py": "import itself, subprocess, os\nsubprocess.run(['python', 'itself.py'])\nos.system('bash itself.sh')\nexec(open('itself.py').read())\n",
-    "variables.sh": 'A=x\n' + 'A="$A$A"\n' * 200 + 'python $A\n',
+    "variables.sh": "A=x\n" + 'A="$A$A"\n' * 200 + "python $A\n",
     "dollars.sh": "python " + "${A:-" * 5_000 + "\n",
     "here.sh": "cat <<EOF > x.py\n" * 2_000,
     "blanks.py": "import torch\n" + " " * 300_000 + "x",
@@ -69,7 +75,9 @@ def test_no_file_stops_the_reader(name: str) -> None:
 
 
 def test_what_was_not_read_is_said() -> None:
-    told = planned({"train.py": TRAINER, "huge.py": HOSTILE["huge.py"], "parentheses.py": HOSTILE["parentheses.py"] + "# train"})
+    told = planned(
+        {"train.py": TRAINER, "huge.py": HOSTILE["huge.py"], "parentheses.py": HOSTILE["parentheses.py"] + "# train"}
+    )
     assert any(note.startswith("huge.py: 10,") and "not read" in note for note in told.notes)
     assert any(note.startswith("parentheses.py:") for note in told.notes)
 
@@ -84,7 +92,9 @@ def test_a_half_written_file_is_told_by_its_words_and_says_so() -> None:
 
 
 def test_two_thousand_files() -> None:
-    files = {f"pkg{n % 40}/mod{n}.py": f"import torch\nimport mod{n + 1}\ndef train(): pass\n" * 5 for n in range(2_000)}
+    files = {
+        f"pkg{n % 40}/mod{n}.py": f"import torch\nimport mod{n + 1}\ndef train(): pass\n" * 5 for n in range(2_000)
+    }
     began = time.process_time()
     told = planned({**files, "train.py": TRAINER})
     assert told.route is Route.SFT

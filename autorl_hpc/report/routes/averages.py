@@ -8,8 +8,11 @@ from itertools import islice
 from autorl_hpc.report.routes.flow import called
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.values import Values
+from autorl_hpc.report.routes.words import words
 
 _LOADED = ("state_dict", "load_file", "safetensors", "safe_open", "torch.load", "named_parameters", "parameters()")
+_IN_PLACE = frozenset({"add_", "mul_", "sub_", "div_", "copy_", "normal_", "lerp_"})
+_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
 _LIBRARY = frozenset({"add_weighted_adapter", "update_parameters", "run_merge", "AveragedModel"})
 
 
@@ -42,6 +45,8 @@ def _by_key(node: ast.AST, scope: Scope) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name == "lerp":
             return len(_dicts(node)) >= 2
+        if name in ("add_", "lerp_") and isinstance(node.func, ast.Attribute) and _key(node.func.value) is not None:
+            return not any(isinstance(n, ast.Attribute) and n.attr.startswith("rand") for n in ast.walk(node))
         if name in ("stack", "sum", "mean") and node.args:
             inner = node.args[0]
             if isinstance(inner, (ast.ListComp, ast.GeneratorExp)):
@@ -54,12 +59,12 @@ def _by_key(node: ast.AST, scope: Scope) -> bool:
 
 def _of_weights(inner: ast.ListComp | ast.GeneratorExp, scope: Scope) -> bool:
     """Whether what is iterated are state dicts and not rows of data."""
-    text = ast.dump(inner.generators[0].iter).lower()
+    text = words(inner.generators[0].iter)
     if any(w in text for w in ("state", "sd", "weights", "models", "params", "ckpt", "checkpoint", "soup")):
         return True
     names = [n.id for n in ast.walk(inner.generators[0].iter) if isinstance(n, ast.Name)]
     bound = [b.expr for name in names for b in scope.names.get(name, [])[:4]]
-    return any(w in ast.dump(b).lower() for b in bound for w in ("state_dict", "load_file", "torch"))
+    return any(w in words(b) for b in bound for w in ("state_dict", "load_file", "torch"))
 
 
 def _dicts(node: ast.AST) -> set[tuple[str, str]]:
@@ -76,5 +81,25 @@ def _key(node: ast.AST) -> tuple[str, str] | None:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
         base = node.value
         if isinstance(base, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-            return ast.unparse(base)[:80], node.slice.id
+            return words(base)[:80], node.slice.id
     return None
+
+
+def changes_weights(node: ast.Expr | ast.AugAssign, scope: Scope) -> bool:
+    """Whether a statement changes parameters in place, with no loss: noise, scaling, editing."""
+    if isinstance(node, ast.AugAssign):
+        target: ast.expr = node.target
+    elif (
+        isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr in _IN_PLACE
+    ):
+        target = node.value.func.value
+    else:
+        return False
+    while isinstance(target, (ast.Attribute, ast.Subscript)):
+        target = target.value
+    if not isinstance(target, ast.Name):
+        return False
+    bound = [b.expr for b in scope.names.get(target.id, [])[:4]]
+    return any(isinstance(n, ast.Attribute) and n.attr in _PARAMETERS for b in bound for n in islice(ast.walk(b), 50))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from autorl_hpc.report.routes import losses, trainers
-from autorl_hpc.report.routes.averages import averaging
+from autorl_hpc.report.routes import given, losses, trainers
+from autorl_hpc.report.routes.averages import averaging, changes_weights
 from autorl_hpc.report.routes.commands import split, understood
 from autorl_hpc.report.routes.events import Event, What
 from autorl_hpc.report.routes.flow import Flow, filters, flow, generates, judges
@@ -18,6 +18,7 @@ from autorl_hpc.report.routes.names import API_CLIENTS
 from autorl_hpc.report.routes.scopes import Scope, statements
 from autorl_hpc.report.routes.shell import Arms
 from autorl_hpc.report.routes.values import Values
+from autorl_hpc.report.routes.words import words
 from autorl_hpc.states import Route
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _PROCESSES = frozenset(
 _WRITERS = frozenset(
     {"to_json", "save_to_disk", "to_parquet", "to_csv", "write_text", "dump", "write", "writelines", "to_jsonl"}
 )
+MAX_SETTINGS = 500
+"""Noted of one script."""
 _MODEL_WORDS = ("model", "policy", "net", "actor", "critic", "backbone", "llm")
 
 
@@ -55,6 +58,7 @@ def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arm
     attr = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     names = {t.name for t in targets if isinstance(t, Lib)}
     _trainer_made(walk, node, targets, scope, arms)
+    _note(walk, given.of_call(node, targets, attr, scope, walk.values))
     if attr in ("train", "step", "fit") and isinstance(func, ast.Attribute):
         _trained(walk, func, node, scope, arms)
     if attr == "backward" and isinstance(func, ast.Attribute):
@@ -70,6 +74,11 @@ def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arm
     if attr in ("run_path", "run_module") and node.args:
         _script(walk, node, walk.values.text(node.args[0], scope), scope, arms)
     _files(walk, node, attr, names, scope, arms)
+
+
+def _note(walk: Walk, found: Iterable[given.Given]) -> None:
+    if len(walk.settings) < MAX_SETTINGS:
+        walk.settings += found
 
 
 def _root(func: ast.expr) -> str:
@@ -123,12 +132,7 @@ def _told_by_flow(made: Event, found: Flow, values: Values) -> None:
 def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms: Arms) -> None:
     receivers = walk.values.of(func.value, scope)
     made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
-    if (
-        func.attr == "train"
-        and not receivers
-        and not made
-        and not any(w in ast.dump(func.value).lower() for w in _MODEL_WORDS)
-    ):
+    if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
         made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
     for trainer in made:
         if func.attr == "step" and trainer.route is not Route.PPO:
@@ -186,11 +190,26 @@ def _sampling(node: ast.Call, scope: Scope, arms: Arms, values: Values) -> Event
             continue
         for target in values.of(expr.func, where):
             if isinstance(target, Lib):
-                made.elsewhere |= target.name.split(".", 1)[0] in API_CLIENTS
+                made.elsewhere |= target.name.split(".", 1)[0] in API_CLIENTS and not _is_local(expr, where, values)
                 if target.last in ("LLM", "from_pretrained", "pipeline", "AsyncLLM", "Engine", "LLMEngine"):
                     models |= trainers.models(expr, where, values)
     made.models = frozenset(models)
     return made
+
+
+def _is_local(client: ast.Call, scope: Scope, values: Values) -> bool:
+    """Whether a client's or a request's model runs on this node: `base_url="http://localhost:8000/v1"`."""
+    root = client
+    for _ in range(12):
+        inner = root.func
+        while isinstance(inner, ast.Attribute):
+            inner = inner.value
+        made = [v.call for v in values.of(inner, scope) if isinstance(v, Made)]
+        if any(k.arg in ("base_url", "api_base") for k in root.keywords) or not made:
+            break
+        root = made[0]
+    urls = [values.text(k.value, scope) or "" for k in root.keywords if k.arg in ("base_url", "api_base")]
+    return any(host in url for url in urls for host in ("localhost", "127.0.0.1", "0.0.0.0", "[::1]"))
 
 
 def paths(found: Flow, values: Values) -> frozenset[str]:
@@ -236,7 +255,7 @@ def _is_tokenizer(expr: ast.expr, scope: Scope, values: Values) -> bool:
     names = [t.of.name for t in values.of(expr, scope) if isinstance(t, Made) and isinstance(t.of, Lib)]
     if names:
         return all("token" in n.lower() or "processor" in n.lower() or "config" in n.lower() for n in names)
-    return "tok" in ast.dump(expr).lower()
+    return "tok" in words(expr)
 
 
 def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
@@ -247,11 +266,21 @@ def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms
     found = flow(content, scope, walk.values)
     made = event("write", node, scope, arms)
     _told_by_flow(made, found, walk.values)
-    if not made.sampled:
-        return
-    made.writes = paths(flow(node, scope, walk.values), walk.values)
-    made.kept = made.kept or _kept_around(node, scope)
-    walk.add(made)
+    target = _target_of(node, func)
+    made.writes = paths(flow(target, scope, walk.values), walk.values) if target is not None else frozenset()
+    if made.writes and (made.sampled or made.reads):
+        made.kept = filters(found, walk.values) is not None or _kept_around(node, scope)
+        made.reads -= made.writes
+        walk.add(made)
+
+
+def _target_of(node: ast.Call, func: ast.Attribute) -> ast.expr | None:
+    """The expression that says where rows are written to."""
+    if func.attr in ("write", "writelines", "write_text"):
+        return func.value
+    if func.attr == "dump":
+        return node.args[1] if len(node.args) > 1 else None
+    return node.args[0] if node.args else None
 
 
 def _kept_around(node: ast.Call, scope: Scope) -> bool:
@@ -267,8 +296,8 @@ def _kept_around(node: ast.Call, scope: Scope) -> bool:
 
 
 def _process(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
-    for words in command_words(node.args, scope, walk.values):
-        walk.run(understood(words), event("generate", node, scope, arms), arms)
+    for line in command_words(node.args, scope, walk.values):
+        walk.run(understood(line), event("generate", node, scope, arms), arms)
 
 
 def command_words(args: Sequence[ast.expr], scope: Scope, values: Values) -> list[list[str]]:
@@ -279,10 +308,8 @@ def command_words(args: Sequence[ast.expr], scope: Scope, values: Values) -> lis
     lists = [v for v in values.of(args[0], scope) if isinstance(v, Lit) and isinstance(v.expr, (ast.List, ast.Tuple))]
     for each in lists[:4]:
         elements = each.expr.elts if isinstance(each.expr, (ast.List, ast.Tuple)) else []
-        words = [
-            values.text(e, each.scope) or ("python" if "executable" in ast.dump(e) else "?") for e in elements[:200]
-        ]
-        found.append(words)
+        line = [values.text(e, each.scope) or ("python" if "executable" in words(e) else "?") for e in elements[:200]]
+        found.append(line)
     text = values.text(args[0], scope)
     if text is not None and not lists:
         if len(args) > 1 and (rest := [values.text(a, scope) for a in args[1:]]) and all(rest):
@@ -319,6 +346,9 @@ def _script(walk: Walk, node: ast.Call, path: str | None, scope: Scope, arms: Ar
 
 def statement(walk: Walk, node: ast.stmt, scope: Scope, arms: Arms) -> None:
     """Notes what a statement means that is no call."""
+    _note(walk, given.of_assignment(node, scope, walk.values))
+    if isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
+        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))
     why = averaging(node, scope, walk.values)
     if why is not None:
         walk.add(event("average", node, scope, arms, route=Route.AVERAGING, why=why))

@@ -93,14 +93,27 @@ def _of_one(event: Event, events: Sequence[Event]) -> Route:
         return Route.DISTILLATION
     if event.kept:
         return Route.REJECTION_SAMPLING
-    for other in events:
-        if other.what == "write" and other.script != event.script and (other.writes & event.reads) - _COMMON:
-            event.tags.add(f"{other.path}:{other.line}")
-            if other.elsewhere or _foreign(other, event, events):
-                return Route.DISTILLATION
-            if other.kept:
-                return Route.REJECTION_SAMPLING
+    chain = _chain(event, events)
+    if any(other.sampled for other in chain):
+        event.tags |= {f"{other.path}:{other.line}" for other in chain if other.sampled or other.kept}
+        if any(other.elsewhere or _foreign(other, event, events) for other in chain if other.sampled):
+            return Route.DISTILLATION
+        if any(other.kept for other in chain):
+            return Route.REJECTION_SAMPLING
     return Route.SFT
+
+
+def _chain(event: Event, events: Sequence[Event]) -> list[Event]:
+    """The writings of the files that a training reads, and of those that these were made of; at most five deep."""
+    wanted = set(event.reads) - _COMMON
+    found: list[Event] = []
+    for _ in range(5):
+        new = [e for e in events if e.what == "write" and e not in found and (e.writes & wanted) - _COMMON]
+        if not new:
+            break
+        found += new
+        wanted |= {name for e in new for name in e.reads} - _COMMON
+    return found
 
 
 def _foreign(sampled: Event, trained: Event, events: Sequence[Event]) -> bool:
@@ -142,6 +155,9 @@ def _without_training(events: Sequence[Event]) -> Decision:
     averages = [e for e in events if e.what == "average"]
     if averages:
         return Decision(Route.AVERAGING, averages[:3], 0.9)
+    changed = [e for e in events if e.what == "change"]
+    if changed:
+        return Decision(Route.UNKNOWN, changed[:3], 0.6, notes=["weights are changed by hand"])
     opaque = [e for e in events if e.what == "opaque"]
     if opaque:
         return Decision(Route.UNKNOWN, opaque[:3], 0.3, notes=["a text is run that is not in the code"])

@@ -8,7 +8,7 @@ from typing import Literal
 from autorl_hpc.report.routes.shell import Arms
 from autorl_hpc.states import Route
 
-What = Literal["train", "no-policy", "copy", "save", "average", "generate", "write", "opaque", "made", "zero"]
+What = Literal["train", "no-policy", "copy", "save", "average", "change", "generate", "write", "opaque", "made", "zero"]
 """made: a trainer that is never run; zero: a training of no step or with learning rate 0; opaque: code that can't be read;
 no-policy: a reward model's training."""
 

@@ -85,6 +85,12 @@ def _through_attribute(node: ast.Attribute, scope: Scope, waiting: list[tuple[as
 
 
 def _through_call(node: ast.Call, scope: Scope, waiting: list[tuple[ast.expr, Scope]], values: Values) -> None:
+    for argument in node.args[:6]:  # a function that is handed over: pool.map(f, rows)
+        if isinstance(argument, ast.Name):
+            for target in values.of(argument, scope):
+                if isinstance(target, Func):
+                    inner = values.scopes.function(target.node, target.parent)
+                    waiting += [(each, inner) for each in inner.returns[:20]]
     for target in values.of(node.func, scope):
         if isinstance(target, Func):
             inner = values.scopes.function(target.node, target.parent)
@@ -156,11 +162,13 @@ def filters(made: Flow, values: Values) -> ast.AST | None:
         if judges(test) or _about_samples(test, scope, values):
             return test
     for node, _ in made.nodes:
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Compare, ast.BinOp)) and judges(node.slice):
+            return node  # rows[rows.reward > 0.5]
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in ("max", "sorted", "argmax", "nlargest", "topk") and judges(node):
                 return node
-            if name == "filter" and judges(node):
+            if name in ("filter", "query") and judges(node):
                 return node
     return None
 

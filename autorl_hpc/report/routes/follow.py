@@ -42,6 +42,7 @@ class Follower:
         """Trainers' programs that are run, with the place of the command."""
         self.used: dict[str, None] = {}
         """Files that something ran, in order."""
+        self.notes: list[str] = []
         self._depth = 0
         self._seen: set[tuple[str, str, tuple[str, ...]]] = set()
 
@@ -110,7 +111,10 @@ class Follower:
         number = len(self.ran) + 1
         walk = Walk(values, started, number)
         self.ran.append((source.path, values, walk))
-        walk.script(source)
+        try:
+            walk.script(source)
+        except RecursionError:  # an expression nested thousands deep: what was met before it counts
+            self.notes.append(f"{source.path}: nested too deeply, followed in part")
         for event in walk.events:
             event.arms = (*arms, *event.arms)
             if at is not None and event.path == source.path:

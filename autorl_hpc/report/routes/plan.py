@@ -42,7 +42,7 @@ def planned(
         confidence=round(decision.confidence, 2),
         alternatives=tuple(dict.fromkeys(decision.alternatives))[:MAX_ALTERNATIVES],
         scripts=tuple(follower.used),
-        notes=(*decision.notes, *notes),
+        notes=(*decision.notes, *follower.notes, *notes),
     )
 
 

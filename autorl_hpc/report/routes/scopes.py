@@ -28,6 +28,8 @@ class Bound:
     how: Bindings
     tests: tuple[ast.expr, ...] = ()
     """Conditions under which it happens, from outside in."""
+    index: int | None = None
+    """Of a part: which element of the expression; None: any."""
 
 
 @dataclass
@@ -188,20 +190,28 @@ def _bind(scope: Scope, statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Non
         _added(scope, statement.value, tests)
 
 
-def _target(scope: Scope, target: ast.expr, value: ast.expr, how: Bindings, tests: tuple[ast.expr, ...]) -> None:
+def _target(
+    scope: Scope,
+    target: ast.expr,
+    value: ast.expr,
+    how: Bindings,
+    tests: tuple[ast.expr, ...],
+    index: int | None = None,
+) -> None:
     if isinstance(target, (ast.Tuple, ast.List)):
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) and how == "value":
             for one, own in zip(target.elts, value.elts, strict=True):
                 _target(scope, one, own, how, tests)
             return
-        for one in target.elts:
-            _target(scope, one.value if isinstance(one, ast.Starred) else one, value, "part", tests)
+        for number, one in enumerate(target.elts):
+            inner = one.value if isinstance(one, ast.Starred) else one
+            _target(scope, inner, value, "part", tests, number if how == "value" else None)
         return
     if isinstance(target, ast.Subscript):
         target, how = target.value, "more"
     name = dotted(target)
     if name:
-        scope.names.setdefault(name, []).append(Bound(value, how, tests))
+        scope.names.setdefault(name, []).append(Bound(value, how, tests, index))
 
 
 def _added(scope: Scope, value: ast.expr, tests: tuple[ast.expr, ...]) -> None:

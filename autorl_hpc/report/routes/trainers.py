@@ -30,7 +30,7 @@ _OWN_LOSS = (
 )
 """Methods by which a subclass changes what is learned."""
 _STEPS = ("max_steps", "num_train_epochs", "learning_rate")
-_OPTIMISERS = frozenset({"AdamW", "Adam", "SGD", "AdamW8bit", "Adafactor", "Lion", "PagedAdamW8bit", "RMSprop"})
+OPTIMISERS = frozenset({"AdamW", "Adam", "SGD", "AdamW8bit", "Adafactor", "Lion", "PagedAdamW8bit", "RMSprop"})
 
 
 class Told(NamedTuple):
@@ -186,7 +186,7 @@ def optimiser_is_idle(reached: Iterable[Scope], values: Values) -> bool:
                 call = bound.expr
                 if (
                     isinstance(call, ast.Call)
-                    and getattr(call.func, "attr", getattr(call.func, "id", "")) in _OPTIMISERS
+                    and getattr(call.func, "attr", getattr(call.func, "id", "")) in OPTIMISERS
                 ):
                     rate = next((k.value for k in call.keywords if k.arg == "lr"), None)
                     rates.append(rate is not None and _is_zero(rate, scope, values))

@@ -17,7 +17,7 @@ from autorl_hpc.report.routes.declared import Declared, declarations
 from autorl_hpc.report.routes.kinds import Args, Cls, Conf, Const, Func, Lib, Lit, Made, Mod, Value
 from autorl_hpc.report.routes.names import TRAINER_CLASSES
 from autorl_hpc.report.routes.reading import Source
-from autorl_hpc.report.routes.scopes import Scope, Scopes
+from autorl_hpc.report.routes.scopes import Bound, Scope, Scopes
 
 MAX_DEPTH = 14
 MAX_VALUES = 6
@@ -137,6 +137,8 @@ class Values:
             for bound in scope.names[name][-MAX_VALUES:]:
                 if bound.how == "value":
                     found += self.of(bound.expr, scope, depth + 1)
+                elif bound.how == "part":
+                    found += self._part(bound, scope, depth)
             return found
         if name in scope.functions:
             return (Func(scope.functions[name], scope),)
@@ -146,12 +148,26 @@ class Values:
             return self._imported(*scope.imports[name], scope=scope, depth=depth)
         return None
 
+    def _part(self, bound: Bound, scope: Scope, depth: int) -> list[Value]:
+        """What a name is that takes an element of a literal list or tuple."""
+        found: list[Value] = []
+        for value in self.of(bound.expr, scope, depth + 1):
+            if isinstance(value, Args):
+                found.append(value)
+            elif isinstance(value, Lit) and isinstance(value.expr, (ast.List, ast.Tuple)):
+                elements = value.expr.elts
+                chosen = elements[:MAX_VALUES] if bound.index is None else elements[bound.index : bound.index + 1]
+                found += [each for element in chosen for each in self.of(element, value.scope, depth + 1)]
+        return found
+
     def _parameter(self, name: str, scope: Scope, depth: int) -> Sequence[Value]:
         found: list[Value] = []
         for expr, where in scope.bound.get(name, [])[:MAX_VALUES]:
             found += self.of(expr, where, depth + 1)
         if found:
             return found
+        if not found and (path := wellknown.hydra(self, scope)) is not None:
+            return (Conf(path),)
         if name in self.options and not scope.bound.get(name) and scope.module.is_main:
             return (Const(literal(self.options[name])),)
         return self.of(scope.params[name], scope.parent or scope, depth + 1) if not scope.bound.get(name) else ()
@@ -215,7 +231,7 @@ class Values:
         if isinstance(base, Args):
             return self.option(attr, depth)
         if isinstance(base, Conf):
-            return self._configured(base, attr)
+            return self.configured(base, attr)
         if isinstance(base, Cls):
             return self.of_class(base, attr, None, depth)
         if isinstance(base, Func):
@@ -295,7 +311,7 @@ class Values:
         found: list[Value] = []
         for value in self.of(base, scope, depth + 1):
             if isinstance(value, Conf) and names:
-                found += self._configured(value, str(names[0]))
+                found += self.configured(value, str(names[0]))
             elif isinstance(value, Args) and names:
                 found += self.option(str(names[0]), depth)
             elif isinstance(value, Lit):
@@ -362,7 +378,7 @@ class Values:
         declared = self._declared[1].get(name)
         return self.of(declared[0], declared[1], depth + 1) if declared is not None else ()
 
-    def _configured(self, conf: Conf, name: str) -> Sequence[Value]:
+    def configured(self, conf: Conf, name: str) -> Sequence[Value]:
         known = self._configs.get(conf.path)
         if known is None:
             known = self._configs[conf.path] = configs.items(self.sources[conf.path].text, conf.path)
@@ -371,6 +387,12 @@ class Values:
         if exact:
             return (Const(literal(exact[-1].value)),)
         return (Conf(conf.path, key),) if any(item.key.startswith(key + ".") for item in known) else ()
+
+    def configuration(self, conf: Conf) -> list[configs.Item]:
+        """What stands in a loaded configuration, below its key."""
+        self.configured(conf, "")
+        below = f"{conf.prefix}." if conf.prefix else ""
+        return [item for item in self._configs[conf.path] if item.key.startswith(below)]
 
     def truth(self, test: ast.expr, scope: Scope, depth: int = 0) -> bool | None:
         """Whether a condition holds; None: it can't be told."""

@@ -9,6 +9,7 @@ from autorl_hpc.report.routes import calls
 from autorl_hpc.report.routes.commands import Command
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.flow import bind
+from autorl_hpc.report.routes.given import Given
 from autorl_hpc.report.routes.kinds import Cls, Func, Lib, Made
 from autorl_hpc.report.routes.reading import Source
 from autorl_hpc.report.routes.scopes import Scope
@@ -40,6 +41,7 @@ class Walk:
         """Trainers that were made, by their call."""
         self.trained: set[int] = set()
         self.reached: list[Scope] = []
+        self.settings: list[Given] = []
         self._calls = 0
         self._entered: dict[int, int] = {}
         self._stack: list[int] = []

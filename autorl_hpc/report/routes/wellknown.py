@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autorl_hpc.report.routes.commands import matching
-from autorl_hpc.report.routes.constants import of_environ
+from autorl_hpc.report.routes.constants import keyword, of_environ
 from autorl_hpc.report.routes.kinds import Args, Conf, Const, Lib, Mod, Value
 from autorl_hpc.report.routes.scopes import Scope
 
@@ -35,6 +35,8 @@ def call(values: Values, call: ast.Call, scope: Scope, depth: int) -> Sequence[V
         return [
             _module_named(values, v.value, scope) for v in values.of(args[0], scope, depth + 1) if isinstance(v, Const)
         ]
+    if attr == "field":
+        return values.of(keyword(call, "default"), scope, depth + 1)
     if attr == "partial" and args:
         return values.of(args[0], scope, depth + 1)
     if attr in ("str", "Path", "int", "float", "abspath", "expanduser", "fspath", "realpath") and len(args) == 1:
@@ -88,4 +90,20 @@ def _opened(values: Values, expr: ast.expr, scope: Scope, depth: int) -> str | N
         path = values.text(inner, scope, depth + 1)
         if path is not None:
             return matching(path, values.sources, posixpath.dirname(scope.source.path))
+    return None
+
+
+def hydra(values: Values, scope: Scope) -> str | None:
+    """The configuration file of a function that `@hydra.main(config_path=..., config_name=...)` runs."""
+    for decorator in getattr(scope.node, "decorator_list", [])[:4]:
+        name = keyword(decorator, "config_name") if isinstance(decorator, ast.Call) else None
+        if name is None or not isinstance(decorator, ast.Call):
+            continue
+        where = scope.parent or scope
+        stem, folder = values.text(name, where), keyword(decorator, "config_path")
+        text = (values.text(folder, where) if folder is not None else None) or ""
+        for ending in (".yaml", ".yml"):
+            path = posixpath.join(text, (stem or "").removesuffix(ending) + ending)
+            if found := matching(path, values.sources, posixpath.dirname(scope.source.path)):
+                return found
     return None
