@@ -28,8 +28,9 @@ def of_call(node: ast.Call, targets: Sequence[Value], attr: str, scope: Scope, v
             yield name, shown(expr, where, values), where.source.path, expr.lineno
     for unnamed in (k.value for k in node.keywords if k.arg is None):
         for value in values.of(unnamed, scope):
-            for item in values.configuration(value) if isinstance(value, Conf) else ():
-                yield item.name, item.value, value.path, item.line
+            if isinstance(value, Conf):
+                for item in values.configuration(value):
+                    yield item.name, item.value, value.path, item.line
     if is_optimiser and len(node.args) > 1:
         yield "lr", shown(node.args[1], scope, values), scope.source.path, node.args[1].lineno
 
