@@ -13,7 +13,7 @@ from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.story import Iteration, ReferenceMetrics, Resources, Story
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.text import markdown
-from autorl_hpc.states import Route
+from autorl_hpc.states import FailureKind, Route
 
 MARKDOWN_DIFF_LINES = 40
 """The page and summary.json have more of it."""
@@ -21,6 +21,10 @@ MARKDOWN_DIFF_LINES = 40
 
 _PLAIN = re.compile(r"[\w .,;:%+\[\]\N{EN DASH}\N{MINUS SIGN}-]*")
 """Numbers and words of ours, which are no markup inside a cell: escaping them one by one took half of the time of a page."""
+
+
+BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
+"""Failures that the ledger tells, and the table of submissions shows."""
 
 
 class Row(NamedTuple):
@@ -72,7 +76,7 @@ def is_recorded(story: Story) -> bool:
     """Whether there is more to tell of the iterations than what stands in the table of submissions."""
     return any(
         one.revision
-        or one.failure
+        or (one.failure and one.failure.kind not in BY_LEDGER)
         or one.training_steps
         or one.tokens is not None
         or one.gpu_hours is not None

@@ -10,7 +10,7 @@ from typing import Any
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
-from autorl_hpc.report.routes import executed, planned, settings
+from autorl_hpc.report.routes import Planned, executed, planned, settings
 from autorl_hpc.report.story import EvidenceLine, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
@@ -21,6 +21,9 @@ from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
 Command = ProcessSeen | TraceEvent
+NO_PLAN = Planned(Route.UNKNOWN)
+"""Of code that nobody recorded."""
+
 MAX_FAILED = 20
 """Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
 
@@ -148,14 +151,23 @@ def _route(
     point = stretch.point
     sources = known.code.sources(stretch.revision)
     lines = [command.command for command in stretch.commands if command.command]
-    plan = planned(sources, lines, parsed) if sources else None
+    plan = planned(sources, lines, parsed) if sources else NO_PLAN
     fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
-    parent = routes.get(fingerprint.parent) if fingerprint and fingerprint.parent is not None else None
-    done = executed(stretch.trained.points, stretch.commands, fingerprint, plan, is_base=point.is_base, parent=parent)
+    parent = fingerprint.parent if fingerprint else None
+    done = executed(
+        stretch.trained.points,
+        stretch.commands,
+        fingerprint,
+        plan,
+        is_base=point.is_base,
+        parent=routes.get(parent) if parent is not None else None,
+        parent_fingerprint=known.view.fingerprints.get(parent) if parent is not None else None,
+        submitted=point.status is not SubmissionState.REFUSED,
+    )
     route = RouteTold(
-        planned=plan.route if plan else Route.UNKNOWN,
+        planned=plan.route,
         executed=done.route,
-        planned_by=shown_lines(plan.evidence if plan else (), hide_code=known.hidden_files, hide_all=known.hides_all),
+        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
         executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
     )
     return route, shown_settings(settings(sources, lines, parsed)) if sources else ()
@@ -176,7 +188,7 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
         status=point.status,
         score=point.score,
         base_score=base,
-        score_before=before.point.score if before else None,
+        score_before=_built_on(known, point, before, base),
         gain=gain_of(known, stretch, base),
         fault=point.fault,
         code=submission.code,
@@ -188,6 +200,14 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
         logs=(excerpt,) if excerpt else (),
         exits=stretch.exits,
     )
+
+
+def _built_on(known: Known, point: Point, before: Stretch | None, base: float | None) -> float | None:
+    """Feedback score of the checkpoint that the weights are nearest to; without a fingerprint, of the submission before."""
+    if point.fingerprint is None or point.fingerprint.reason:
+        return before.point.score if before else base
+    parent = point.fingerprint.parent
+    return base if parent is None else next((p.score for p in known.points if p.submission_id == parent), None)
 
 
 def _needs_log(point: Point, base: float | None) -> bool:

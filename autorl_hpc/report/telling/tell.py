@@ -11,6 +11,7 @@ from autorl_hpc.report.routes import executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
 from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.iterations import (
+    NO_PLAN,
     Stretch,
     exits_between,
     facts_of,
@@ -80,15 +81,15 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
     revision = known.code.revisions[-1].revision if known.code.revisions else None
     sources = known.code.sources(revision)
     lines = [command.command for command in known.commands if command.command]
-    plan = planned(sources, lines) if sources else None
+    plan = planned(sources, lines) if sources else NO_PLAN
     points = known.recorded.training.records
-    if plan is None and not points:
-        return RouteTold(planned=Route.UNKNOWN, executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
-    done = executed(points, known.commands, None, plan)
+    if not sources and not points:
+        return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
+    done = executed(points, known.commands, None, plan, submitted=False)
     return RouteTold(
-        planned=plan.route if plan else Route.UNKNOWN,
+        planned=plan.route,
         executed=done.route,
-        planned_by=shown_lines(plan.evidence if plan else (), hide_code=known.hidden_files, hide_all=known.hides_all),
+        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
         executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
     )
 
