@@ -69,7 +69,9 @@ def rows_html(rows: Sequence[Row]) -> str:
 
 def rows_markdown(rows: Sequence[Row]) -> str:
     """Rows of a table of three columns."""
-    return "".join(f"| {' | '.join(cell if _PLAIN.fullmatch(cell) else markdown(cell) for cell in row)} |\n" for row in rows)
+    return "".join(
+        f"| {' | '.join(cell if _PLAIN.fullmatch(cell) else markdown(cell) for cell in row)} |\n" for row in rows
+    )
 
 
 def is_recorded(story: Story) -> bool:

@@ -122,6 +122,8 @@ def test_idle_is_when_nothing_works_and_no_driver_is_waited_for() -> None:
     assert found.idle_s(()) == pytest.approx(30.0)
     assert found.idle_s(((5.0, 32.0), (45.0, 60.0))) == pytest.approx(5.0 + 8.0 + 5.0)
     assert usage_of([sample(0.0), sample(10.0)], {}).idle_s(()) is None  # CPU was not measured
+    apart = [sample(0.0, 1, 0.0, 0.0), sample(100.0, 1, 1.0, 0.0)]
+    assert usage_of(apart, {}).idle_s(()) is None and usage_of(apart, {}, every=2).idle_s(()) == 100.0
 
 
 def trained(at_s: float, step: int | None, source: str = "a", **more: Any) -> TrainingPoint:

@@ -192,7 +192,7 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
         gain=gain_of(known, stretch, base),
         fault=point.fault,
         code=submission.code,
-        message=submission.message,
+        message=submission.message or point.reason,
         flags=point.fingerprint.flags if point.fingerprint else (),
         contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
         hard_coded=_found_in_code(point),

@@ -75,7 +75,8 @@ class Known:
     @cached_property
     def usage(self) -> Usage:
         """The samples of usage, taken together."""
-        return usage_of(self.recorded.usage.records, self.attempts)
+        samples = self.recorded.usage
+        return usage_of(samples.records, self.attempts, samples.every)
 
     @cached_property
     def spent(self) -> TraceTotals:

@@ -31,7 +31,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 CHUNK_BYTES = 4 * 1024 * 1024
 MAX_LINES = 20_000
-"""Lines of gauges and training steps that are kept of one file: a line every 5 s for more than a day. Of more, every
+"""Lines of gauges and training steps that are kept of one file: one every 5 s for more than a day. Of more, every
 second, fourth, ... one is read. Other files are told whole, since each of their lines counts."""
 
 MAX_LINE_BYTES = 64 * 1024
@@ -71,11 +71,13 @@ class Lines(Generic[SeenT_co]):
 
     Attributes:
         present: the file is there: the recorder ran.
+        every: of a long file, every so many-th line, and the last.
         troubles: what could not be read, for people.
     """
 
     records: tuple[SeenT_co, ...] = ()
     present: bool = False
+    every: int = 1
     troubles: tuple[str, ...] = ()
 
 
@@ -166,7 +168,7 @@ class _Reader(Generic[SeenT_co]):
         self.troubles: list[str] = []
         self._bad = 0
         self._number = 0
-        self._last_is_cut = False
+        self._left: bytes | None = None
 
     def take(self, block: list[bytes]) -> None:
         """Adds the lines of one block."""
@@ -174,7 +176,9 @@ class _Reader(Generic[SeenT_co]):
         for line in block:
             if line:
                 self._number += 1
-                if self.every == 1 or self._number % self.every == 1:
+                is_kept = self.every == 1 or self._number % self.every == 1
+                self._left = None if is_kept else line
+                if is_kept:
                     kept.append(line)
         if not kept:
             return
@@ -194,7 +198,9 @@ class _Reader(Generic[SeenT_co]):
                 self._bad += 1
 
     def lines(self, size: int) -> Lines[SeenT_co]:
-        """What was collected."""
+        """What was collected, and the last line."""
+        if self._left is not None:
+            self._one_by_one([self._left])
         if self._bad:
             words = "1 line" if self._bad == 1 else f"{self._bad} lines"
             self.troubles.append(f"{words} of {self.name} can't be read: cut, damaged or of a newer version")
@@ -202,7 +208,7 @@ class _Reader(Generic[SeenT_co]):
             self.troubles.append(f"{self.name} has {size} bytes: only the first {MAX_BYTES} were read")
         if self.every > 1:
             self.troubles.append(f"{self.name} is long: of its lines every {self.every}th was read")
-        return Lines(tuple(self.records), True, tuple(self.troubles))
+        return Lines(tuple(self.records), True, self.every, tuple(self.troubles))
 
 
 @cache

@@ -14,8 +14,7 @@ IDLE_SHARE = 0.05
 smallest training more."""
 
 LONGEST_GAP_S = 60.0
-"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it. So it is where a long
-file was thinned beyond it."""
+"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,13 @@ class Usage:
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span]) -> Usage:
-    """The samples of a run, taken together."""
+def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span], every: int = 1) -> Usage:
+    """The samples of a run, taken together.
+
+    Args:
+        every: of a long run, only every so many-th sample is among them.
+    """
+    longest_gap_s = LONGEST_GAP_S * every
     gpus: dict[int, int] = {}
     cpu_s: dict[int, float] = {}
     last: dict[int, UsageSample] = {}
@@ -64,7 +68,7 @@ def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span]) -> Us
         if sample.cpu_s is not None:
             cpu_s[attempt] = max(cpu_s.get(attempt, 0.0), sample.cpu_s)
         before, last[attempt] = last.get(attempt), sample
-        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= LONGEST_GAP_S:
+        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= longest_gap_s:
             continue
         shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
         if shares:
