@@ -219,10 +219,12 @@ def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     append_event(run.dir.events, "recorder_trouble", watch="usage", message="nvidia-smi \x1b[31m: no answer")
     for i in range(30):
         append_event(run.dir.events, "recorder_trouble", watch="training", message=f"trouble {i}")
+    append_event(run.dir.events, "recorder_started", pid=3)
     run.interrupt(450.0)
     run.start(450.0)
     notes = told(run).story.recorder
     assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
+    assert not any("started" in note for note in notes)
     assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
 
 

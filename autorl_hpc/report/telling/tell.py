@@ -32,6 +32,8 @@ MAX_NOTES = 12
 RECORDER_EVENTS = "recorder"
 """Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
 
+NO_TROUBLE = ("recorder_started", "recorder_ended")
+
 
 def tell(known: Known) -> Story:
     """The story of a run; what nobody recorded is null or empty."""
@@ -153,7 +155,8 @@ def _resources(known: Known) -> Resources:
 def _notes(known: Known) -> list[str]:
     """What the recorder missed, and its crashes."""
     notes = list(known.recorded.troubles)
-    notes += [_event(event) for event in known.events if str(event["event"]).startswith(RECORDER_EVENTS)]
+    events = [event for event in known.events if event["event"] not in NO_TROUBLE]
+    notes += [_event(event) for event in events if event["event"].startswith(RECORDER_EVENTS)]
     notes += _of_revisions(known.code.revisions)
     if known.recorded.usage.present:
         unseen = [str(number) for number in known.attempts if number not in known.usage.gpus]
