@@ -207,7 +207,11 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
         nothing(exits=(Exit("python3 train.py", -9, 700.0),), ended_by=EndedBy.BUDGET),
         K.EARLY_CODING,
     ),
-    ("it trained until its time was up", nothing(training=points([1.0] * 3), logs=(), ended_by=EndedBy.BUDGET), K.BUDGET_OUT),
+    (
+        "it trained until its time was up",
+        nothing(training=points([1.0] * 3), logs=(), ended_by=EndedBy.BUDGET),
+        K.BUDGET_OUT,
+    ),
     ("memory", nothing(ended_by=EndedBy.OUT_OF_MEMORY), K.BUDGET_OUT),
     ("it gave up", nothing(), K.NO_SUBMISSION),
     (
