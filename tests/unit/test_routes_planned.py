@@ -108,6 +108,19 @@ HELD_OUT_AGAIN = {
 }
 """The same once more, after what the first of them taught."""
 
+HELD_OUT_HARD = {
+    "third_writes_script": Route.DPO,
+    "third_star_import": Route.GRPO,
+    "third_async": Route.RL,
+    "third_ppo_never_stepped": Route.NONE,
+    "third_main_of_imported": Route.SFT,
+    "third_inline_shell": Route.PREFERENCE,
+    "third_advantage_weighted_sft": Route.GRPO,
+    "third_download": Route.COPY,
+    "third_lora_adapter_export": Route.GRPO,
+}
+"""Held out again, and written to be hard."""
+
 WITH_COMMANDS = [
     ("twist_script_not_run", ("python train_dpo.py",), Route.DPO),
     ("twist_script_not_run", ("nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py",), Route.GRPO),
@@ -122,6 +135,8 @@ WITH_COMMANDS = [
     ("sft_rl_two_scripts", ("python 01_sft.py",), Route.SFT),
     ("sft_rl_two_scripts", ("python 02_rloo.py",), Route.RL),
     ("none_eval_only", ("python evaluate.py output/v1",), Route.NONE),
+    ("third_registry", ("python main.py grpo",), Route.GRPO),
+    ("third_registry", ("python main.py sft",), Route.SFT),
     ("grpo_trl_vllm", ("ls -la", "vim train.py", "cat train.py"), Route.GRPO),
 ]
 """With command lines that were seen."""
@@ -133,7 +148,7 @@ def files_of(name: str) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text("utf-8") for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize(("name", "route"), [*PLAIN.items(), *TWISTED.items(), *HELD_OUT.items(), *HELD_OUT_AGAIN.items()])
+@pytest.mark.parametrize(("name", "route"), [*PLAIN.items(), *TWISTED.items(), *HELD_OUT.items(), *HELD_OUT_AGAIN.items(), *HELD_OUT_HARD.items()])
 def test_the_planned_route_is_what_a_reader_sees(name: str, route: Route) -> None:
     told = planned(files_of(name))
     assert told.route is route, told
@@ -150,5 +165,5 @@ def test_every_route_occurs() -> None:
 
 
 def test_every_folder_is_expected_to_be_something() -> None:
-    known = {*PLAIN, *TWISTED, *HELD_OUT, *HELD_OUT_AGAIN, *(name for name, _, _ in WITH_COMMANDS)}
+    known = {*PLAIN, *TWISTED, *HELD_OUT, *HELD_OUT_AGAIN, *HELD_OUT_HARD, *(name for name, _, _ in WITH_COMMANDS)}
     assert {p.name for p in SCRIPTS.iterdir() if p.is_dir()} - {"__pycache__"} == known
