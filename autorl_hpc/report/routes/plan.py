@@ -33,7 +33,7 @@ def planned(
     """
     known, notes = sources(files, cache)
     follower = follow(known, entry_points)
-    decision = decided(follower.events, ordered=bool(entry_points) and bool(follower.used))
+    decision = decided(follower.events, ordered=not follower.guessed)
     if decision.route is Route.NONE and not decision.events:
         decision = _by_configs(known, follower) or decision
     return Planned(
