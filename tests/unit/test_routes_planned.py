@@ -139,6 +139,14 @@ WITH_COMMANDS = [
     ("none_eval_only", ("python evaluate.py output/v1",), Route.NONE),
     ("third_registry", ("python main.py grpo",), Route.GRPO),
     ("third_registry", ("python main.py sft",), Route.SFT),
+    ("grpo_trl_vllm", ("python -c 'import torch; print(torch.__version__)'", "cp -r data backup"), Route.GRPO),
+    ("none_eval_only", ("cp -r data backup", "python evaluate.py output/v1"), Route.NONE),
+    ("none_eval_only", ("cp -r models/Qwen2.5-0.5B output/v1",), Route.COPY),
+    (
+        "none_data_prep",
+        ("trl grpo --model_name_or_path models/base --dataset_name data/grpo_prompts.jsonl",),
+        Route.GRPO,
+    ),
     ("grpo_trl_vllm", ("ls -la", "vim train.py", "cat train.py"), Route.GRPO),
 ]
 """With command lines that were seen."""
@@ -169,6 +177,36 @@ def test_commands_that_were_seen_decide_which_scripts_ran(name: str, commands: t
 def test_what_is_known_to_be_missed_is_still_missed(name: str) -> None:
     right, said = MISSED[name]
     assert planned(files_of(name)).route is said is not right
+
+
+def test_scripts_that_nothing_joins_are_no_pipeline() -> None:
+    files = {
+        "sft.py": "from trl import SFTTrainer\nSFTTrainer('models/base', train_dataset=[]).train()\n",
+        "grpo.py": "from trl import GRPOTrainer\nGRPOTrainer('models/base', [len], train_dataset=[]).train()\n",
+    }
+    for commands in ((), ("ls", "python -c 'print(1)'")):
+        told = planned(files, commands)
+        assert told.route is Route.GRPO
+        assert {a.route for a in told.alternatives} == {Route.SFT, Route.SFT_RL}
+        assert told.confidence <= 0.5
+
+
+def test_scripts_are_joined_by_a_path_that_one_writes_and_the_other_starts_from() -> None:
+    sft = "from trl import SFTConfig, SFTTrainer\nSFTTrainer('models/base', args=SFTConfig(output_dir='ckpt/warm'), train_dataset=[]).train()\n"
+    rl = "from trl import GRPOTrainer\nGRPOTrainer('ckpt/{}', [len], train_dataset=[]).train()\n"
+    assert planned({"sft.py": sft, "zrl.py": rl.format("warm")}).route is Route.SFT_RL
+    assert planned({"sft.py": sft, "zrl.py": rl.format("cold")}).route is Route.GRPO
+
+
+def test_two_trainings_of_the_same_stored_model_are_no_pipeline() -> None:
+    files = {
+        "both.py": "from trl import *\nSFTTrainer('models/base', train_dataset=[]).train()\n"
+        "GRPOTrainer('models/base', [len], train_dataset=[]).train()\n",
+        "chain.py": "from trl import *\nm = load('models/base')\nSFTTrainer(m, train_dataset=[]).train()\n"
+        "GRPOTrainer(m, [len], train_dataset=[]).train()\n",
+    }
+    assert planned(files, ["python both.py"]).route is Route.GRPO
+    assert planned(files, ["python chain.py"]).route is Route.SFT_RL
 
 
 def test_every_route_occurs() -> None:

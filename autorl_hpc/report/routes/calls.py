@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -41,6 +42,9 @@ _PROCESSES = frozenset(
 _WRITERS = frozenset(
     {"to_json", "save_to_disk", "to_parquet", "to_csv", "write_text", "dump", "write", "writelines", "to_jsonl"}
 )
+COPIED = re.compile(r"model|ckpt|checkpoint|base|weights|output|src|qwen|llama|smol|gemma|mistral", re.I)
+"""Words of a copied folder that may be a model's."""
+
 MAX_SETTINGS = 500
 """Noted of one script."""
 _MODEL_WORDS = ("model", "policy", "net", "actor", "critic", "backbone", "llm")
@@ -102,6 +106,7 @@ def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: S
         made.tags.add("policy" if told.route is not None else "no-policy")
         made.models = trainers.models(node, scope, walk.values)
         made.objects = trainers.objects(node, scope, walk.values)
+        made.writes = frozenset(_names(trainers.outputs(node, scope, walk.values)))
         if trainers.is_idle(node, scope, walk.values):
             made.tags.add("idle")
         _told_by_data(made, node, scope, walk.values)
@@ -149,6 +154,7 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
             (*trainer.arms, *(a for a in arms if a not in trainer.arms)),
         )
         ran.reads, ran.models, ran.objects = trainer.reads, trainer.models, trainer.objects
+        ran.writes = trainer.writes
         ran.sampled, ran.kept, ran.elsewhere = trainer.sampled, trainer.kept, trainer.elsewhere
         walk.add(ran)
 
@@ -238,7 +244,8 @@ def _files(walk: Walk, node: ast.Call, attr: str, names: set[str], scope: Scope,
         _written(walk, node, node.func, scope, arms)
     elif attr == "save_pretrained" and isinstance(node.func, ast.Attribute):
         if not _is_tokenizer(node.func.value, scope, walk.values):
-            walk.add(event("save", node, scope, arms))
+            written = [walk.values.text(each, scope) for each in node.args[:1]]
+            walk.add(event("save", node, scope, arms, writes=frozenset(_names(written))))
     elif attr in ("copytree", "copy", "copy2", "copyfile", "symlink") and any(
         n.startswith(("shutil.", "os.")) for n in names
     ):

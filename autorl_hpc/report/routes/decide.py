@@ -136,7 +136,7 @@ def _linked(main: Sequence[Event], events: Sequence[Event]) -> bool:
     if sum(_STAGE.search(n) is not None for n in names) >= 2:
         return True
     first, *rest = by_script.values()
-    return any((_paths(first, events) & _paths(e, events)) - _COMMON for e in rest)
+    return any((_paths(first, events) & _paths(e, events)) - (first.models & e.models) - _COMMON for e in rest)
 
 
 def _separate(one: Event, other: Event) -> bool:

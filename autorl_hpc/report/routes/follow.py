@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 
 from autorl_hpc.report.routes import configs
@@ -27,6 +28,9 @@ MAX_RUNS = 60
 MAX_DEPTH = 6
 """Scripts that start scripts."""
 
+MODEL_WORDS = re.compile(r"model|ckpt|checkpoint|base|weights|output|qwen|llama|smol|gemma|mistral", re.I)
+"""What the path of a model's folder says: a copied folder of data or code is no route."""
+
 _LAUNCHERS_OF_TRAINERS = ("axolotl.cli.train", "llamafactory.cli", "axolotl")
 
 
@@ -43,6 +47,8 @@ class Follower:
         self.used: dict[str, None] = {}
         """Files that something ran, in order."""
         self.notes: list[str] = []
+        self.guessed = False
+        """No command was of this code: what would run, and in which order, is a guess."""
         self._depth = 0
         self._seen: set[tuple[str, str, tuple[str, ...]]] = set()
 
@@ -204,7 +210,8 @@ class Follower:
     def _copy(self, command: Command, at: Event, arms: Arms) -> bool:
         recursive = command.target == "rsync" or any(a.startswith("-") and set("raR") & set(a) for a in command.args)
         words = [a for a in command.args if not a.startswith("-")]
-        if (recursive and len(words) >= 2) or any("safetensors" in w for w in words[:-1]):
+        from_model = len(words) >= 2 and MODEL_WORDS.search(" ".join(words[:-1])) is not None
+        if (recursive and from_model) or any("safetensors" in w for w in words[:-1]):
             made = Event("copy", at.path, at.line, at.says, Route.COPY, f"`{command.target}` of a folder", arms)
             made.reads = frozenset(posixpath.basename(w.rstrip("/*")) for w in words[:-1])
             self.events.append(made)
@@ -295,16 +302,20 @@ def _imports(source: Source, module: str) -> bool:
     )
 
 
+_TELLING = ("train", "zero", "average", "change")
+"""What a command that is no file of this code must do to stand for it: `python -c "import torch"` doesn't."""
+
+
 def followed(sources: Mapping[str, Source], commands: Sequence[Command]) -> Follower:
     """The code followed from the commands that were seen, or from its roots where none of them is of this code."""
     follower = Follower(sources)
-    known = False
     for number, command in enumerate(commands, start=1):
         at = Event("train", "process", 0, f"{command.target} {' '.join(command.args)}"[:300])
         before = len(follower.events)
-        known |= follower.run(command, at)
+        follower.run(command, at)
         _rooted(follower.events[before:], number)
-    if not known:
+    if not follower.used and not any(e.what in _TELLING for e in follower.events):
+        follower.guessed = True
         for number, path in enumerate(roots(follower.sources), start=1):
             before = len(follower.events)
             follower.file(path, Command("script", path))

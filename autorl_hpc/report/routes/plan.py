@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from autorl_hpc.report.routes import configs
-from autorl_hpc.report.routes.commands import Command, split, understood
+from autorl_hpc.report.routes.commands import split, understood
 from autorl_hpc.report.routes.decide import Decision, decided
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.follow import Follower, followed
@@ -21,6 +21,9 @@ MAX_ENTRY_POINTS = 200
 
 MAX_ALTERNATIVES = 6
 
+_LAST = "last followed"
+"""Key of a caller's cache; all others are digests."""
+
 
 def planned(
     files: Mapping[str, str | bytes],
@@ -32,8 +35,8 @@ def planned(
     `files`: text by path. Never raises for what stands in them. The same input gives the same answer.
     """
     known, notes = sources(files, cache)
-    follower = follow(known, entry_points)
-    decision = decided(follower.events, ordered=bool(entry_points) and bool(follower.used))
+    follower = follow(known, entry_points, cache)
+    decision = decided(follower.events, ordered=not follower.guessed)
     if decision.route is Route.NONE and not decision.events:
         decision = _by_configs(known, follower) or decision
     return Planned(
@@ -46,10 +49,19 @@ def planned(
     )
 
 
-def follow(known: Mapping[str, Source], entry_points: Sequence[str]) -> Follower:
-    """The code followed from command lines that were seen."""
+def follow(
+    known: Mapping[str, Source], entry_points: Sequence[str], cache: MutableMapping[str, Any] | None = None
+) -> Follower:
+    """The code followed from command lines that were seen. The last answer is kept: settings are asked for after the route."""
     chosen = list(dict.fromkeys(entry_points))[-MAX_ENTRY_POINTS:]
-    return followed(known, [understood(split(line)) for line in chosen])
+    question = (tuple(source.digest for source in known.values()), tuple(chosen))
+    kept = cache.get(_LAST) if cache is not None else None
+    if isinstance(kept, tuple) and kept[0] == question and isinstance(kept[1], Follower):
+        return kept[1]
+    follower = followed(known, [understood(split(line)) for line in chosen])
+    if cache is not None:
+        cache[_LAST] = (question, follower)
+    return follower
 
 
 def _by_configs(known: Mapping[str, Source], follower: Follower) -> Decision | None:
@@ -78,6 +90,3 @@ def _evidence(decision: Decision) -> tuple[EvidenceLine, ...]:
             EvidenceLine(where=clean(tag, 200) or "", says="its samples") for tag in sorted(event.tags) if ":" in tag
         ]
     return tuple(lines)
-
-
-__all__ = ["Command", "follow", "planned"]

@@ -35,7 +35,7 @@ def settings(
     and as it is written where they don't. Never raises for what stands in `files`.
     """
     known, _ = sources(files, cache)
-    follower = follow(known, entry_points)
+    follower = follow(known, entry_points, cache)
     found = [*_of_code(follower), *_of_commands(follower), *_of_files(follower)]
     unique = dict.fromkeys((name, value, where) for name, value, where in found if value)
     ordered = sorted(unique, key=lambda s: (_ORDER[s[0].rsplit(".", 1)[-1].lower()], s[2]))

@@ -87,7 +87,7 @@ def configured(call: ast.Call, scope: Scope, values: Values) -> list[tuple[ast.C
     exprs = [k.value for k in call.keywords if k.arg in ("args", "config", "training_args")] + list(call.args[:3])
     for expr in exprs:
         for value in values.of(expr, scope):
-            if isinstance(value, Made) and value.call is not call and value.call.keywords:
+            if isinstance(value, Made) and value.call is not call and (value.call.keywords or value.call.args):
                 found.append((value.call, value.scope))
     return found
 
@@ -142,6 +142,15 @@ def objects(call: ast.Call, scope: Scope, values: Values) -> frozenset[int]:
     """The calls that made the model object that a trainer is given; empty: it is given a path."""
     exprs = [k.value for k in call.keywords if k.arg == "model"] + call.args[:1]
     return frozenset(id(v.call) for e in exprs for v in values.of(e, scope) if isinstance(v, Made))
+
+
+def outputs(call: ast.Call, scope: Scope, values: Values) -> list[str]:
+    """Where a trainer writes its checkpoints to, as far as that is constant."""
+    found = []
+    for node, where in configured(call, scope, values):
+        named = [k.value for k in node.keywords if k.arg == "output_dir"] or node.args[:1]
+        found += [text for expr in named if (text := values.text(expr, where)) is not None]
+    return found
 
 
 def is_idle(call: ast.Call, scope: Scope, values: Values) -> bool:
