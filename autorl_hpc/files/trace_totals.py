@@ -174,7 +174,7 @@ class _Session:
         if event.kind == "session":
             self.close(now)
             self.process += 1
-        if event.kind in DRIVER and self.reached_s is not None and not self.open:
+        if event.kind in DRIVER and not event.is_total and self.reached_s is not None and not self.open:
             self.drives.append((self.reached_s, now))
         if event.model is not None and len(self.models) < 100:
             self.models[event.model] = None
@@ -251,8 +251,10 @@ class _Session:
         self.tools.append((began, event.elapsed_s))
 
     def _key(self, event: TraceEvent) -> object:
-        """Ids are unique within one process only (Codex counts from 0 in each); a call without one is its own."""
-        return len(self.calls) if event.call_id is None else (self.process, event.call_id)
+        """Codex's ids are unique within one process only, in which it counts from 0; a call without one is its own."""
+        if event.call_id is None:
+            return len(self.calls)
+        return (self.process, event.call_id) if event.format == "codex" else event.call_id
 
     def whole(self, name: str) -> int | None:
         """A figure that is a count."""

@@ -59,8 +59,9 @@ def _system(line: Table, session: str | None) -> list[Told]:
         return [Told("session", session=session, model=name(line.get("model")))]
     if line.get("subtype") == "api_retry":
         status = line.get("error_status")
-        said = f"{line.get('error')} (HTTP {status})" if isinstance(status, int) else str(line.get("error"))
-        return [Told("error", session=session, text=beginning(said))]
+        said = beginning(line.get("error")) or "retried"
+        said = f"{said} (HTTP {name(status)})" if isinstance(status, int) else said
+        return [Told("error", session=session, text=said)]
     return []
 
 
@@ -133,7 +134,7 @@ def _result(line: Table, session: str | None) -> list[Told]:
     by_model = [each for each in table(line.get("modelUsage")).values() if isinstance(each, dict)]
     figures = _of_models(by_model) if by_model else _usage(table(line.get("usage")))
     usage = replace(figures, session=session, cost_usd=dollars(line.get("total_cost_usd")), is_total=True)
-    failed = line.get("is_error") is True or str(line.get("subtype")).startswith("error")
+    failed = line.get("is_error") is True or (name(line.get("subtype")) or "").startswith("error")
     errors = [each for each in line["errors"] if isinstance(each, str)] if isinstance(line.get("errors"), list) else []
     said = line.get("result") or "; ".join(errors[:20]) or line.get("subtype")
     end = Told("end", session=session, ok=not failed, text=beginning(said))

@@ -23,7 +23,14 @@ from autorl_hpc.recorder.traces.told import (
 )
 
 FORMAT = "opencode"
-_TYPES = frozenset({"step_start", "step_finish", "text", "reasoning", "tool_use", "error"})
+_TYPES = (
+    "step_start",
+    "step_finish",
+    "text",
+    "reasoning",
+    "tool_use",
+    "error",
+)
 
 
 def knows(line: Table) -> bool:

@@ -1,0 +1,166 @@
+"""Follows a log that grows: its complete lines, those in JSON parsed, between whatever else a program prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.recorder.traces.told import parsed
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+"""A tool's result can hold a big output; to parse this much takes some 50 ms and, at worst, 100 MB. Longer lines are counted."""
+
+MAX_BLOCK_BYTES = 4 * 1024 * 1024
+"""Of one object printed over many lines."""
+
+CHUNK_BYTES = 1024 * 1024
+MAX_STARTS = 3
+"""A prefix may hold braces too: so many of them are tried as the beginning of the object."""
+
+_MARKS = (b'"type"', b'"kind"', b'"msg"', b'"action"', b'"observation"')
+"""What every line of a trace has: others are not parsed."""
+
+_ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """An object that stood in the log."""
+
+    offset: int
+    value: Any
+
+
+class LogLines:
+    """The log from `offset` on.
+
+    Attributes:
+        done: everything before this byte was read and need not be read again.
+        ahead: so far it was read; between the two stands the beginning of a line or an object.
+        skipped: lines too long to be read, so far.
+        blocks: whether objects over many lines are looked for.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, *, blocks: bool = True) -> None:
+        self.path = path
+        self.done = offset
+        self.skipped = 0
+        self.shrunk = 0
+        self.blocks = blocks
+        self.ahead = offset
+        self._rest = bytearray()
+        self._skipping = False
+        self._block: bytearray | None = None
+        self._block_at = 0
+
+    def look(self, max_bytes: int, max_s: float) -> Iterator[Parsed]:
+        """What was added, as far as bytes and time allow; the rest waits for the next look. Raises OSError."""
+        try:
+            fd = os.open(self.path, _OPEN_FLAGS)
+        except FileNotFoundError:
+            return
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            if status.st_size < self.ahead:
+                self._begin_at(status.st_size)
+            until, deadline = self.ahead + max_bytes, time.monotonic() + max_s
+            while self.ahead < until and time.monotonic() < deadline:
+                chunk = os.pread(fd, CHUNK_BYTES, self.ahead)
+                if not chunk:
+                    return
+                yield from self._take(chunk)
+        finally:
+            os.close(fd)
+
+    def _begin_at(self, size: int) -> None:
+        """The log became shorter: what is left of it was read before, so only what comes now is new."""
+        self.shrunk += 1
+        self.done = self.ahead = size
+        self._rest.clear()
+        self._skipping = False
+        self._block = None
+
+    def _take(self, chunk: bytes) -> Iterator[Parsed]:
+        at = self.ahead - len(self._rest)
+        self.ahead += len(chunk)
+        if b"\n" not in chunk:
+            self._keep(chunk)
+            return
+        data = bytes(self._rest) + chunk
+        self._rest.clear()
+        begin = 0
+        while (end := data.find(b"\n", begin)) >= 0:
+            if self._skipping:
+                self._skipping = False
+                self.skipped += 1
+            elif end - begin > MAX_LINE_BYTES:
+                self.skipped += 1
+            else:
+                yield from self._line(data, begin, end, at + begin)
+            begin = end + 1
+            if self._block is None:
+                self.done = at + begin
+        self._keep(data[begin:])
+
+    def _keep(self, data: bytes) -> None:
+        """The beginning of a line whose end has not come."""
+        if self._skipping:
+            return
+        self._rest += data
+        if len(self._rest) > MAX_LINE_BYTES:
+            self._rest.clear()
+            self._skipping = True
+
+    def _line(self, data: bytes, begin: int, end: int, at: int) -> Iterator[Parsed]:
+        if self._block is not None:
+            if data.startswith(b"{", begin):  # within an object printed over many lines, everything is indented
+                self._block = None
+            else:
+                yield from self._in_block(data[begin : end + 1])
+                return
+        brace = data.find(b"{", begin, end)
+        if brace < 0:
+            return
+        line = data[begin:end]
+        if self.blocks and brace == begin and line.strip() == b"{":
+            self._block, self._block_at = bytearray(b"{\n"), at
+            return
+        if any(mark in line for mark in _MARKS):
+            value = object_in(line)
+            if value is not None:
+                yield Parsed(at, value)
+
+    def _in_block(self, line: bytes) -> Iterator[Parsed]:
+        assert self._block is not None
+        self._block += line
+        if line.rstrip() == b"}":
+            value, self._block = parsed(self._block.decode("utf-8", "replace")), None
+            if isinstance(value, dict):
+                yield Parsed(self._block_at, value)
+        elif len(self._block) > MAX_BLOCK_BYTES:
+            self._block = None
+
+
+def object_in(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line, behind a prefix and before a suffix, terminal colours left out."""
+    if b"\x1b" in line:
+        line = _ANSI.sub(b"", line)
+    text = line.decode("utf-8", "replace")
+    at = -1
+    for _ in range(MAX_STARTS):
+        at = text.find("{", at + 1)
+        if at < 0:
+            return None
+        value = parsed(text, at)
+        if isinstance(value, dict) and value:
+            return value
+    return None
