@@ -247,7 +247,7 @@ class _Session:
             self.failed.add(key)
         began = self.open.pop(key, event.elapsed_s)
         if event.duration_s is not None:
-            began = min(began, max(self.first_s, event.elapsed_s - event.duration_s))
+            began = min(began, max(0.0, event.elapsed_s - event.duration_s))
         self.tools.append((began, event.elapsed_s))
 
     def _key(self, event: TraceEvent) -> object:

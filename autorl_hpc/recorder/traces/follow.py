@@ -81,6 +81,7 @@ class Traces:
     def _look(self, now: Moment, max_bytes: int, max_s: float, *, last: bool) -> bool:
         """Looks once; whether the log had something new. Nothing is written before all is taken in: a write may fail."""
         wall, before = _wall(now.at), self._log.ahead
+        self._times.look_again()
         try:
             for line in self._log.look(max_bytes, max_s):
                 read = read_line(line.value, self._only)

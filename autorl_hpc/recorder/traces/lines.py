@@ -97,19 +97,29 @@ class LogLines:
             return
         data = bytes(self._rest) + chunk
         self._rest.clear()
-        begin = 0
-        while (end := data.find(b"\n", begin)) >= 0:
-            if self._skipping:
-                self._skipping = False
-                self.skipped += 1
-            elif end - begin > MAX_LINE_BYTES:
+        begin, last = 0, data.rfind(b"\n") + 1
+        if self._skipping:
+            self._skipping = False
+            self.skipped += 1
+            begin = data.find(b"\n") + 1
+        objects, blocks = _Ahead(data, b'{"'), _Ahead(data, b"{\n", b"{\r\n")
+        while begin < last:
+            if self._block is None:
+                found = min(objects.after(begin), blocks.after(begin) if self.blocks else last, last)
+                if found == last:
+                    break
+                begin = max(begin, data.rfind(b"\n", begin, found) + 1)
+            end = data.index(b"\n", begin)
+            if end - begin > MAX_LINE_BYTES:
                 self.skipped += 1
             else:
-                yield from self._line(data, begin, end, at + begin)
+                yield from self._line(data[begin:end], at + begin)
             begin = end + 1
             if self._block is None:
                 self.done = at + begin
-        self._keep(data[begin:])
+        if self._block is None:
+            self.done = at + last
+        self._keep(data[last:])
 
     def _keep(self, data: bytes) -> None:
         """The beginning of a line whose end has not come."""
@@ -120,34 +130,44 @@ class LogLines:
             self._rest.clear()
             self._skipping = True
 
-    def _line(self, data: bytes, begin: int, end: int, at: int) -> Iterator[Parsed]:
+    def _line(self, line: bytes, at: int) -> Iterator[Parsed]:
         if self._block is not None:
-            if data.startswith(b"{", begin):  # within an object printed over many lines, everything is indented
-                self._block = None
-            else:
-                yield from self._in_block(data[begin : end + 1])
+            if not line.startswith(b"{"):  # within an object printed over many lines, everything else is indented
+                yield from self._in_block(line)
                 return
-        brace = data.find(b"{", begin, end)
-        if brace < 0:
-            return
-        line = data[begin:end]
-        if self.blocks and brace == begin and line.strip() == b"{":
+            self._block = None
+        if self.blocks and line.rstrip() == b"{":
             self._block, self._block_at = bytearray(b"{\n"), at
-            return
-        if any(mark in line for mark in _MARKS):
+        elif any(mark in line for mark in _MARKS):
             value = object_in(line)
             if value is not None:
                 yield Parsed(at, value)
 
     def _in_block(self, line: bytes) -> Iterator[Parsed]:
         assert self._block is not None
-        self._block += line
+        self._block += line + b"\n"
         if line.rstrip() == b"}":
             value, self._block = parsed(self._block.decode("utf-8", "replace")), None
             if isinstance(value, dict):
                 yield Parsed(self._block_at, value)
         elif len(self._block) > MAX_BLOCK_BYTES:
             self._block = None
+
+
+class _Ahead:
+    """Where the next of some patterns stands; what was found once is not looked for again."""
+
+    def __init__(self, data: bytes, *patterns: bytes) -> None:
+        self.data = data
+        self.found = dict.fromkeys(patterns, -1)
+
+    def after(self, begin: int) -> int:
+        """The first place at or after `begin`; the data's length if there is none."""
+        for pattern in self.found:
+            if self.found[pattern] < begin:
+                at = self.data.find(pattern, begin)
+                self.found[pattern] = len(self.data) if at < 0 else at
+        return min(self.found.values())
 
 
 def object_in(line: bytes) -> dict[str, Any] | None:

@@ -17,6 +17,11 @@ class OutputTimes:
         self._rest = b""
         self._stamps: list[tuple[int, float, str]] = []
         self._next = 0
+        self._ended = False
+
+    def look_again(self) -> None:
+        """Stamps may have been added."""
+        self._ended = False
 
     def of(self, offset: int) -> tuple[float, str] | None:
         """elapsed_s and wall clock by which the byte at `offset` was there; None if no stamp tells yet."""
@@ -26,7 +31,8 @@ class OutputTimes:
                 if upto > offset:
                     return elapsed_s, at
                 self._next += 1
-            if not self._more():
+            if self._ended or not self._more():
+                self._ended = True
                 return None
 
     def _more(self) -> bool:

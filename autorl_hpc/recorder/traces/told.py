@@ -125,7 +125,10 @@ def name(value: Any) -> str | None:
     """An id or a name: a short text, or a number."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18:
         return str(value)
-    return printable(value[:MAX_NAME_CHARS])[:MAX_NAME_CHARS] if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    value = value[:MAX_NAME_CHARS]
+    return value if value.isprintable() else printable(value)[:MAX_NAME_CHARS]
 
 
 def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:
