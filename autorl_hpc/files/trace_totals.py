@@ -20,6 +20,9 @@ FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls")
 PRIMARY = ("tokens_in", "tokens_out", "cost_usd")
 """By the first of these that a total tells it is seen whether it goes on from the one before."""
 
+BEGIN_ANEW = frozenset({"gemini-cli"})
+"""Formats whose totals are those of one process, a resumed session's too, and which tell no calls to see it by."""
+
 ROUNDING = 1e-6
 """Relative. Costs are sums of fractions, added up in another order than the agent did."""
 
@@ -159,6 +162,8 @@ class _Session:
     failed: set[object] = field(default_factory=set)
     total_calls: int = 0
     total_failures: int = 0
+    earlier_calls: int = 0
+    earlier_failures: int = 0
     errors: int = 0
     ended_ok: bool | None = None
     tools: list[Span] = field(default_factory=list)
@@ -174,6 +179,8 @@ class _Session:
         if event.kind == "session":
             self.close(now)
             self.process += 1
+            if self.format in BEGIN_ANEW:
+                self._begin_anew()
         if event.kind in DRIVER and not event.is_total and self.reached_s is not None and not self.open:
             self.drives.append((self.reached_s, now))
         if event.model is not None and len(self.models) < 100:
@@ -190,6 +197,12 @@ class _Session:
         if event.kind == "end":
             self.ended_ok = event.ok
             self.close(now)
+
+    def _begin_anew(self) -> None:
+        for figure in self.figures.values():
+            figure.base, figure.last, figure.since = figure.value, 0, 0
+        self.earlier_calls, self.total_calls = self.earlier_calls + self.total_calls, 0
+        self.earlier_failures, self.total_failures = self.earlier_failures + self.total_failures, 0
 
     def close(self, now: float) -> None:
         """Nothing of it runs any more."""
@@ -274,8 +287,8 @@ class _Session:
             tokens_cached=self.whole("tokens_cached"),
             cost_usd=cost.value if cost.known else None,
             driver_calls=self.whole("calls"),
-            tool_calls=max(len(self.calls), self.total_calls),
-            tool_failures=max(len(self.failed), self.total_failures),
+            tool_calls=max(len(self.calls), self.earlier_calls + self.total_calls),
+            tool_failures=max(len(self.failed), self.earlier_failures + self.total_failures),
             errors=self.errors,
             ended_ok=self.ended_ok,
         )

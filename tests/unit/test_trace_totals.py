@@ -78,6 +78,14 @@ def test_totals_alone_that_fall_began_anew() -> None:
     assert spent(whole(100, 10), whole(300, 30), whole(50, 5), whole(60, 6)) == (360, 36)
 
 
+def test_a_format_whose_totals_are_one_process_s() -> None:
+    """The second process used more than the first: nothing but the format tells that it does not go on."""
+    start = event("session", format="gemini-cli", session="g")
+    told = [event("usage", format="gemini-cli", tokens_in=n, tool_calls=n // 50, is_total=True) for n in (100, 300)]
+    totals = add_up([start, told[0], start, told[1]])
+    assert (totals.tokens_in, totals.tool_calls) == (400, 8)
+
+
 def test_zeros_of_a_crash_are_no_total() -> None:
     assert spent(call(100, 1), whole(0, 0)) == (100, 1)
     assert spent(whole(100, 9), call(50, 1), whole(0, 0)) == (150, 10)

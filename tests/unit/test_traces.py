@@ -119,7 +119,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "failures": 1,
         "errors": 0,
     },
-    # The resumed session's total: out is 12000 - 10500, thoughts among it.
+    # In 8000 + 2500; out (9000 - 8000) + (3000 - 2500), thoughts among it: a resumed session begins anew.
     "gemini_cli.log": {
         "in": 10500,
         "out": 1500,
@@ -289,6 +289,18 @@ def test_texts_are_escaped(run: Run) -> None:
         assert all(
             part is None or part.isprintable() for part in (event.session, event.call_id, event.command, event.text)
         )
+
+
+def test_a_last_line_without_an_end_is_read_when_the_agent_has_ended(run: Run) -> None:
+    data = (SAMPLES / "gemini_cli_document.log").read_bytes().rstrip(b"\n")
+    run.print(data)
+    recorder = run.recorder()
+    recorder.look(moment(1.0))
+    assert run.events() == []
+    recorder.close(moment(2.0))
+    assert figures(add_up(run.events())) == EXPECTED["gemini_cli_document.log"]
+    run.print(b"\n" + (SAMPLES / "opencode.log").read_bytes())
+    assert run.once().tokens_in == EXPECTED["gemini_cli_document.log"]["in"] + EXPECTED["opencode.log"]["in"]
 
 
 def test_times_of_tools_and_driver(run: Run) -> None:

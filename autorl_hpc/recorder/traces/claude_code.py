@@ -1,8 +1,8 @@
 """Claude Code: `claude -p --output-format stream-json --verbose`. One JSON object a line.
 
 A response comes in several `assistant` lines, one a content block, with one message id and the same usage, of which the
-output is not final; the `result` line has the totals of all models, subagents among them, and of the earlier turns of a
-resumed session where its transcript kept them.
+output is not final; the `result` line has the totals of all models, subagents among them. In a resumed session some versions
+go on from the earlier totals, some begin anew: the sum of the calls tells which.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autorl_hpc.recorder.traces.told import (
     table,
     tables,
     total,
+    wall,
 )
 
 FORMAT = "claude-code"
@@ -119,6 +120,7 @@ def _results(line: Table, session: str | None) -> list[Told]:
                 ok=not failed,
                 exit_code=exit_code(int(code[1])) if code else None,
                 text=beginning(said) if failed else None,
+                wall=wall(line.get("timestamp")),
             )
         )
     return found

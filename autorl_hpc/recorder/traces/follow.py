@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import fields
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 from autorl_hpc.files.layout import RunDir
@@ -83,7 +84,7 @@ class Traces:
         wall, before = _wall(now.at), self._log.ahead
         self._times.look_again()
         try:
-            for line in self._log.look(max_bytes, max_s):
+            for line in chain(self._log.look(max_bytes, max_s), self._log.finish() if last else ()):
                 read = read_line(line.value, self._only)
                 if read is None:
                     continue
@@ -136,8 +137,8 @@ class Traces:
 
     def _note(self, now: Moment, *, last: bool) -> None:
         """How far the log was read, where no event says it, and what was too long to be read."""
-        skipped = self._log.skipped - self._skipped
-        if not skipped and not (self._log.shrunk and last) and self._log.done - self._noted < POSITION_EVERY_BYTES:
+        skipped, unnoted = self._log.skipped - self._skipped, self._log.done - self._noted
+        if not skipped and unnoted < (1 if last else POSITION_EVERY_BYTES):
             return
         self._skipped, self._noted = self._log.skipped, self._log.done
         text = f"the log became shorter {self._log.shrunk} times" if self._log.shrunk else None

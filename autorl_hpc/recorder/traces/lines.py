@@ -81,9 +81,15 @@ class LogLines:
         finally:
             os.close(fd)
 
-    def _begin_at(self, size: int) -> None:
-        """The log became shorter: what is left of it was read before, so only what comes now is new."""
-        self.shrunk += 1
+    def finish(self) -> Iterator[Parsed]:
+        """Nothing comes any more: what stands behind the last line's end is a line too."""
+        if self._rest and not self._skipping:
+            yield from self._line(bytes(self._rest), self.ahead - len(self._rest))
+        self._begin_at(self.ahead, shrunk=False)
+
+    def _begin_at(self, size: int, *, shrunk: bool = True) -> None:
+        """If the log became shorter, what is left of it was read before: only what comes now is new."""
+        self.shrunk += shrunk
         self.done = self.ahead = size
         self._rest.clear()
         self._skipping = False
