@@ -1,7 +1,7 @@
 """What an agent's trace adds up to: tokens, cost, calls, tools, and when its driver and its tools were at work.
 
 Everything is told by the agent, nothing is proven. A format tells figures of single calls, or totals since the session's
-start, or both; they are joined as `_Session.total` says. Null means that no session told it.
+start, or both; they are joined as `_Session.total` says. Null means that no session told it; a cost of 0 tells nothing.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class _Session:
             tokens_in=self.whole("tokens_in"),
             tokens_out=self.whole("tokens_out"),
             tokens_cached=self.whole("tokens_cached"),
-            cost_usd=cost.value if cost.known else None,
+            cost_usd=cost.value or None,  # programs say 0 where they don't know a price
             driver_calls=self.whole("calls"),
             tool_calls=max(len(self.calls), self.earlier_calls + self.total_calls),
             tool_failures=max(len(self.failed), self.earlier_failures + self.total_failures),

@@ -99,6 +99,11 @@ def test_costs_that_differ_by_rounding_go_on() -> None:
     assert totals.cost_usd == pytest.approx(1.300001) and totals.driver_calls == 5
 
 
+def test_a_price_that_is_not_known() -> None:
+    """mini-swe-agent, OpenHands and OpenCode then write 0."""
+    assert add_up([event("usage", tokens_in=5, cost_usd=0.0)]).cost_usd is None
+
+
 def test_sessions_are_added() -> None:
     a, b = event("session", session="a"), event("session", session="b")
     totals = add_up([a, whole(100, session="a"), b, whole(30, session="b"), whole(120, session="a")])

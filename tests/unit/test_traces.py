@@ -13,7 +13,7 @@ import pytest
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
 from autorl_hpc.recorder.traces.follow import Traces
-from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.recorder.watch import Moment, Watch
 from autorl_hpc.records.recorded import TraceEvent
 
 SAMPLES = Path(__file__).parent / "traces"
@@ -43,6 +43,8 @@ class Run:
         self.log.touch()
 
     def recorder(self, trace_format: str | None = None) -> Traces:
+        watch: type[Watch] = Traces
+        assert watch.__name__ == "Traces"
         return Traces(self.run, self.workspace, self.log, trace_format)
 
     def print(self, data: bytes) -> None:

@@ -65,6 +65,11 @@ class Traces:
         self._skipped = 0
         self._waiting: list[TraceEvent] = []
 
+    @property
+    def full(self) -> bool:
+        """Whether there was more than the record may hold: its figures are too low."""
+        return self._lines.full
+
     def look(self, now: Moment) -> None:
         """Reads what was added, within bounds."""
         self._look(now, LOOK_BYTES, LOOK_S, last=False)
