@@ -77,7 +77,7 @@ class LogLines:
                 chunk = os.pread(fd, CHUNK_BYTES, self.ahead)
                 if not chunk:
                     return
-                yield from self._take(chunk)
+                yield from self._take(chunk, deadline)
         finally:
             os.close(fd)
 
@@ -95,7 +95,7 @@ class LogLines:
         self._skipping = False
         self._block = None
 
-    def _take(self, chunk: bytes) -> Iterator[Parsed]:
+    def _take(self, chunk: bytes, deadline: float) -> Iterator[Parsed]:
         at = self.ahead - len(self._rest)
         self.ahead += len(chunk)
         if b"\n" not in chunk:
@@ -123,6 +123,9 @@ class LogLines:
             begin = end + 1
             if self._block is None:
                 self.done = at + begin
+            if time.monotonic() > deadline:  # a chunk of small lines takes seconds
+                self.ahead = at + begin
+                return
         if self._block is None:
             self.done = at + last
         self._keep(data[last:])
