@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -13,8 +14,8 @@ import pytest
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
 from autorl_hpc.recorder.traces.follow import Traces
-from autorl_hpc.recorder.watch import Moment, Watch
-from autorl_hpc.records.recorded import TraceEvent
+from autorl_hpc.recorder.watch import Lines, Moment, Watch
+from autorl_hpc.records.recorded import Seen, TraceEvent
 
 SAMPLES = Path(__file__).parent / "traces"
 LOGS = sorted(path.name for path in SAMPLES.glob("*.log"))
@@ -396,6 +397,32 @@ def test_a_recorder_that_starts_anew_counts_nothing_twice(run: Run, sample: str)
             whole = trace.read_bytes()
             trace.write_bytes(whole[: -chance.randrange(1, 5)])
     assert figures(run.once()) == EXPECTED[sample]
+
+
+class FullDisk(Lines):
+    """A disk that has no room for the first writes."""
+
+    failures = 2
+
+    def add(self, *records: Seen) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().add(*records)
+
+
+def test_what_could_not_be_written_is_written_later(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    recorder._lines = FullDisk(run.run.recorded("trace"))
+    for at, part in ((1.0, lines[:9]), (2.0, lines[9:12])):
+        run.print(b"".join(part))
+        with pytest.raises(OSError, match="No space"):
+            recorder.look(moment(at))
+    run.print(b"".join(lines[12:]))
+    recorder.look(moment(3.0))
+    recorder.close(moment(4.0))
+    assert figures(add_up(run.events())) == EXPECTED["codex.log"]
 
 
 def test_a_document_that_grows(run: Run) -> None:
