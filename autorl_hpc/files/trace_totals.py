@@ -1,13 +1,13 @@
 """What an agent's trace adds up to: tokens, cost, calls, tools, and when its driver and its tools were at work.
 
 Everything is told by the agent, nothing is proven. A format tells figures of single calls, or totals since the session's
-start, or both; they are joined as `_Session.total` says. Null means that no session told it.
+start, or both; they are joined as `_Session.total` says. Null means that no session told it; a cost of 0 tells nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from autorl_hpc.records.recorded import TraceEvent
 FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls")
 PRIMARY = ("tokens_in", "tokens_out", "cost_usd")
 """By the first of these that a total tells it is seen whether it goes on from the one before."""
+
+BEGIN_ANEW = frozenset({"gemini-cli"})
+"""Formats whose totals are those of one process, a resumed session's too, and which tell no calls to see it by."""
 
 ROUNDING = 1e-6
 """Relative. Costs are sums of fractions, added up in another order than the agent did."""
@@ -99,19 +102,26 @@ class TraceTotals:
         return self.points[at - 1][2] if at else 0.0
 
 
-def read_events(path: Path) -> list[TraceEvent]:
-    """The events of a trace.jsonl in their order; none if it is not there. Damaged and cut lines are left out."""
-    found = []
+def events_in(path: Path) -> Iterator[TraceEvent]:
+    """The events of a trace.jsonl in their order, one at a time: a full one holds 300,000.
+
+    None if it is not there. Damaged and cut lines are left out.
+    """
     try:
         with open(path, "rb") as file:
             for line in file:
                 try:
-                    found.append(TraceEvent.model_validate_json(line))
+                    event = TraceEvent.model_validate_json(line)
                 except ValidationError:
                     continue
+                yield event
     except OSError:
-        return found
-    return found
+        return
+
+
+def read_events(path: Path) -> list[TraceEvent]:
+    """All of them at once: 2 kB each in memory."""
+    return list(events_in(path))
 
 
 def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
@@ -159,6 +169,8 @@ class _Session:
     failed: set[object] = field(default_factory=set)
     total_calls: int = 0
     total_failures: int = 0
+    earlier_calls: int = 0
+    earlier_failures: int = 0
     errors: int = 0
     ended_ok: bool | None = None
     tools: list[Span] = field(default_factory=list)
@@ -174,7 +186,9 @@ class _Session:
         if event.kind == "session":
             self.close(now)
             self.process += 1
-        if event.kind in DRIVER and self.reached_s is not None and not self.open:
+            if self.format in BEGIN_ANEW:
+                self._begin_anew()
+        if event.kind in DRIVER and not event.is_total and self.reached_s is not None and not self.open:
             self.drives.append((self.reached_s, now))
         if event.model is not None and len(self.models) < 100:
             self.models[event.model] = None
@@ -190,6 +204,12 @@ class _Session:
         if event.kind == "end":
             self.ended_ok = event.ok
             self.close(now)
+
+    def _begin_anew(self) -> None:
+        for figure in self.figures.values():
+            figure.base, figure.last, figure.since = figure.value, 0, 0
+        self.earlier_calls, self.total_calls = self.earlier_calls + self.total_calls, 0
+        self.earlier_failures, self.total_failures = self.earlier_failures + self.total_failures, 0
 
     def close(self, now: float) -> None:
         """Nothing of it runs any more."""
@@ -247,12 +267,14 @@ class _Session:
             self.failed.add(key)
         began = self.open.pop(key, event.elapsed_s)
         if event.duration_s is not None:
-            began = min(began, max(self.first_s, event.elapsed_s - event.duration_s))
+            began = min(began, max(0.0, event.elapsed_s - event.duration_s))
         self.tools.append((began, event.elapsed_s))
 
     def _key(self, event: TraceEvent) -> object:
-        """Ids are unique within one process only (Codex counts from 0 in each); a call without one is its own."""
-        return len(self.calls) if event.call_id is None else (self.process, event.call_id)
+        """Codex's ids are unique within one process only, in which it counts from 0; a call without one is its own."""
+        if event.call_id is None:
+            return len(self.calls)
+        return (self.process, event.call_id) if event.format == "codex" else event.call_id
 
     def whole(self, name: str) -> int | None:
         """A figure that is a count."""
@@ -270,10 +292,10 @@ class _Session:
             tokens_in=self.whole("tokens_in"),
             tokens_out=self.whole("tokens_out"),
             tokens_cached=self.whole("tokens_cached"),
-            cost_usd=cost.value if cost.known else None,
+            cost_usd=cost.value or None,  # programs say 0 where they don't know a price
             driver_calls=self.whole("calls"),
-            tool_calls=max(len(self.calls), self.total_calls),
-            tool_failures=max(len(self.failed), self.total_failures),
+            tool_calls=max(len(self.calls), self.earlier_calls + self.total_calls),
+            tool_failures=max(len(self.failed), self.earlier_failures + self.total_failures),
             errors=self.errors,
             ended_ok=self.ended_ok,
         )

@@ -202,8 +202,12 @@ RECORDS: list[Strict] = [
         splits={"feedback": PIN, "report": PIN},
         recipes=(RECIPE,),
     ),
-    AgentFile(name="a", description="d", include=("scripted",), needs=("torch",)),
+    AgentFile(name="a", description="d", include=("scripted",), needs=("torch",), trace="codex"),
     recorded.TraceEvent(**SEEN, kind="usage", source="agent.log", offset=0, format="codex", tokens_in=3, tokens_out=1),
+    recorded.TraceEvent(**SEEN, kind="position", source="agent.log", offset=7, format="", skipped=2),
+    recorded.TraceEvent(
+        **SEEN, kind="tool_result", source="a.traj.json", offset=4, format="mini", session="s", duration_s=1.5, ok=False
+    ),
     recorded.UsageSample(**SEEN, cpu_s=1.5, gpus=(recorded.GpuSample(index=0, used_share=0.5),)),
     recorded.ProcessSeen(
         **SEEN, pid=7, parent=1, what="ended", command="python code/train.py", began_s=1.0, exit_code=-9

@@ -1,8 +1,8 @@
 """Claude Code: `claude -p --output-format stream-json --verbose`. One JSON object a line.
 
 A response comes in several `assistant` lines, one a content block, with one message id and the same usage, of which the
-output is not final; the `result` line has the totals of all models, subagents among them, and of the earlier turns of a
-resumed session where its transcript kept them.
+output is not final; the `result` line has the totals of all models, subagents among them. In a resumed session some versions
+go on from the earlier totals, some begin anew: the sum of the calls tells which.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autorl_hpc.recorder.traces.told import (
     table,
     tables,
     total,
+    wall,
 )
 
 FORMAT = "claude-code"
@@ -59,8 +60,9 @@ def _system(line: Table, session: str | None) -> list[Told]:
         return [Told("session", session=session, model=name(line.get("model")))]
     if line.get("subtype") == "api_retry":
         status = line.get("error_status")
-        said = f"{line.get('error')} (HTTP {status})" if isinstance(status, int) else str(line.get("error"))
-        return [Told("error", session=session, text=beginning(said))]
+        said = beginning(line.get("error")) or "retried"
+        said = f"{said} (HTTP {name(status)})" if isinstance(status, int) else said
+        return [Told("error", session=session, text=said)]
     return []
 
 
@@ -118,6 +120,7 @@ def _results(line: Table, session: str | None) -> list[Told]:
                 ok=not failed,
                 exit_code=exit_code(int(code[1])) if code else None,
                 text=beginning(said) if failed else None,
+                wall=wall(line.get("timestamp")),
             )
         )
     return found
@@ -133,7 +136,7 @@ def _result(line: Table, session: str | None) -> list[Told]:
     by_model = [each for each in table(line.get("modelUsage")).values() if isinstance(each, dict)]
     figures = _of_models(by_model) if by_model else _usage(table(line.get("usage")))
     usage = replace(figures, session=session, cost_usd=dollars(line.get("total_cost_usd")), is_total=True)
-    failed = line.get("is_error") is True or str(line.get("subtype")).startswith("error")
+    failed = line.get("is_error") is True or (name(line.get("subtype")) or "").startswith("error")
     errors = [each for each in line["errors"] if isinstance(each, str)] if isinstance(line.get("errors"), list) else []
     said = line.get("result") or "; ".join(errors[:20]) or line.get("subtype")
     end = Told("end", session=session, ok=not failed, text=beginning(said))

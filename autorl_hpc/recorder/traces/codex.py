@@ -23,18 +23,22 @@ from autorl_hpc.recorder.traces.told import (
 )
 
 FORMAT = "codex"
-_TYPES = frozenset(
-    {
-        "thread.started",
-        "turn.started",
-        "turn.completed",
-        "turn.failed",
-        "item.started",
-        "item.updated",
-        "item.completed",
-    }
+_TYPES = (
+    "thread.started",
+    "turn.started",
+    "turn.completed",
+    "turn.failed",
+    "item.started",
+    "item.updated",
+    "item.completed",
 )
-_TOOLS = frozenset({"command_execution", "file_change", "mcp_tool_call", "collab_tool_call", "web_search"})
+_TOOLS = (
+    "command_execution",
+    "file_change",
+    "mcp_tool_call",
+    "collab_tool_call",
+    "web_search",
+)
 
 
 def knows(line: Table) -> bool:
@@ -106,7 +110,7 @@ def _item(item: Table, *, done: bool) -> list[Told]:
 def _command(item: Table) -> str | None:
     if item.get("type") == "file_change":
         return beginning(
-            " ".join(f"{each.get('kind')} {each.get('path')}" for each in tables(item.get("changes"))[:50])
+            " ".join(f"{name(each.get('kind'))} {name(each.get('path'))}" for each in tables(item.get("changes"))[:50])
         )
     return command(None, item)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands
-from autorl_hpc.recorder.traces.told import Table, Told
+from autorl_hpc.recorder.traces.told import Table, Told, name
 
 
 class LineFormat(NamedTuple):
@@ -55,5 +55,5 @@ def read_document(value: Any, only: str | None = None) -> Document | None:
         return Document(openhands.FORMAT, None, [], openhands.read, openhands.read_state(value))
     if isinstance(value, list) and any(isinstance(each, dict) and openhands.knows(each) for each in value[:50]):
         first = next((each.get("timestamp") for each in value if isinstance(each, dict)), None)
-        return Document(openhands.FORMAT, first if isinstance(first, str) else None, value, openhands.read, [])
+        return Document(openhands.FORMAT, name(first), value, openhands.read, [])
     return None

@@ -1,7 +1,7 @@
 """Gemini CLI: `gemini -p ... --output-format stream-json` (a JSON object a line) or `json` (one object over many lines).
 
-Tokens come at the end alone, as the session's totals; a resumed session goes on from its earlier ones. The prompt's tokens
-hold the cached ones, those of candidates hold no thoughts.
+Tokens come at the end alone, as the process's totals: a resumed session begins anew. The prompt's tokens hold the cached
+ones, those of candidates hold no thoughts. A shell command that returned another code than 0 is a success here.
 """
 
 from __future__ import annotations

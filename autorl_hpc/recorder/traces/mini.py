@@ -40,8 +40,9 @@ def session(document: Table) -> str | None:
     for message in tables(document["messages"]):
         extra = table(message.get("extra"))
         first = name(table(extra.get("response")).get("id"))
-        if first is not None or extra.get("timestamp") is not None:
-            return first or name(str(extra["timestamp"]))
+        at = wall(extra.get("timestamp"))
+        if first is not None or at is not None:
+            return first or f"{at:.6f}"
     return None
 
 

@@ -23,7 +23,14 @@ from autorl_hpc.recorder.traces.told import (
 )
 
 FORMAT = "opencode"
-_TYPES = frozenset({"step_start", "step_finish", "text", "reasoning", "tool_use", "error"})
+_TYPES = (
+    "step_start",
+    "step_finish",
+    "text",
+    "reasoning",
+    "tool_use",
+    "error",
+)
 
 
 def knows(line: Table) -> bool:
@@ -35,6 +42,8 @@ def read(line: Table) -> list[Told]:
     """What a line tells."""
     part, kind = table(line.get("part")), line.get("type")
     session, at = name(line.get("sessionID")), wall(line.get("timestamp"))
+    if kind == "step_start":  # there is no line of its own for a session's beginning
+        return [Told("session", session=session, wall=at)]
     if kind in ("text", "reasoning"):
         return [Told("message", session=session, chars=length(part.get("text")), wall=at)]
     if kind == "tool_use":

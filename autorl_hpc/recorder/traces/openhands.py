@@ -23,10 +23,18 @@ from autorl_hpc.recorder.traces.told import (
 )
 
 FORMAT = "openhands"
-_RUN = frozenset(
-    {"run", "run_ipython", "write", "edit", "read", "browse", "browse_interactive", "call_tool_mcp", "mcp"}
+_RUN = (
+    "run",
+    "run_ipython",
+    "write",
+    "edit",
+    "read",
+    "browse",
+    "browse_interactive",
+    "call_tool_mcp",
+    "mcp",
 )
-_RESULT = _RUN | {"error", "user_rejected"}
+_RESULT = (*_RUN, "error", "user_rejected")
 
 
 def knows(line: Table) -> bool:
@@ -99,7 +107,7 @@ def _event(line: Table) -> list[Told]:
     if kind == "MessageEvent" and line.get("source") == "agent":
         return [Told("message", chars=_chars(table(line.get("llm_message")).get("content")), wall=at)]
     if kind == "ConversationErrorEvent":
-        return [Told("error", text=beginning(f"{line.get('code')}: {line.get('detail')}"), wall=at)]
+        return [Told("error", text=beginning(f"{name(line.get('code'))}: {beginning(line.get('detail'))}"), wall=at)]
     if kind == "ConversationStateUpdateEvent":
         value = table(line.get("value"))
         return read_state({"stats": value} if line.get("key") == "stats" else value)

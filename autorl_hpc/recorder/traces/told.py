@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -21,6 +22,9 @@ MAX_DURATION_S = 10.0**7
 MAX_NAME_CHARS = 200
 MAX_COMMAND_CHARS = 500
 MAX_TEXT_CHARS = 500
+LARGE_CHARS = 64 * 1024
+"""While so much is parsed the collector rests: it would walk over a million new lists again and again, for seconds."""
+
 MASKED_CHARS = 4096
 """So much is masked before the beginning is cut off: a secret that the cut goes through is masked all the same."""
 
@@ -67,10 +71,16 @@ _DECODER = json.JSONDecoder(
 
 def parsed(text: str, at: int = 0) -> Any:
     """The JSON value that begins at `at`; what follows it is left out. None for what is none, and for one nested too deep."""
+    collecting = len(text) > LARGE_CHARS and gc.isenabled()
+    if collecting:
+        gc.disable()
     try:
         return _DECODER.raw_decode(text, at)[0]
     except (ValueError, RecursionError, MemoryError):
         return None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def table(value: Any) -> Table:
@@ -125,7 +135,10 @@ def name(value: Any) -> str | None:
     """An id or a name: a short text, or a number."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18:
         return str(value)
-    return printable(value[:MAX_NAME_CHARS])[:MAX_NAME_CHARS] if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    value = value[:MAX_NAME_CHARS]
+    return value if value.isprintable() else printable(value)[:MAX_NAME_CHARS]
 
 
 def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:

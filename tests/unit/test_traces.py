@@ -1,0 +1,629 @@
+"""Each format of a trace, from one whole session: the totals, added up by hand; and what an agent may write instead."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
+from autorl_hpc.recorder.traces.follow import Traces
+from autorl_hpc.recorder.watch import Lines, Moment, Watch
+from autorl_hpc.records.recorded import Seen, TraceEvent
+
+SAMPLES = Path(__file__).parent / "traces"
+LOGS = sorted(path.name for path in SAMPLES.glob("*.log"))
+DOCUMENTS = {
+    "mini.traj.json": ".home/.config/mini-swe-agent/last_mini_run.traj.json",
+    "mini_1.traj.json": "run.traj.json",
+    "openhands_state.json": ".home/.openhands/conversations/0d5e/base_state.json",
+    "openhands_trajectory.json": "trajectories/trajectory.json",
+}
+NOON = "2026-01-01T00:10:00.000+00:00"
+
+
+def moment(elapsed_s: float, at: str = NOON, attempt: int = 1) -> Moment:
+    return Moment(elapsed_s=elapsed_s, at=at, attempt=attempt)
+
+
+class Run:
+    """A run with a log, a workspace, and recorders that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "run")
+        self.workspace = folder / "ws"
+        self.workspace.mkdir(parents=True)
+        self.run.logs.mkdir(parents=True)
+        self.log = self.run.agent_log
+        self.log.touch()
+
+    def recorder(self, trace_format: str | None = None) -> Traces:
+        watch: type[Watch] = Traces
+        assert watch.__name__ == "Traces"
+        return Traces(self.run, self.workspace, self.log, trace_format)
+
+    def print(self, data: bytes) -> None:
+        with open(self.log, "ab") as file:
+            file.write(data)
+
+    def put(self, sample: str, name: str | None = None) -> Path:
+        path = self.workspace / (name or DOCUMENTS[sample])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((SAMPLES / sample).read_bytes())
+        return path
+
+    def events(self) -> list[TraceEvent]:
+        return read_events(self.run.recorded("trace"))
+
+    def once(self, trace_format: str | None = None) -> TraceTotals:
+        recorder = self.recorder(trace_format)
+        recorder.look(moment(100.0))
+        recorder.close(moment(101.0))
+        return add_up(self.events())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def figures(totals: TraceTotals) -> dict[str, Any]:
+    return {
+        "in": totals.tokens_in,
+        "out": totals.tokens_out,
+        "cached": totals.tokens_cached,
+        "cost": None if totals.cost_usd is None else round(totals.cost_usd, 9),
+        "calls": totals.driver_calls,
+        "tools": totals.tool_calls,
+        "failures": totals.tool_failures,
+        "errors": totals.errors,
+    }
+
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    # The second result goes on from the first: in 70+500+3600+230, out 180+40. Messages: msg_1, msg_2, msg_3.
+    # Tools: Bash (failed), Read, Write, Bash. Errors: the retry, and the synthetic message.
+    "claude_code.log": {
+        "in": 4400,
+        "out": 220,
+        "cached": 3600,
+        "cost": 0.0625,
+        "calls": 3,
+        "tools": 4,
+        "failures": 1,
+        "errors": 2,
+    },
+    # t-1: the last total, 30000 and 200, not the sum with 24763; t-2 told none. Calls are not told.
+    # Tools: item_1, item_2 (failed), item_3, item_4 (failed), and item_0 of the resumed process. Errors: item_5, `error`.
+    "codex.log": {
+        "in": 30000,
+        "out": 200,
+        "cached": 29000,
+        "cost": None,
+        "calls": None,
+        "tools": 5,
+        "failures": 2,
+        "errors": 2,
+    },
+    # 5000 + 6000 and 100 + 150, one of them told twice; call_A failed.
+    "codex_msg.log": {
+        "in": 11000,
+        "out": 250,
+        "cached": 9000,
+        "cost": None,
+        "calls": 2,
+        "tools": 2,
+        "failures": 1,
+        "errors": 0,
+    },
+    # In 8000 + 2500; out (9000 - 8000) + (3000 - 2500), thoughts among it: a resumed session begins anew.
+    "gemini_cli.log": {
+        "in": 10500,
+        "out": 1500,
+        "cached": 7000,
+        "cost": None,
+        "calls": None,
+        "tools": 2,
+        "failures": 1,
+        "errors": 1,
+    },
+    # In 10000+50+100, out 500+200+20, calls 3+1.
+    "gemini_cli_document.log": {
+        "in": 10150,
+        "out": 720,
+        "cached": 6000,
+        "cost": None,
+        "calls": 4,
+        "tools": 5,
+        "failures": 1,
+        "errors": 0,
+    },
+    # In (100+900+50) + (150+1100), out (20+5) + (1300-1250); the shell call that returned 1 failed too.
+    "opencode.log": {
+        "in": 2300,
+        "out": 75,
+        "cached": 2000,
+        "cost": 0.03,
+        "calls": 2,
+        "tools": 3,
+        "failures": 2,
+        "errors": 1,
+    },
+    # No tokens in the events. call_1 returned 2, call_3 was refused.
+    "openhands.log": {
+        "in": None,
+        "out": None,
+        "cached": None,
+        "cost": None,
+        "calls": None,
+        "tools": 3,
+        "failures": 2,
+        "errors": 1,
+    },
+    # In 3000+400, out 200+50, cost 0.25+0.05, calls 3+1.
+    "openhands_state.json": {
+        "in": 3400,
+        "out": 250,
+        "cached": 2500,
+        "cost": 0.3,
+        "calls": 4,
+        "tools": 0,
+        "failures": 0,
+        "errors": 0,
+    },
+    # The last total. Tools: run (2), edit; the error observation answers no call and counts as one that failed.
+    "openhands_trajectory.json": {
+        "in": 2500,
+        "out": 120,
+        "cached": 1700,
+        "cost": 0.3,
+        "calls": 2,
+        "tools": 3,
+        "failures": 2,
+        "errors": 0,
+    },
+    # In 1000+1200+1300+1400, out 50+10+20+30, cached 400+1000+1200, cost 0.01+0.02+0.01+0.02. Error: the format error.
+    "mini.traj.json": {
+        "in": 4900,
+        "out": 110,
+        "cached": 2600,
+        "cost": 0.06,
+        "calls": 4,
+        "tools": 4,
+        "failures": 2,
+        "errors": 1,
+    },
+    # Cost is told of the whole only.
+    "mini_1.traj.json": {
+        "in": 1600,
+        "out": 100,
+        "cached": None,
+        "cost": 0.03,
+        "calls": 2,
+        "tools": 2,
+        "failures": 1,
+        "errors": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("sample", EXPECTED)
+def test_a_whole_session_adds_up(run: Run, sample: str) -> None:
+    if sample in DOCUMENTS:
+        run.put(sample)
+    else:
+        run.print((SAMPLES / sample).read_bytes())
+    assert figures(run.once()) == EXPECTED[sample]
+
+
+@pytest.mark.parametrize(
+    ("sample", "name"),
+    [
+        ("claude_code.log", "claude-code"),
+        ("codex.log", "codex"),
+        ("gemini_cli.log", "gemini-cli"),
+        ("gemini_cli_document.log", "gemini-cli"),
+        ("opencode.log", "opencode"),
+        ("openhands.log", "openhands"),
+        ("mini.traj.json", "mini"),
+    ],
+)
+def test_the_agents_definition_names_the_format(run: Run, tmp_path: Path, sample: str, name: str) -> None:
+    other = Run(tmp_path / "other")
+    for each in (run, other):
+        each.put(sample) if sample in DOCUMENTS else each.print((SAMPLES / sample).read_bytes())
+    assert figures(run.once(name)) == EXPECTED[sample]
+    assert {event.format for event in run.events()} == {name}
+    assert other.once("codex" if name != "codex" else "opencode").sessions == (), "another format is not looked for"
+
+
+def test_an_unknown_format_is_refused(run: Run) -> None:
+    with pytest.raises(ValueError, match="known are claude-code"):
+        run.recorder("claude")
+
+
+def test_all_formats_in_one_log(run: Run) -> None:
+    """An agent may call others: each adds its own."""
+    samples = ["claude_code.log", "codex.log", "gemini_cli.log", "opencode.log"]
+    for sample in samples:
+        run.print((SAMPLES / sample).read_bytes())
+    totals = run.once()
+    for key in ("in", "out", "cached", "tools", "failures", "errors"):
+        assert figures(totals)[key] == sum(EXPECTED[sample][key] for sample in samples), key
+
+
+def test_output_around_the_lines(run: Run) -> None:
+    """Prefixes, colours, a carriage return, and lines that only look like a trace."""
+    for line in (SAMPLES / "claude_code.log").read_bytes().splitlines():
+        run.print(b"{'loss': 0.5}\r\n[12:00:01] \x1b[32mINFO\x1b[0m {agent} " + line + b"  \r\n" + b'{"type": "x"\n')
+    assert figures(run.once()) == EXPECTED["claude_code.log"]
+
+
+def test_secrets_are_masked_and_commands_kept(run: Run) -> None:
+    for sample in ("claude_code.log", "codex.log"):
+        run.print((SAMPLES / sample).read_bytes())
+    run.put("mini.traj.json")
+    run.once()
+    text = run.run.recorded("trace").read_text()
+    for secret in ("q9Zr7LmX2vTb8Kc4", "abcdef123456", "hf_abcdefghijklmnopqrst"):
+        assert secret not in text
+    commands = [event.command for event in run.events() if event.command]
+    assert "ls -la data && WANDB_API_KEY=*** wandb login" in commands
+    assert "bash -lc 'python code/train.py --hub-token ***'" in commands
+    assert "export HF_TOKEN=***; python x.py" in commands
+    assert "/ws/code/train.py" in commands and "/ws/instructions.md" not in commands, "read files are not commands"
+
+
+def test_texts_are_escaped(run: Run) -> None:
+    bad = "\x1b]0;owned\x07\u202e\ud800 \x00"
+    line = {"type": "thread.started", "thread_id": bad}
+    item = {"type": "command_execution", "id": bad, "command": bad + "\nls", "exit_code": 1, "status": "failed"}
+    item["aggregated_output"] = bad
+    for each in (line, {"type": "item.started", "item": item}, {"type": "item.completed", "item": item}):
+        run.print(json.dumps(each).encode() + b"\n")
+    assert run.once().tool_failures == 1
+    for event in run.events():
+        assert all(
+            part is None or part.isprintable() for part in (event.session, event.call_id, event.command, event.text)
+        )
+
+
+def test_a_last_line_without_an_end_is_read_when_the_agent_has_ended(run: Run) -> None:
+    data = (SAMPLES / "gemini_cli_document.log").read_bytes().rstrip(b"\n")
+    run.print(data)
+    recorder = run.recorder()
+    recorder.look(moment(1.0))
+    assert run.events() == []
+    recorder.close(moment(2.0))
+    assert figures(add_up(run.events())) == EXPECTED["gemini_cli_document.log"]
+    run.print(b"\n" + (SAMPLES / "opencode.log").read_bytes())
+    assert run.once().tokens_in == EXPECTED["gemini_cli_document.log"]["in"] + EXPECTED["opencode.log"]["in"]
+
+
+def test_times_of_tools_and_driver(run: Run) -> None:
+    """Looks at 10, 20, ... s. The driver works from 10 to 20, two tools from 20 to 40, the driver from 40 to 50."""
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    for at, part in (
+        (10.0, lines[1:3]),
+        (20.0, lines[3:6]),
+        (30.0, lines[6:7]),
+        (40.0, lines[7:8]),
+        (50.0, lines[12:14]),
+    ):
+        run.print(b"".join(part))
+        recorder.look(moment(at))
+    recorder.close(moment(55.0))
+    totals = add_up(run.events())
+    assert totals.tool_spans == ((20.0, 40.0),) and totals.tool_s == 20.0
+    assert totals.driver_spans == ((10.0, 20.0), (40.0, 50.0)) and totals.driver_s == 20.0
+    assert totals.last_driver_s == 50.0
+    assert [totals.tokens_at(s) for s in (0.0, 49.9, 50.0, 1e9)] == [0, 0, 24885, 24885]
+
+
+def test_a_call_without_an_answer_lasts_until_the_end(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    run.print(b"".join(lines[1:6]))
+    recorder.look(moment(20.0))
+    recorder.close(moment(21.0))
+    events = run.events()
+    assert add_up(events, ended_s=100.0).tool_spans == ((20.0, 100.0),)
+    resumed = events + [event.model_copy(update={"attempt": 2, "elapsed_s": 60.0}) for event in events[:1]]
+    assert add_up(resumed, ended_s=100.0).tool_spans == ((20.0, 60.0),), "it ended with its attempt"
+
+
+def test_durations_that_the_trace_gives(run: Run) -> None:
+    """OpenCode tells a call when it is over. The second look is at 10 s of budget, 00:00:04.6 by the clock: 3 s until 9.4,
+    and 2.5 s until 9.9, together from 6.4 to 9.9."""
+    lines = (SAMPLES / "opencode.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    run.print(lines[0])
+    recorder.look(moment(1.0, "2025-12-31T23:59:55.600+00:00"))
+    run.print(b"".join(lines[1:3]))
+    recorder.look(moment(10.0, "2026-01-01T00:00:04.600+00:00"))
+    recorder.close(moment(10.0, "2026-01-01T00:00:04.600+00:00"))
+    (span,) = add_up(run.events()).tool_spans
+    assert span == pytest.approx((6.4, 9.9))
+
+
+def test_stamps_lie_between_two_looks(run: Run) -> None:
+    """Looks at 100 s and 110 s of budget, the second at 00:00:07 by the clock: the stamps of 00:00:03 and later count."""
+    recorder = run.recorder()
+    recorder.look(moment(100.0, "2026-01-01T00:00:00.000+00:00"))
+    run.print((SAMPLES / "gemini_cli.log").read_bytes())
+    recorder.look(moment(110.0, "2026-01-01T00:00:07.000+00:00"))
+    recorder.close(moment(110.0, "2026-01-01T00:00:07.000+00:00"))
+    at = {event.call_id or event.kind: event.elapsed_s for event in run.events() if event.kind != "tool_result"}
+    assert at["run_shell_command-1"] == pytest.approx(106.0)
+    assert at["end"] == 110.0, "a stamp after the look"
+    first = next(event for event in run.events() if event.kind == "session")
+    assert first.elapsed_s == pytest.approx(103.0)
+
+
+def test_stamps_of_the_output_count_more(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    run.print(b"".join(lines[:4]))
+    edge = run.log.stat().st_size
+    run.print(b"".join(lines[4:8]))
+    run.run.agent_times.write_text(f"{edge} 12.5 {NOON}\n{run.log.stat().st_size} 17.0 {NOON}\n")
+    run.once()
+    assert [(e.kind, e.elapsed_s) for e in run.events()][:3] == [
+        ("session", 12.5),
+        ("message", 12.5),
+        ("tool_call", 17.0),
+    ]
+
+
+@pytest.mark.parametrize("sample", LOGS)
+def test_a_recorder_that_starts_anew_counts_nothing_twice(run: Run, sample: str) -> None:
+    """It is killed after every few bytes: lines are cut anywhere, in the log and once in the trace."""
+    data = (SAMPLES / sample).read_bytes()
+    chance = random.Random(sample)
+    at = 0
+    while at < len(data):
+        step = chance.randrange(1, 1500)
+        run.print(data[at : at + step])
+        at += step
+        run.recorder().look(moment(float(at)))  # and never closed
+        trace = run.run.recorded("trace")
+        if chance.random() < 0.3 and trace.stat().st_size > 10:
+            whole = trace.read_bytes()
+            trace.write_bytes(whole[: -chance.randrange(1, 5)])
+    assert figures(run.once()) == EXPECTED[sample]
+
+
+class FullDisk(Lines):
+    """A disk that has no room for the first writes."""
+
+    failures = 2
+
+    def add(self, *records: Seen) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().add(*records)
+
+
+def test_what_could_not_be_written_is_written_later(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    recorder._lines = FullDisk(run.run.recorded("trace"))
+    for at, part in ((1.0, lines[:9]), (2.0, lines[9:12])):
+        run.print(b"".join(part))
+        with pytest.raises(OSError, match="No space"):
+            recorder.look(moment(at))
+    run.print(b"".join(lines[12:]))
+    recorder.look(moment(3.0))
+    recorder.close(moment(4.0))
+    assert figures(add_up(run.events())) == EXPECTED["codex.log"]
+
+
+def test_a_document_that_grows(run: Run) -> None:
+    """After each message it is written anew, and now and then the recorder too is a new one."""
+    whole = json.loads((SAMPLES / "mini.traj.json").read_text())
+    path = run.put("mini.traj.json")
+    recorder = run.recorder()
+    for n in range(1, len(whole["messages"]) + 1):
+        part = {**whole, "messages": whole["messages"][:n], "info": {**whole["info"], "exit_status": ""}}
+        calls = [m["extra"] for m in part["messages"] if "response" in m.get("extra", {})]
+        part["info"]["model_stats"] = {"instance_cost": sum(e["cost"] for e in calls), "api_calls": len(calls)}
+        path.write_text(json.dumps(part)[: -1 if n == 4 else None])  # once half-written
+        if n % 3 == 0:
+            recorder = run.recorder()
+        for each in recorder._documents.known.values():
+            each.not_before = 0.0
+        recorder.look(moment(float(n)))
+    recorder.close(moment(50.0))
+    assert figures(add_up(run.events())) == EXPECTED["mini.traj.json"]
+
+
+def test_two_sessions_in_one_document_and_a_copy_of_it(run: Run) -> None:
+    path = run.put("mini.traj.json")
+    recorder = run.recorder()
+    recorder.look(moment(1.0))
+    run.put("mini.traj.json", "copy.traj.json")
+    path.write_text(path.read_text().replace("chatcmpl", "other").replace("toolu", "tool2"))
+    recorder.close(moment(2.0))
+    totals = add_up(run.events())
+    assert (totals.tokens_in, totals.driver_calls, totals.tool_calls) == (9800, 8, 8)
+    assert totals.cost_usd == pytest.approx(0.12)
+
+
+def test_files_that_are_no_trajectories(run: Run, tmp_path: Path) -> None:
+    run.put("mini.traj.json", "models/base.traj.json")  # not looked into
+    outside = tmp_path / "outside.traj.json"
+    outside.write_bytes((SAMPLES / "mini.traj.json").read_bytes())
+    (run.workspace / "link.traj.json").symlink_to(outside)
+    (run.workspace / "linked").symlink_to(tmp_path)
+    os.mkfifo(run.workspace / "fifo.traj.json")
+    (run.workspace / "folder.traj.json").mkdir()
+    (run.workspace / "deep.traj.json").write_text("[" * 200_000)
+    (run.workspace / "list.traj.json").write_text("[1, 2]")
+    (run.workspace / "odd.traj.json").write_text('{"messages": [1, null, []], "info": {"model_stats": []}}')
+    with open(run.workspace / "big.traj.json", "wb") as file:
+        file.truncate(1 << 40)
+    assert run.once().tokens_in is None
+
+
+def test_more_files_than_are_looked_at(run: Run) -> None:
+    from autorl_hpc.recorder.traces import places
+
+    for n in range(places.MAX_ENTRIES + 100):
+        (run.workspace / f"{n}.txt").touch()
+    assert places.trajectories(run.workspace) == []
+
+
+LONG = "x" * (5 * 1024 * 1024)
+
+
+def test_long_lines_are_skipped_and_counted(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    long = json.dumps({"type": "item.completed", "item": {"id": "i", "type": "agent_message", "text": LONG}}).encode()
+    for line in lines:
+        run.print(line + (long + b"\n" if line is lines[3] or line is lines[9] else b""))
+    run.print(long)  # its end never comes
+    totals = run.once()
+    assert figures(totals) == EXPECTED["codex.log"] and totals.skipped == 2
+    assert figures(run.once()) == EXPECTED["codex.log"], "and again by a new recorder"
+
+
+def test_a_long_output_of_a_tool_is_read(run: Run) -> None:
+    item = {
+        "id": "i",
+        "type": "command_execution",
+        "command": "x",
+        "aggregated_output": "y" * 3_000_000,
+        "exit_code": 3,
+    }
+    run.print(json.dumps({"type": "item.completed", "item": item}).encode() + b"\n")
+    assert run.once().tool_failures == 1 and len(run.events()[0].text or "") <= 500
+
+
+def test_a_log_that_became_shorter(run: Run) -> None:
+    data = (SAMPLES / "codex.log").read_bytes()
+    run.print(data)
+    recorder = run.recorder()
+    recorder.look(moment(1.0))
+    with open(run.log, "r+b") as file:
+        file.truncate(len(data) // 2)
+    recorder.look(moment(2.0))
+    run.print(b'\n{"type":"thread.started","thread_id":"t-3"}\n{"type":"turn.completed","usage":{"input_tokens":5}}\n')
+    recorder.close(moment(3.0))
+    totals = add_up(run.events())
+    assert totals.tokens_in == 30005
+    assert any(event.text and "shorter" in event.text for event in run.events() if event.kind == "position")
+
+
+NUMBERS = [
+    "-5",
+    "1e999",
+    "NaN",
+    "-Infinity",
+    "true",
+    '"12"',
+    "null",
+    "[1]",
+    '{"a":1}',
+    "12.5",
+    "9" * 5000,
+    "1" + "0" * 18,
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_is_no_number_of_tokens(run: Run, number: str) -> None:
+    run.print(f'{{"type":"turn.completed","usage":{{"input_tokens":{number},"output_tokens":7}}}}\n'.encode())
+    run.print(f'{{"type":"result","num_turns":1,"session_id":"s","total_cost_usd":{number}}}\n'.encode())
+    totals = run.once()
+    assert (totals.tokens_in, totals.tokens_out) == (None, 7)
+    assert totals.cost_usd in (None, 12.5), "which is a number of dollars"
+
+
+def test_odd_json(run: Run) -> None:
+    run.print(b'{"type":"turn.completed","usage":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_002 + b"\n")
+    run.print(b'{"type":"turn.completed","usage":' + b"[" * 2_000_000 + b"\n")
+    run.print(b'{"type":[],"kind":{},"msg":{"type":[]},"id":1,"session_id":[],"sessionID":1,"action":[]}\n' * 3)
+    run.print(b'{"type":"turn.completed","type":"turn.completed","usage":{"input_tokens":1,"input_tokens":3}}\n')
+    run.print(b'\xff\xfe{"type":"turn.completed","usage":{"output_tokens":2}}\xff\n\x00\n')
+    totals = run.once()
+    assert (totals.tokens_in, totals.tokens_out) == (3, 2)
+
+
+def test_an_object_over_many_lines_that_never_ends(run: Run) -> None:
+    run.print(b"{\n" + b'  "a": 1,\n' * 1000 + (SAMPLES / "codex.log").read_bytes().split(b"\n", 1)[1])
+    assert figures(run.once()) == EXPECTED["codex.log"]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Some bytes, tokens and lines changed, moved, doubled or lost."""
+    made = bytearray(data)
+    pieces = [
+        b"null",
+        b"-1",
+        b"1e400",
+        b"[]",
+        b"{}",
+        b'"',
+        b"\\ud800",
+        b"true",
+        b"\n",
+        b"\x00",
+        b"9" * 30,
+        b"[[[",
+        b'""',
+        b"NaN",
+    ]
+    for _ in range(chance.randrange(1, 25)):
+        at, length = chance.randrange(len(made)), chance.randrange(1, 12)
+        made[at : at + chance.choice((0, length))] = chance.choice(pieces)
+    lines = bytes(made).split(b"\n")
+    if chance.random() < 0.3:
+        chance.shuffle(lines)
+    return b"\n".join(lines)
+
+
+def swapped(value: Any, chance: random.Random) -> Any:
+    """The same shape with some values of another kind."""
+    if chance.random() < 0.04:
+        return chance.choice(
+            [None, True, -1, 10**13, 1.5, "", "text", [], {}, [None], {"type": []}, "\ud800", [[]] * 3]
+        )
+    if isinstance(value, dict):
+        return {key: swapped(each, chance) for key, each in value.items() if chance.random() > 0.02}
+    return [swapped(each, chance) for each in value] if isinstance(value, list) else value
+
+
+def sane(run: Run) -> None:
+    totals = add_up(run.events(), ended_s=200.0)
+    for number in (*figures(totals).values(), totals.tool_s, totals.driver_s, totals.last_driver_s):
+        assert number is None or number >= 0
+    rising = [tokens for _, tokens, _ in totals.points]
+    assert rising == sorted(rising)
+    for line in run.run.recorded("trace").read_bytes().splitlines():
+        TraceEvent.model_validate_json(line)
+
+
+@pytest.mark.parametrize("sample", [*LOGS, *DOCUMENTS])
+def test_nothing_that_is_written_breaks_the_recorder(tmp_path: Path, sample: str) -> None:
+    data = (SAMPLES / sample).read_bytes()
+    chance = random.Random(f"fuzz {sample}")
+    for n in range(60):
+        run = Run(tmp_path / str(n))
+        if sample in DOCUMENTS:
+            value = json.dumps(swapped(json.loads(data), chance)).encode()
+            run.put(sample).write_bytes(value if n % 2 else mutated(data, chance))
+        elif n % 2:
+            lines = [line for line in data.split(b"\n") if line.startswith(b"{") and line.endswith(b"}")]
+            run.print(b"\n".join(json.dumps(swapped(json.loads(line), chance)).encode() for line in lines) + b"\n")
+            run.print(b"\n".join(chance.sample(lines, len(lines))) + b"\n")
+        else:
+            run.print(mutated(data, chance) + b"\n")
+        run.once()
+        sane(run)
