@@ -66,9 +66,10 @@ def bca(resampled: NDArray[np.float64], seen: float, influences: Sequence[float]
 
 def _resampled(whole: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means of all resamples, of shape (RESAMPLES,)."""
-    if (weights == weights[0]).all():
-        return _drawn_sums(whole) / (len(whole) * weights[0])
-    return _drawn_sums(whole) / _drawn_sizes(tuple(weights.tolist()))
+    sizes: list[float] = weights.tolist()
+    if min(sizes) == max(sizes):
+        return _drawn_sums(whole) / (len(sizes) * sizes[0])
+    return _drawn_sums(whole) / _drawn_sizes(tuple(sizes))
 
 
 @lru_cache(maxsize=4)
