@@ -29,7 +29,17 @@ _NAME = re.compile(r"(?<![\w.-])(?:(-{1,2}[A-Za-z_][\w.-]{0,80})(?:\s?[=:]\s?|\s
 _VALUE = re.compile(r"\"[^\"]{0,4096}\"?|'[^']{0,4096}'?|(?!-)[^\s'\"]{1,4096}")
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET_WORDS = {"token", "secret", "password", "passwd", "passphrase", "apikey", "credential", "credentials", "authorization"}
+_SECRET_WORDS = {
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "passphrase",
+    "apikey",
+    "credential",
+    "credentials",
+    "authorization",
+}
 _KEY_KINDS = {"api", "access", "private", "secret", "auth", "account", "subscription"}
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "stop", "end", "special", "per", "image", "fim"}
 """What stands before `token` in options of language models; those are no secrets."""
