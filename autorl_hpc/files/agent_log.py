@@ -73,12 +73,9 @@ def read_times(path: Path) -> Times:
             continue
         if len(fields) < 3 or byte < 0 or not math.isfinite(elapsed_s) or elapsed_s < 0:
             continue
-        cut_s: float | None = None
         while stamps and stamps[-1][0] > byte:  # the log was cut: what was beyond is gone
-            cut_s = stamps.pop()[1]
-        if cut_s is not None:
-            stamps.append((byte, cut_s))
-        elif not stamps or byte > stamps[-1][0]:
+            stamps.pop()
+        if not stamps or byte > stamps[-1][0]:
             stamps.append((byte, elapsed_s))
     return Times(stamps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 PIECE_BYTES = 256 * 2**10
 """Read at once."""
@@ -10,6 +11,11 @@ PIECE_BYTES = 256 * 2**10
 MAX_BEHIND_BYTES = 64 * 2**20
 RESUME_BEHIND_BYTES = 8 * 2**20
 """What is further behind goes on from here to the end; the bytes between are never read."""
+
+HEAD_BYTES = 256
+"""By which a file that was written anew, to at least its old length, is told from one that grew."""
+
+_LINE_END = re.compile(rb"[\r\n]")
 
 
 class Followed:
@@ -26,21 +32,26 @@ class Followed:
         self.size = 0
         self.skipped = 0
         self._file: tuple[int, int] | None = None
+        self._head = b""
+        self._changed_ns = 0
         self._resuming = False
 
     def is_other(self, status: os.stat_result) -> bool:
-        """Whether a file is longer than what was read of it, was cut, or is another one."""
-        return self._file != (status.st_dev, status.st_ino) or self.offset != status.st_size
+        """Whether a file was written to since it was read, or is another one, or something of it is left."""
+        seen = (self._file, self._changed_ns, self.offset)
+        return seen != ((status.st_dev, status.st_ino), status.st_mtime_ns, status.st_size)
 
     def read(self, fd: int, *, jump: bool = True) -> bytes:
-        """The next piece; empty at the end. A file that was cut or replaced begins anew.
+        """The next piece; empty at the end. A file that was cut, replaced or begun anew is read anew.
 
         Args:
             jump: whether reading may go on nearer to the end.
         """
         info = os.fstat(fd)
-        if self._file != (info.st_dev, info.st_ino) or info.st_size < self.offset:
-            self._file, self.offset, self._resuming = (info.st_dev, info.st_ino), 0, False
+        head = os.pread(fd, HEAD_BYTES, 0) if self._changed_ns != info.st_mtime_ns else self._head
+        if self._file != (info.st_dev, info.st_ino) or info.st_size < self.offset or not head.startswith(self._head):
+            self.offset, self._resuming = 0, False
+        self._file, self._head, self._changed_ns = (info.st_dev, info.st_ino), head, info.st_mtime_ns
         self.size = info.st_size
         if jump and self.size - self.offset > MAX_BEHIND_BYTES:
             self.skipped += self.size - RESUME_BEHIND_BYTES - self.offset
@@ -56,7 +67,8 @@ class Followed:
         piece = self.read(fd)
         if not piece:
             return b""
-        begin = max(piece.find(b"\n"), piece.find(b"\r")) + 1 if self._resuming else 0
+        first = _LINE_END.search(piece) if self._resuming else None
+        begin = first.end() if first is not None else 0
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
         at_end = self.offset + len(piece) >= self.size
         if rest and at_end:

@@ -26,7 +26,7 @@ _PAIR = re.compile(
     r"\s{0,8}(?:'([^'\"\\]{1,200})'|\"([^'\"\\]{1,200})\")\s{0,8}:\s{0,8}"
     r"(?:'([^'\\]{0,400})'|\"([^\"\\]{0,400})\"|([^\s,'\"\[\]()]{1,64})|(\[[^\[\]]{0,2000}\]))\s{0,8}(,|$)"
 )
-_NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
 """One of these stands beside a loss or a reward in a trainer's log, and not in any dictionary that has one."""

@@ -41,6 +41,7 @@ MAX_ACTIVE = 64
 """Logs that are looked at each time. More wait for the next walk."""
 
 IDLE_S = 600.0
+GROWING_S = 10.0
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents."
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson")
@@ -99,8 +100,18 @@ class Trainings:
             if len(self._logs) >= MAX_FILES:
                 return
             log = self._logs[parts] = Followed()
-        if log.is_other(status) and parts not in self._active and len(self._active) < MAX_ACTIVE:
+        if log.is_other(status) and parts not in self._active and self._makes_room():
             self._active[parts] = time.monotonic()
+
+    def _makes_room(self) -> bool:
+        """Whether another log can be looked at each time; one that has not grown for a while waits for the next walk instead."""
+        if len(self._active) < MAX_ACTIVE:
+            return True
+        oldest = min(self._active, key=lambda parts: self._active[parts])
+        if time.monotonic() - self._active[oldest] < GROWING_S:
+            return False
+        del self._active[oldest]
+        return True
 
     def look(self, now: Moment) -> None:
         """Reads what is new, as far as SLICE_S reaches."""
@@ -195,7 +206,7 @@ class Trainings:
             split, _, name = tag.partition("/")
             name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
             gathered = self._groups.get(parts)
-            if gathered is not None and (gathered[0] != step or name in gathered[1]):
+            if gathered is not None and (gathered[0] != step or name in gathered[1] or _is_eval(name, gathered[1])):
                 self._end_group(parts, now)
                 gathered = None
             if gathered is None:
@@ -240,6 +251,12 @@ class Trainings:
         history = state.get("log_history") if isinstance(state, dict) else None
         entries = history if isinstance(history, list) else []
         return [step for entry in entries if isinstance(entry, dict) and (step := step_of(entry)) is not None]
+
+
+def _is_eval(name: str, gathered: dict[str, float]) -> bool:
+    """Whether a figure of an evaluation comes after those of training at the same step, or the other way round."""
+    others = gathered.keys() - {"step", "epoch"}
+    return name != "epoch" and any(other.startswith("eval_") is not name.startswith("eval_") for other in others)
 
 
 def _opened(root_fd: int, parts: Parts) -> int | None:
