@@ -18,7 +18,7 @@ from autorl_hpc.recorder.watch import Moment
 
 LOOK_S = 0.5
 SLICE_S = 0.0015
-"""0.3 % of a core, as long as a walk is on. With a million files one takes about half an hour."""
+"""0.3 % of a core, as long as a walk is on. With a million files one takes a quarter of an hour."""
 
 PAUSE_S = 10.0
 """From the end of one walk to the start of the next."""

@@ -283,7 +283,7 @@ def _read(process: Process) -> bool:
             # With other threads left, one whose first thread has ended is shown as a zombie and goes on.
             if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
                 process.ended = True
-                if process.status is None and _may_know(os.fstat(fd).st_uid):
+                if process.status is None and _may_know(process.pid):
                     process.status = int(fields[49])
         finally:
             os.close(fd)
@@ -292,9 +292,10 @@ def _read(process: Process) -> bool:
     return True
 
 
-def _may_know(owner: int) -> bool:
-    """Whether the kernel shows us an exit code; to others it shows 0 (fs/proc/array.c)."""
-    return os.geteuid() in (0, owner)
+def _may_know(pid: int) -> bool:
+    """Whether the kernel shows us an exit code; of others' processes it shows 0 (fs/proc/array.c)."""
+    # The folder's owner: files in it are root's once a process has no memory any more.
+    return os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
 
 
 def _argv(pid: int) -> bytes:

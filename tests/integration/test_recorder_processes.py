@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -268,3 +269,24 @@ def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched
         pytest.skip("bwrap can't start here: " + (one.folder / "agent.log").read_text()[-200:])
     told = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c 'sleep", "setsid"))}
     assert {6, 8} <= told if KERNEL >= (6, 15) else told
+
+
+AS_OTHERS_DO = """
+import os, sys, time
+os.setgid(65534); os.setuid(65534)
+from autorl_hpc.recorder import table
+table.open_process = lambda pid: None
+processes = table.ProcessTable(os.getpid(), "none")
+if os.fork() == 0:
+    os._exit(4)
+time.sleep(0.3)
+processes.look()
+print([process.exit_code for process in processes.take_changes().ended])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else; everybody else is that already")
+def test_an_ordinary_user_learns_of_zombies_too() -> None:
+    code = "import autorl_hpc.recorder.table\n" + AS_OTHERS_DO  # imported before root's folders are closed to it
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[4]"
