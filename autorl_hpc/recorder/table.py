@@ -293,9 +293,13 @@ def _read(process: Process) -> bool:
 
 
 def _may_know(pid: int) -> bool:
-    """Whether the kernel shows us an exit code; of others' processes it shows 0 (fs/proc/array.c)."""
-    # The folder's owner: files in it are root's once a process has no memory any more.
-    return os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+    """Whether the kernel shows us a process's exit code: it shows 0 to those who might not trace it (fs/proc/array.c), which also
+    can't read this link. A program can make itself such a one (prctl PR_SET_DUMPABLE)."""
+    try:
+        os.readlink(f"/proc/{pid}/ns/user")
+    except OSError:
+        return False
+    return True
 
 
 def _argv(pid: int) -> bytes:

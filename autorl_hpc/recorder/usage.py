@@ -72,13 +72,13 @@ class Usage:
     def close(self, now: Moment) -> None:
         """The last sample."""
         try:
-            self._sample(now)
+            self._sample(now, patience_s=0.0)
         finally:
             self.gpus.close()
             self._lines.close()
 
-    def _sample(self, now: Moment) -> None:
-        looked = self._look_at_processes()
+    def _sample(self, now: Moment, patience_s: float = TABLE_PATIENCE_S) -> None:
+        looked = self._look_at_processes(patience_s)
         sample = {
             **now.told(),
             "cpu_s": round(self.table.cpu_s, 2) if looked else None,
@@ -89,14 +89,16 @@ class Usage:
         }
         self._lines.add(UsageSample.model_validate(sample))
 
-    def _look_at_processes(self) -> bool:
+    def _look_at_processes(self, patience_s: float) -> bool:
         try:
-            self.table.look(TABLE_PATIENCE_S)
+            self.table.look(patience_s)
         except OSError:
             return False
         return True
 
     def _measured_memory(self, living: set[int]) -> int | None:
+        if not living:
+            return 0
         begun = time.monotonic()
         if begun >= self._next_memory:
             try:
