@@ -112,9 +112,14 @@ def tail_start(log: Path, max_bytes: int) -> int:
 
 def shown(data: bytes) -> str:
     """A line's text as a terminal would leave it: what follows the last carriage return that something follows."""
-    text = _ESCAPE.sub("", data.decode("utf-8", "replace"))
+    text = without_escapes(data.decode("utf-8", "replace"))
     states = [state for state in text.split("\r") if state.strip("\x00 ")]
     return _CONTROL.sub("", states[-1]).rstrip() if states else ""
+
+
+def without_escapes(text: str) -> str:
+    """`text` without colours, cursor movements, titles and links of terminals."""
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def open_plain(path: Path) -> int | None:

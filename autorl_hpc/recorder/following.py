@@ -15,6 +15,9 @@ RESUME_BEHIND_BYTES = 8 * 2**20
 HEAD_BYTES = 256
 """By which a file that was written anew, to at least its old length, is told from one that grew."""
 
+MAX_OPEN_BYTES = 16 * 2**10
+"""After an opening brace, that are waited for its closing one."""
+
 _LINE_END = re.compile(rb"[\r\n]")
 
 
@@ -59,7 +62,8 @@ class Followed:
         return os.pread(fd, PIECE_BYTES, self.offset)
 
     def lines(self, fd: int, *, rest: bool = False) -> bytes:
-        """The next whole lines, by newline or carriage return; a line longer than a piece is skipped.
+        """The next whole lines, by newline or carriage return; a line longer than a piece is skipped. They don't end inside
+        braces: rich breaks a dictionary into several lines.
 
         Args:
             rest: also a last line that has no end yet.
@@ -77,5 +81,14 @@ class Followed:
             if len(piece) == PIECE_BYTES:
                 self.offset, self._resuming = self.offset + len(piece), True
             return b""
+        if not (rest and at_end):
+            end = self._before_open_brace(piece, begin, end)
         self.offset, self._resuming = self.offset + end, False
         return piece[begin:end]
+
+    @staticmethod
+    def _before_open_brace(piece: bytes, begin: int, end: int) -> int:
+        opening = piece.rfind(b"{", begin, end)
+        waits = opening >= 0 and end - opening < MAX_OPEN_BYTES and b"}" not in piece[opening:end]
+        # With a whole piece behind the brace, waiting would never end.
+        return opening if waits and (opening > 0 or len(piece) < PIECE_BYTES) else end

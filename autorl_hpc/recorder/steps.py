@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autorl_hpc.files.agent_log import without_escapes
 from autorl_hpc.recorder.trainers import FIELDS, trainer_of
 
 MAX_FIGURES = 120
@@ -68,7 +69,7 @@ class Step:
 
 def steps_in(text: str) -> Iterator[Step]:
     """The steps in some text, in its order."""
-    for found in _DICT.finditer(text):
+    for found in _DICT.finditer(without_escapes(text)):
         inner = found[0][1:-1]
         if "loss" in inner or "reward" in inner:
             step = step_of(_pairs(inner.replace('\\"', '"') if '\\"' in inner else inner))

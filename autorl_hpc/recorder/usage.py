@@ -25,6 +25,8 @@ MEMORY_SHARE = 0.002
 """Of a core. What processes share is counted once, which costs a millisecond for each large one; measured less often then, and the
 last figure stands between."""
 
+LATEST_MEMORY_S = 60.0
+
 
 class Gpus(Protocol):
     """Who measures GPUs."""
@@ -106,5 +108,5 @@ class Usage:
             except OSError:
                 self._memory = None
             took_s = time.monotonic() - begun
-            self._next_memory = begun + took_s / MEMORY_SHARE
+            self._next_memory = begun + min(LATEST_MEMORY_S, took_s / MEMORY_SHARE)
         return self._memory
