@@ -1,8 +1,8 @@
-"""The watches over what an agent does, in the order in which they are looked at and closed."""
+"""The watches over what an agent does. Each may be made and looked at in a thread of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autorl_hpc.files.layout import RunDir
@@ -18,8 +18,8 @@ from autorl_hpc.recorder.watch import Watch
 
 def observers(
     run: RunDir, workspace: Path, agent_log: Path, keeper_pid: int, mark: str, environment: Mapping[str, str]
-) -> list[Watch]:
-    """Watches over the agent's output, use, processes and trainings.
+) -> dict[str, Callable[[], Watch]]:
+    """By name, what makes the watches over the agent's output, use, processes and trainings; nothing is opened before.
 
     Args:
         keeper_pid: whose descendants are the agent's.
@@ -28,10 +28,10 @@ def observers(
     """
     table = ProcessTable(keeper_pid, mark)
     sweep = Sweep(workspace)
-    return [
-        OutputStamps(agent_log, run.agent_times),
-        Usage(table, sweep, NvmlGpus(environment), run.recorded("usage")),
-        Processes(table, run.recorded("processes"), run.events),
-        sweep,
-        Trainings(agent_log, sweep, run.recorded("training"), run.events),
-    ]
+    return {
+        "output": lambda: OutputStamps(agent_log, run.agent_times),
+        "usage": lambda: Usage(table, sweep, NvmlGpus(environment), run.recorded("usage")),
+        "processes": lambda: Processes(table, run.recorded("processes"), run.events),
+        "workspace": lambda: sweep,
+        "trainings": lambda: Trainings(agent_log, sweep, run.recorded("training"), run.events),
+    }

@@ -60,7 +60,7 @@ class Processes:
         """A last look. What still runs goes out of sight."""
         try:
             self.look(now)
-            left = [process for process in self.table.processes.values() if not process.ended]
+            left = self.table.still_running()
             self._lines.add(*(self._seen(process, "unseen", now) for process in left if _who(process) in self._written))
         finally:
             self.table.close()

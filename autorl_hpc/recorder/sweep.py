@@ -44,7 +44,7 @@ Visitor = Callable[[Parts, os.stat_result], None]
 
 
 class Sweep:
-    """The walk, as a watch."""
+    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any."""
 
     name = "workspace"
 
@@ -79,6 +79,16 @@ class Sweep:
     def close(self, now: Moment) -> None:
         """Lets go. A last whole walk could take long."""
         self._steps = None
+
+    def show(self, visitor: Visitor, deadline: float) -> None:
+        """Shows what lies in the workspace now to one visitor, in the caller's thread, as far as the time reaches. Raises OSError."""
+        walk = _Walk(self.workspace, [visitor])
+        try:
+            for _ in walk.steps():
+                if time.monotonic() >= deadline:
+                    return
+        finally:
+            walk.close()
 
     def _walk(self) -> Iterator[None]:
         """Raises OSError if the workspace itself can't be opened."""

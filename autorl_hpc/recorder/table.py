@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -86,7 +87,7 @@ class Changes:
 
 
 class ProcessTable:
-    """The agent's processes as of the last look.
+    """The agent's processes as of the last look. Thread-safe: several watches share one.
 
     Args:
         root: the keeper, which is none of them.
@@ -100,6 +101,7 @@ class ProcessTable:
         self._looked_at = -math.inf
         self._changes = Changes()
         self._crowd: set[int] = set()
+        self._lock = threading.RLock()
         self._mark = f"{MARK_VARIABLE}={mark}".encode()
         self._strangers: set[int] = set()
         self._strangers_at = 0.0
@@ -111,12 +113,18 @@ class ProcessTable:
     @property
     def living(self) -> set[int]:
         """Numbers of those that still run."""
-        return {pid for pid, process in self.processes.items() if not process.ended}
+        return {process.pid for process in self.still_running()}
+
+    def still_running(self) -> list[Process]:
+        """Those that have not ended."""
+        with self._lock:
+            return [process for process in self.processes.values() if not process.ended]
 
     @property
     def count(self) -> int:
         """How many run, those that are not followed among them."""
-        return len(self.living) + len(self._crowd)
+        with self._lock:
+            return len(self.still_running()) + len(self._crowd)
 
     @property
     def cpu_s(self) -> float:
@@ -126,18 +134,22 @@ class ProcessTable:
         a parent doesn't (SIGCHLD ignored), what was seen at the last look is added here; only what such children used since
         then, or if they never were looked at, is missing.
         """
-        ticks = self._kept.children + self._lost + sum(process.ticks for process in self.processes.values())
-        self._most = max(self._most, ticks)
-        return self._most / TICKS
+        with self._lock:
+            ticks = self._kept.children + self._lost + sum(process.ticks for process in self.processes.values())
+            self._most = max(self._most, ticks)
+            return self._most / TICKS
 
     def look(self, patience_s: float = 0.0) -> None:
         """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read."""
-        now = time.monotonic()
-        if now - self._looked_at < patience_s:
-            return
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at >= patience_s:
+                self._looked_at = now
+                self._look(now)
+
+    def _look(self, now: float) -> None:
         if now - self._strangers_at > STRANGERS_AGAIN_S:
             self._strangers, self._strangers_at = set(), now
-        self._looked_at = now
         present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._follow(self._changes)
         self._strangers &= present
@@ -147,13 +159,15 @@ class ProcessTable:
 
     def take_changes(self) -> Changes:
         """What looks have found since the last call."""
-        changes, self._changes = self._changes, Changes()
-        return changes
+        with self._lock:
+            changes, self._changes = self._changes, Changes()
+            return changes
 
     def close(self) -> None:
         """Lets go of all descriptors."""
-        for process in self.processes.values():
-            self._release(process)
+        with self._lock:
+            for process in self.processes.values():
+                self._release(process)
 
     def _follow(self, changes: Changes) -> None:
         """Reads those that are known; what those that are gone had used is looked for at who waited for them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 
 from autorl_hpc.files.agent_log import open_plain
@@ -72,10 +72,12 @@ class Trainings:
 
     def __init__(self, agent_log: Path, sweep: Sweep, path: Path, events: Path) -> None:
         self.agent_log = agent_log
+        self.sweep = sweep
         self.workspace = sweep.workspace
         self.points = Points(path)
         self._events = events
         self._output = Followed()
+        self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
         self._logs: dict[Parts, Followed] = {}
         self._active: OrderedDict[Parts, float] = OrderedDict()
         self._states: dict[Parts, tuple[int, int, int]] = {}
@@ -86,9 +88,15 @@ class Trainings:
         sweep.visitors.append(self.found)
 
     def found(self, parts: Parts, status: os.stat_result) -> None:
-        """A file of the workspace, met on the walk."""
-        if not is_log(parts) or not status.st_size:
-            return
+        """A file of the workspace, met on the walk. Called in the walk's thread."""
+        if status.st_size and is_log(parts):
+            self._met.append((parts, status))
+
+    def _take_met(self, deadline: float) -> None:
+        while self._met and time.monotonic() < deadline:
+            self._sort_in(*self._met.popleft())
+
+    def _sort_in(self, parts: Parts, status: os.stat_result) -> None:
         if parts[-1] == STATE:
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
@@ -115,16 +123,20 @@ class Trainings:
 
     def look(self, now: Moment) -> None:
         """Reads what is new, as far as SLICE_S reaches."""
-        self._read_all(now, time.monotonic() + SLICE_S)
+        deadline = time.monotonic() + SLICE_S
+        self._take_met(deadline)
+        self._read_all(now, deadline)
         if self._changed and time.monotonic() >= self._next_state:
             begun = time.monotonic()
             self._read_states(now, begun)
             self._next_state = begun + (time.monotonic() - begun) / STATE_SHARE
 
     def close(self, now: Moment) -> None:
-        """Reads the rest, last lines without an end too, as far as CLOSE_S reaches."""
+        """Looks for logs a last time and reads the rest, last lines without an end too, as far as CLOSE_S reaches."""
         deadline = time.monotonic() + CLOSE_S
         try:
+            self.sweep.show(self.found, time.monotonic() + CLOSE_S / 3)
+            self._take_met(deadline)
             self._read_all(now, deadline, rest=True)
             self._read_states(now, deadline)
             for parts in list(self._groups):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.recorder.observers import observers
-from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.recorder.watch import Moment, Watch
 from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess
 
+AT = "2030-01-01T00:00:00.000+00:00"
 TRAIN = """
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -44,20 +47,33 @@ def test_a_real_training_is_followed(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(workspace), "HF_HUB_OFFLINE": "1", MARK_VARIABLE: mark}
     argv = ["bash", "-c", f"{sys.executable} train.py 2>&1 | tee train.log; exit ${{PIPESTATUS[0]}}"]
     agent = AgentProcess(argv, env, workspace, run.agent_log, mark, tmp_path / "elapsed", 0.0)
-    watches = observers(run, workspace, run.agent_log, agent.keeper_pid, mark, {"CUDA_VISIBLE_DEVICES": ""})
-    due = dict.fromkeys((watch.name for watch in watches), 0.0)
+    made = observers(run, workspace, run.agent_log, agent.keeper_pid, mark, {"CUDA_VISIBLE_DEVICES": ""})
+    ended = threading.Event()
+    troubles: list[BaseException] = []
+
+    def observe(make: Callable[[], Watch]) -> None:
+        """One watch in its own thread, as the recorder does."""
+        try:
+            watch = make()
+            while not ended.wait(watch.every_s):
+                watch.look(Moment(time.monotonic() - begun, AT, 1))
+            watch.close(Moment(time.monotonic() - begun, AT, 1))
+        except BaseException as error:
+            troubles.append(error)
+
+    threads = [threading.Thread(target=observe, args=(make,), name=name) for name, make in made.items()]
+    for thread in threads:
+        thread.start()
     try:
         while agent.running() and time.monotonic() < begun + 200:
-            for watch in watches:
-                if time.monotonic() >= due[watch.name]:
-                    watch.look(Moment(time.monotonic() - begun, "2030-01-01T00:00:00.000+00:00", 1))
-                    due[watch.name] = time.monotonic() + watch.every_s
-            time.sleep(0.05)
+            time.sleep(0.1)
     finally:
         agent.stop(0.0)
         agent.finish()
-    for watch in watches:
-        watch.close(Moment(time.monotonic() - begun, "2030-01-01T00:00:00.000+00:00", 1))
+        ended.set()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert not troubles
 
     points = [TrainingPoint.model_validate_json(line) for line in run.recorded("training").read_text().splitlines()]
     steps = [point for point in points if point.loss is not None]

@@ -149,6 +149,14 @@ def test_a_growing_log_is_followed_across_half_lines_and_attempts(world: World, 
     assert len(World(tmp_path).close()) == 2, "the next attempt writes nothing again"
 
 
+def test_what_came_after_the_last_walk_is_found_at_the_end(world: World) -> None:
+    world.look()
+    world.put("out/checkpoint-3/trainer_state.json", (LOGS / "dpo.trainer_state.json").read_bytes())
+    world.put("late.log", "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}")
+    world.watch.close(NOW)
+    assert len(world.points()) == 4
+
+
 def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     line = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': %s}\n"
     log = world.put("train.log", line % 1 + line % 2)
