@@ -64,6 +64,11 @@ class Lines:
         os.write(self._fd, data)
         self._size += len(data)
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._size
+
     def close(self) -> None:
         """Closes the file."""
         os.close(self._fd)

@@ -79,7 +79,10 @@ class UsageSample(Seen):
 
 
 class ProcessSeen(Seen):
-    """One process of the agent, written when it began and again when it was gone. Shorter ones than a look are missed."""
+    """One process of the agent, written when it began, again when it became another program (exec), and when it was gone.
+
+    pid and began_s, to about 20 ms, say which it is. Shorter ones than a look are missed.
+    """
 
     pid: int
     parent: int

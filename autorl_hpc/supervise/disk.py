@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from autorl_hpc.supervise.folders import DIR_FLAGS
+from autorl_hpc.files.below import DIR_FLAGS
 
 MAX_DEPTH = 200
 """Deeper folders can't be measured with the descriptors that a process has; no program nests them so."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.environments import IMAGE, VENV, find_environment
 from autorl_hpc.files.layout import Root
+from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
-from autorl_hpc.supervise.processes import MARK_VARIABLE
 
 ALLOWED = (
     "PATH",

@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from autorl_hpc.files.below import DIR_FLAGS
 from autorl_hpc.files.faults import again, as_lost_answer
 
-DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OWNERS = stat.S_IRWXU
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -11,7 +11,8 @@ import os
 import signal
 import time
 
-MARK_VARIABLE = "AUTORL_RUN_MARK"
+from autorl_hpc.files.processes import descendants, marked
+
 PR_SET_CHILD_SUBREAPER = 36
 OWN: set[int] = set()
 """Children of the supervisor that are the suite's: they are not ended with the agent."""
@@ -26,52 +27,6 @@ def become_subreaper() -> bool:
         return bool(ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
-
-
-def parents() -> dict[int, int]:
-    """Parent of every process that can be seen."""
-    table: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    rest = file.read().rpartition(b")")[2].split()
-                # A process whose first thread has ended is shown as a zombie, though its other threads go on.
-                if rest[0] != b"Z" or len(os.listdir(f"/proc/{name}/task")) > 1:
-                    table[int(name)] = int(rest[1])
-            except (OSError, IndexError, ValueError):
-                continue
-    return table
-
-
-def descendants(root: int) -> set[int]:
-    """All living descendants of `root`."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
-    stack = list(children.get(root, []))
-    while stack:
-        pid = stack.pop()
-        if pid not in found:
-            found.add(pid)
-            stack.extend(children.get(pid, []))
-    return found
-
-
-def marked(mark: str) -> set[int]:
-    """Living processes whose first environment has a mark that begins so, this one left out."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
-    found: set[int] = set()
-    for pid in parents():
-        if pid != os.getpid():
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    if any(part.startswith(wanted) for part in file.read().split(b"\0")):
-                        found.add(pid)
-            except OSError:
-                continue
-    return found
 
 
 def _send(pids: set[int], number: int) -> None:

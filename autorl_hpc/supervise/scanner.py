@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.below import DIR_FLAGS, open_regular
 from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.records import read_experiment, read_run
@@ -31,11 +32,10 @@ from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.records.names import printable
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Split
-from autorl_hpc.supervise.folders import DIR_FLAGS
 from autorl_hpc.supervise.ngrams import How, Index, Text
 from autorl_hpc.supervise.plaintext import CHUNK_BYTES, OVERLAP_BYTES, Limit, Meter, TooMuch, chunks, opaque_bytes
 from autorl_hpc.supervise.readings import readings
-from autorl_hpc.supervise.treewalk import Found, Identity, identity_of, list_files, open_regular
+from autorl_hpc.supervise.treewalk import Found, Identity, identity_of, list_files
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
 

@@ -7,7 +7,7 @@ import stat
 from collections import deque
 from dataclasses import dataclass, field
 
-from autorl_hpc.supervise.folders import DIR_FLAGS
+from autorl_hpc.files.below import DIR_FLAGS, open_below
 from autorl_hpc.supervise.plaintext import Limit, Meter
 
 MAX_FILES = 100_000
@@ -16,9 +16,6 @@ MAX_DEPTH = 64
 TICK_ENTRIES = 256
 MAX_NAME_BYTES = 32 << 20
 """Of names and links' targets in one walk."""
-
-FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size, ctime: only root can give a changed file its old ctime."""
@@ -118,29 +115,3 @@ def list_files(root_fd: int, meter: Meter) -> Listing:
         finally:
             os.close(fd)
     return listing
-
-
-def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
-    """Opens a file or folder part by part, following no link. Raises OSError."""
-    fd = os.dup(root_fd)
-    try:
-        for number, part in enumerate(parts):
-            following = os.open(part, flags if number == len(parts) - 1 else DIR_FLAGS, dir_fd=fd)
-            os.close(fd)
-            fd = following
-    except OSError:
-        os.close(fd)
-        raise
-    if not parts:
-        os.close(fd)
-        return os.open(".", flags, dir_fd=root_fd)
-    return fd
-
-
-def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
-    """Opens a regular file; None if something else is there by now. Raises OSError."""
-    fd = open_below(root_fd, parts, FILE_FLAGS)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import Refused
+from autorl_hpc.files.below import DIR_FLAGS
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.records.canonical import readable_json
-from autorl_hpc.supervise.folders import DIR_FLAGS, FILE_FLAGS
+from autorl_hpc.supervise.folders import FILE_FLAGS
 
 PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
 

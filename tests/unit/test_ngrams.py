@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from autorl_hpc.files.below import open_regular
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import plaintext, treewalk
 from autorl_hpc.supervise.ngrams import Index, Text, words
@@ -231,11 +232,11 @@ def test_a_file_that_becomes_a_fifo_or_a_link_under_our_eyes(tmp_path: Path) -> 
         (listed,) = treewalk.list_files(fd, meter()).files
         (work / "a.txt").unlink()
         os.mkfifo(work / "a.txt")
-        assert treewalk.open_regular(fd, listed.parts) is None
+        assert open_regular(fd, listed.parts) is None
         (work / "a.txt").unlink()
         (work / "a.txt").symlink_to(tmp_path / "secret")
         with pytest.raises(OSError):
-            treewalk.open_regular(fd, listed.parts)
+            open_regular(fd, listed.parts)
     finally:
         os.close(fd)
 

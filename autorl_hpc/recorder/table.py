@@ -1,0 +1,327 @@
+"""The agent's processes, look by look: who began, who ended and how, and the CPU seconds of all together.
+
+/proc has no list of one tree. Each look lists the process numbers of the node and reads only new ones and the agent's: what
+once was a stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a
+sandbox's first process's, so the tree holds together; what got away all the same is known by its mark.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.recorder.exits import exit_code, exit_status, open_process
+
+MAX_PROCESSES = 4096
+"""That are followed at once. Of a fork bomb the rest is only counted."""
+
+MAX_PIDFDS = 400
+"""Of 1,024 descriptors that most sites give a process."""
+
+STRANGERS_AGAIN_S = 60.0
+"""After this, strangers are read anew: a number may have gone round to a process of the agent's."""
+
+MAX_COMMAND_BYTES = 4096
+MAX_ENVIRONMENT_BYTES = 1 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Process:
+    """One process of the agent. CPU in clock ticks.
+
+    Attributes:
+        began_ticks: since boot. With pid, who it is.
+        children: of those that it has waited for, and those they waited for.
+        status: wait status, once known.
+        name: the program's, up to 15 bytes (comm).
+        ended: its last thread is gone; a zombie has ended.
+        told: its end stood in the changes of a look.
+    """
+
+    pid: int
+    parent: int
+    began_ticks: int
+    own: int = 0
+    children: int = 0
+    name: bytes = b""
+    argv: bytes = b""
+    looks: int = 0
+    pidfd: int | None = None
+    status: int | None = None
+    ended: bool = False
+    told: bool = False
+
+    @property
+    def ticks(self) -> int:
+        """CPU of it and of what it waited for."""
+        return self.own + self.children
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of its own."""
+        return self.own / TICKS
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.began_ticks / TICKS)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: the signal. None: not known."""
+        return exit_code(self.status)
+
+
+@dataclass
+class Changes:
+    """What one look found."""
+
+    began: list[Process] = field(default_factory=list)
+    became: list[Process] = field(default_factory=list)
+    ended: list[Process] = field(default_factory=list)
+
+
+class ProcessTable:
+    """The agent's processes as of the last look. Thread-safe: several watches share one.
+
+    Args:
+        root: the keeper, which is none of them.
+        mark: what stands in the environment of every process that was the agent's once.
+    """
+
+    def __init__(self, root: int, mark: str) -> None:
+        self.root = root
+        self.processes: dict[int, Process] = {}
+        self.beyond = 0
+        self._looked_at = -math.inf
+        self._changes = Changes()
+        self._crowd: set[int] = set()
+        self._lock = threading.RLock()
+        self._mark = f"{MARK_VARIABLE}={mark}".encode()
+        self._strangers: set[int] = set()
+        self._strangers_at = 0.0
+        self._kept = Process(root, 0, 0)
+        self._lost = 0
+        self._most = 0
+        self._pidfds = 0
+
+    @property
+    def living(self) -> set[int]:
+        """Numbers of those that still run."""
+        return {process.pid for process in self.still_running()}
+
+    def still_running(self) -> list[Process]:
+        """Those that have not ended."""
+        with self._lock:
+            return [process for process in self.processes.values() if not process.ended]
+
+    @property
+    def count(self) -> int:
+        """How many run, those that are not followed among them."""
+        with self._lock:
+            return len(self.still_running()) + len(self._crowd)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all the agent's processes of this attempt, ended ones among them.
+
+        The kernel adds an ended process's time to its parent's `cutime` when that waits for it, however short it lived. Where
+        a parent doesn't (SIGCHLD ignored), what was seen at the last look is added here; only what such children used since
+        then, or if they never were looked at, is missing.
+        """
+        with self._lock:
+            ticks = self._kept.children + self._lost + sum(process.ticks for process in self.processes.values())
+            self._most = max(self._most, ticks)
+            return self._most / TICKS
+
+    def look(self, patience_s: float = 0.0) -> None:
+        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at >= patience_s:
+                self._looked_at = now
+                self._look(now)
+
+    def _look(self, now: float) -> None:
+        if now - self._strangers_at > STRANGERS_AGAIN_S:
+            self._strangers, self._strangers_at = set(), now
+        present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        self._follow(self._changes)
+        self._strangers &= present
+        self._crowd &= present
+        new = present - self._strangers - self._crowd - self.processes.keys() - {self.root, os.getpid()}
+        self._add(new, self._changes)
+
+    def take_changes(self) -> Changes:
+        """What looks have found since the last call."""
+        with self._lock:
+            changes, self._changes = self._changes, Changes()
+            return changes
+
+    def close(self) -> None:
+        """Lets go of all descriptors."""
+        with self._lock:
+            for process in self.processes.values():
+                self._release(process)
+
+    def _follow(self, changes: Changes) -> None:
+        """Reads those that are known; what those that are gone had used is looked for at who waited for them."""
+        gone: dict[int, Process] = {}
+        before = {self.root: self._kept.children}
+        for process in list(self.processes.values()):
+            before[process.pid] = process.children
+            if not _read(process):
+                gone[process.pid] = self.processes.pop(process.pid)
+            elif process.ended:
+                self._tell_end(process, changes)
+            else:
+                self._read_command(process, changes)
+        _read(self._kept)
+        self._account(gone, before)
+        for process in gone.values():
+            if process.pidfd is not None and process.status is None:
+                process.status = exit_status(process.pidfd)
+            process.ended = True
+            self._release(process)
+            self._tell_end(process, changes)
+
+    @staticmethod
+    def _tell_end(process: Process, changes: Changes) -> None:
+        if not process.told:  # as a zombie it may stay for long
+            process.told = True
+            changes.ended.append(process)
+
+    def _account(self, gone: dict[int, Process], before: dict[int, int]) -> None:
+        expected: dict[int, int] = {}
+        for process in gone.values():
+            heir, steps = process.parent, 0
+            while heir in gone and steps < len(gone):
+                heir, steps = gone[heir].parent, steps + 1
+            expected[heir] = expected.get(heir, 0) + process.ticks
+        for heir, ticks in expected.items():
+            waited = self._kept if heir == self.root else self.processes.get(heir)
+            gained = waited.children - before.get(heir, 0) if waited is not None else 0
+            self._lost += max(0, ticks - gained)
+
+    def _add(self, new: set[int], changes: Changes) -> None:
+        """Sorts new numbers into the agent's and strangers'."""
+        found: dict[int, Process] = {}
+        for pid in new:
+            process = Process(pid, 0, 0)
+            if _read(process):
+                found[pid] = process
+        born: dict[int, list[int]] = {}
+        for pid, process in found.items():
+            born.setdefault(process.parent, []).append(pid)
+        known = [self.root, *self.processes]
+        mine: set[int] = set()
+        rest = set(found)
+        while rest:
+            while known:
+                for pid in born.get(known.pop(), ()):
+                    if pid in rest:
+                        rest.discard(pid)
+                        mine.add(pid)
+                        known.append(pid)
+            marked = next((pid for pid in rest if pid not in self._strangers and self._is_marked(pid)), None)
+            if marked is None:
+                break
+            rest.discard(marked)
+            mine.add(marked)
+            known.append(marked)
+        self._strangers |= rest
+        for pid in sorted(mine, key=lambda pid: (found[pid].began_ticks, pid)):
+            self._take(found[pid], changes)
+
+    def _is_marked(self, pid: int) -> bool:
+        """Whether a process was the agent's; who isn't goes to the strangers."""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if any(part.startswith(self._mark) for part in file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")):
+                    return True
+        except OSError:
+            pass
+        self._strangers.add(pid)
+        return False
+
+    def _take(self, process: Process, changes: Changes) -> None:
+        if len(self.processes) >= MAX_PROCESSES:
+            self.beyond += 1
+            self._crowd.add(process.pid)
+            return
+        self.processes[process.pid] = process
+        if self._pidfds < MAX_PIDFDS and not process.ended:
+            process.pidfd = open_process(process.pid)
+            self._pidfds += process.pidfd is not None
+        process.argv = _argv(process.pid)
+        changes.began.append(process)
+        if process.ended:
+            self._tell_end(process, changes)
+
+    def _read_command(self, process: Process, changes: Changes) -> None:
+        """A program that becomes another (exec) does so soon after its birth, most often."""
+        process.looks += 1
+        if process.looks > 8 and process.looks % 32:
+            return
+        argv = _argv(process.pid)
+        if argv and argv != process.argv:
+            process.argv = argv
+            changes.became.append(process)
+
+    def _release(self, process: Process) -> None:
+        if process.pidfd is not None:
+            os.close(process.pidfd)
+            process.pidfd = None
+            self._pidfds -= 1
+
+
+def _read(process: Process) -> bool:
+    """Reads /proc/<pid>/stat (proc(5)); False if the process is gone, or its number another's."""
+    try:
+        fd = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head, _, rest = os.read(fd, 2048).rpartition(b")")
+            fields = rest.split()
+            began = int(fields[19])
+            if process.began_ticks not in (0, began):
+                return False
+            process.began_ticks, process.parent = began, int(fields[1])
+            process.name = head.partition(b"(")[2]
+            process.own = int(fields[11]) + int(fields[12])
+            process.children = int(fields[13]) + int(fields[14])
+            # With other threads left, one whose first thread has ended is shown as a zombie and goes on.
+            if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
+                process.ended = True
+                if process.status is None and _may_know(process.pid):
+                    process.status = int(fields[49])
+        finally:
+            os.close(fd)
+    except (OSError, IndexError, ValueError):
+        return False
+    return True
+
+
+def _may_know(pid: int) -> bool:
+    """Whether the kernel shows us a process's exit code: it shows 0 to those who might not trace it (fs/proc/array.c), which also
+    can't read this link. A program can make itself such a one (prctl PR_SET_DUMPABLE)."""
+    try:
+        os.readlink(f"/proc/{pid}/ns/user")
+    except OSError:
+        return False
+    return True
+
+
+def _argv(pid: int) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, MAX_COMMAND_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""

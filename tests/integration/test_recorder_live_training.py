@@ -1,0 +1,95 @@
+"""A real trl trainer under the real keeper, watched by all observers: what it logs is told once, with what it used."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.files.agent_log import lines
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.recorder.observers import observers
+from autorl_hpc.recorder.watch import Moment, Watch
+from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
+from autorl_hpc.supervise.agent_process import AgentProcess
+
+AT = "2030-01-01T00:00:00.000+00:00"
+TRAIN = """
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+tokenizer = AutoTokenizer.from_pretrained({base!r})
+tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+rows = Dataset.from_list([{{"prompt": f"What is {{i}} + {{i}}?", "completion": f" #### {{2 * i}}"}} for i in range(16)])
+SFTTrainer(
+    model=AutoModelForCausalLM.from_pretrained({base!r}), processing_class=tokenizer, train_dataset=rows,
+    args=SFTConfig(output_dir="output/sft", max_steps=4, logging_steps=1, save_steps=2, per_device_train_batch_size=4,
+                   use_cpu=True, report_to="none", max_length=64, dataloader_pin_memory=False),
+).train()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+def test_a_real_training_is_followed(tmp_path: Path) -> None:
+    run, workspace = RunDir(tmp_path / "run"), tmp_path / "w"
+    run.logs.mkdir(parents=True)
+    workspace.mkdir()
+    (workspace / "train.py").write_text(TRAIN.format(base=str(PACKAGE.parent / "templates" / "models" / "tiny")))
+    mark, begun = f"live-{os.getpid()}", time.monotonic()
+    env = {"PATH": os.environ["PATH"], "HOME": str(workspace), "HF_HUB_OFFLINE": "1", MARK_VARIABLE: mark}
+    argv = ["bash", "-c", f"{sys.executable} train.py 2>&1 | tee train.log; exit ${{PIPESTATUS[0]}}"]
+    agent = AgentProcess(argv, env, workspace, run.agent_log, mark, tmp_path / "elapsed", 0.0)
+    made = observers(run, workspace, run.agent_log, agent.keeper_pid, mark, {"CUDA_VISIBLE_DEVICES": ""})
+    ended = threading.Event()
+    troubles: list[BaseException] = []
+
+    def observe(make: Callable[[], Watch]) -> None:
+        """One watch in its own thread, as the recorder does."""
+        try:
+            watch = make()
+            while not ended.wait(watch.every_s):
+                watch.look(Moment(time.monotonic() - begun, AT, 1))
+            watch.close(Moment(time.monotonic() - begun, AT, 1))
+        except BaseException as error:
+            troubles.append(error)
+
+    threads = [threading.Thread(target=observe, args=(make,), name=name) for name, make in made.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        while agent.running() and time.monotonic() < begun + 200:
+            time.sleep(0.1)
+    finally:
+        agent.stop(0.0)
+        agent.finish()
+        ended.set()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert not troubles
+
+    points = [TrainingPoint.model_validate_json(line) for line in run.recorded("training").read_text().splitlines()]
+    steps = [point for point in points if point.loss is not None]
+    assert len(steps) == 4 and {point.trainer for point in steps} == {"SFTTrainer"}, run.agent_log.read_text()[-2000:]
+    assert [point.epoch for point in steps] == [0.25, 0.5, 0.75, 1.0]
+
+    (train,) = [s for s in seen(run) if s.what == "ended" and s.command.endswith("train.py")]
+    assert train.exit_code == 0 and (train.cpu_s or 0) > 1
+    samples = [UsageSample.model_validate_json(line) for line in run.recorded("usage").read_text().splitlines()]
+    assert (samples[-1].cpu_s or 0) >= (train.cpu_s or 0)
+    assert max(sample.memory_bytes or 0 for sample in samples) > 200 * 2**20
+    stamped = [line for line in lines(run.agent_log, run.agent_times) if "'loss'" in line.text]
+    assert len(stamped) == 4
+    assert all(train.began_s < (line.elapsed_s or 0) <= train.elapsed_s + 1 for line in stamped)
+
+
+def seen(run: RunDir) -> list[ProcessSeen]:
+    """The lines about processes."""
+    return [ProcessSeen.model_validate_json(line) for line in run.recorded("processes").read_text().splitlines()]

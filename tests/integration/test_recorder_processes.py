@@ -1,0 +1,297 @@
+"""Processes and use of real agents behind the real keeper: ends, exit codes, CPU of those that nobody waits for, floods."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.recorder import processes as processes_module
+from autorl_hpc.recorder import table as table_module
+from autorl_hpc.recorder.exits import exit_code, exit_status
+from autorl_hpc.recorder.gpus import NvmlGpus
+from autorl_hpc.recorder.processes import Processes
+from autorl_hpc.recorder.sweep import Sweep
+from autorl_hpc.recorder.table import ProcessTable
+from autorl_hpc.recorder.usage import Usage
+from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.records.recorded import ProcessSeen, UsageSample
+from autorl_hpc.supervise.agent_process import AgentProcess
+
+KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+BUSY = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nopen('done', 'w')\n"
+UNTIL_DONE = "\nwhile not os.path.exists('done'): time.sleep(0.05)\ntime.sleep(0.5)"
+
+
+class Watched:
+    """An agent and the watches over its processes."""
+
+    def __init__(self, folder: Path, argv: list[str], mark: str) -> None:
+        self.folder, self.mark = folder, mark
+        self.begun = time.monotonic()
+        (folder / "w").mkdir()
+        env = {"PATH": os.environ["PATH"], MARK_VARIABLE: mark}
+        self.agent = AgentProcess(argv, env, folder / "w", folder / "agent.log", mark, folder / "elapsed", 0.0)
+        self.table = ProcessTable(self.agent.keeper_pid, mark)
+        self.events = folder / "events.jsonl"
+        self.processes = Processes(self.table, folder / "processes.jsonl", self.events)
+        self.sweep = Sweep(folder / "w")
+        self.usage = Usage(self.table, self.sweep, NvmlGpus({"CUDA_VISIBLE_DEVICES": ""}), folder / "usage.jsonl")
+
+    def now(self) -> Moment:
+        return Moment(time.monotonic() - self.begun, "2030-01-01T00:00:00.000+00:00", 1)
+
+    def watch(self, seconds: float = 60.0, every_s: float = 0.1) -> None:
+        """Looks until the agent has ended, or some seconds are over."""
+        deadline = time.monotonic() + seconds
+        while self.agent.running() and time.monotonic() < deadline:
+            self.processes.look(self.now())
+            time.sleep(every_s)
+
+    def close(self) -> list[ProcessSeen]:
+        self.agent.stop(0.0)
+        self.agent.finish()
+        self.usage.close(self.now())
+        self.processes.close(self.now())
+        return self.seen()
+
+    def seen(self) -> list[ProcessSeen]:
+        lines = (self.folder / "processes.jsonl").read_text().splitlines()
+        return [ProcessSeen.model_validate_json(line) for line in lines]
+
+    def samples(self) -> list[UsageSample]:
+        lines = (self.folder / "usage.jsonl").read_text().splitlines()
+        return [UsageSample.model_validate_json(line) for line in lines]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[object]:
+    made: list[Watched] = []
+
+    def start(*argv: str) -> Watched:
+        made.append(Watched(tmp_path, list(argv), f"recorder-{os.getpid()}-{time.time_ns()}"))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.agent.stop(0.0)
+        one.agent.finish()
+
+
+def ended(seen: list[ProcessSeen], command: str) -> ProcessSeen:
+    (found,) = [one for one in seen if one.what == "ended" and one.command == command]
+    return found
+
+
+def test_begin_end_and_exit_codes(watched: type[Watched]) -> None:
+    script = (
+        "sleep 0.61 & sh -c 'sleep 0.9; exit 7' & "
+        "sh -c 'sleep 0.5; kill -9 $$' & (setsid sh -c 'sleep 1.1; exit 3' &) & wait; sleep 1; exit 5"
+    )
+    one = watched("bash", "-c", script)
+    one.watch()
+    seen = one.close()
+    agent = [s for s in seen if s.what == "ended" and s.command.startswith("bash -c") and "exit 5" in s.command]
+    assert 5 in {s.exit_code for s in agent}
+    assert ended(seen, "sleep 0.61").exit_code == 0
+    codes = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c", "setsid"))}
+    assert {7, -9, 3} <= codes, "an orphan's too, which the keeper adopts"
+    slept = ended(seen, "sleep 0.61")
+    assert 0.5 <= slept.elapsed_s - slept.began_s <= 1.2
+    assert {s.what for s in seen} == {"began", "ended"}
+
+
+@pytest.mark.skipif(KERNEL < (6, 15), reason="pidfds tell of exits from Linux 6.15 on")
+def test_a_pidfd_tells_how_a_collected_process_ended() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(9)
+    pidfd = os.pidfd_open(pid)
+    os.waitpid(pid, 0)
+    assert exit_code(exit_status(pidfd)) == 9
+    os.close(pidfd)
+    own = os.pidfd_open(os.getpid())
+    assert exit_status(own) is None
+    os.close(own)
+
+
+def test_without_pidfds_a_zombie_still_tells(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older kernels: what its parent collects between two looks is null, never 0."""
+    monkeypatch.setattr(table_module, "open_process", lambda pid: None)
+    script = (
+        "import subprocess, time\na = subprocess.Popen(['sh', '-c', 'sleep 0.3; exit 4'])\ntime.sleep(1)\na.wait()\n"
+    )
+    script += "subprocess.run(['sh', '-c', 'sleep 0.31; exit 6'])\n"
+    one = watched(sys.executable, "-c", script)
+    one.watch(every_s=0.2)
+    seen = one.close()
+    assert ended(seen, "sh -c 'sleep 0.3; exit 4'").exit_code == 4
+    assert ended(seen, "sh -c 'sleep 0.31; exit 6'").exit_code in (None, 6)
+
+
+def test_a_program_that_becomes_another(watched: type[Watched]) -> None:
+    one = watched("bash", "-c", "sleep 0.5; exec sleep 1.57")
+    one.watch()
+    seen = one.close()
+    assert ended(seen, "sleep 1.57").pid in {s.pid for s in seen if s.what == "began" and "exec" in s.command}
+    assert [s.what for s in seen if s.command == "sleep 1.57"] == ["began", "ended"]
+
+
+def test_secrets_and_control_characters_of_commands(watched: type[Watched]) -> None:
+    one = watched("bash", "-c", "sleep 1; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
+    one.watch()
+    written = (one.folder / "processes.jsonl").read_text() if one.close() else ""
+    assert "abcdef" not in written and "xyz" not in written and "\\\\x1b[31m" in written
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.run([sys.executable, '-c', BUSY])",
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN); subprocess.Popen([sys.executable, '-c', BUSY])" + UNTIL_DONE,
+        "subprocess.run(['sh', '-c', sys.executable + ' -c \"' + BUSY + '\" & :'])" + UNTIL_DONE,
+        "[subprocess.run([sys.executable, '-S', '-c', 'for i in range(1000000): pass']) for _ in range(25)]",
+    ],
+    ids=["waited for", "nobody waits", "orphan", "many short ones"],
+)
+def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Watched], tmp_path: Path) -> None:
+    busy = BUSY.format(seconds=1.5)
+    code = f"import os, signal, subprocess, sys, time\nBUSY = {busy!r}\n{start}\n"
+    begun = os.times()
+    one = watched(sys.executable, "-c", code)
+    one.watch()
+    one.close()
+    one.agent._keeper.wait()
+    spent = os.times()
+    told = one.samples()[-1].cpu_s
+    assert told is not None
+    if "SIG_IGN" in start or "& :" in start:
+        assert 1.35 <= told <= 1.9, "1.5 s in the child, and Python's own start"
+    else:
+        # What the kernel says of all that ended here: the agent's, and the keeper's start and looks.
+        kernel = spent.children_user + spent.children_system - begun.children_user - begun.children_system
+        assert kernel - 0.6 <= told <= kernel * 1.02
+
+
+def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Watched]) -> None:
+    code = "import subprocess, time\nx = bytearray(200 * 2**20)\nopen('f', 'wb').write(bytes(5 * 2**20))\n"
+    code += "p = subprocess.Popen(['sleep', '1.5'])\ntime.sleep(2)\n"
+    one = watched(sys.executable, "-c", code)
+    deadline = time.monotonic() + 1.2
+    while time.monotonic() < deadline:
+        one.processes.look(one.now())
+        one.sweep._next_start = 0.0
+        one.sweep.look(one.now())
+        one.usage._next_memory = 0.0
+        one.usage.look(one.now())
+        time.sleep(0.1)
+    one.watch()
+    one.close()
+    samples = one.samples()
+    assert max(s.processes or 0 for s in samples) == 2 and samples[-1].processes == 0
+    most = max(s.memory_bytes or 0 for s in samples)
+    assert 200 * 2**20 <= most <= 260 * 2**20
+    assert 5 * 2**20 <= (samples[-1].disk_bytes or 0) <= 5.1 * 2**20
+    cpu = [s.cpu_s or 0.0 for s in samples]
+    assert cpu == sorted(cpu) and cpu[-1] > 0
+
+
+def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) -> None:
+    """Its processes are known already, and those that start then are found by the mark."""
+    code = (
+        "import os, signal, subprocess, time\ntime.sleep(0.5)\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(0.3)\n"
+        "subprocess.run(['sh', '-c', '(sleep 30.25 &) &'])\ntime.sleep(30)\n"
+    )
+    one = watched(sys.executable, "-c", code)
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline:
+        one.processes.look(one.now())
+        time.sleep(0.1)
+    seen = one.close()
+    assert ended(seen, "sleep 30.25").exit_code in (-signal.SIGKILL, None)
+
+
+def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes_module, "BURST", 50)
+    monkeypatch.setattr(processes_module, "LONG_S", 1.0)
+    one = watched("bash", "-c", "for i in $(seq 3000); do /bin/true; done & sleep 4.5; echo")
+    begun = time.process_time()
+    one.watch(every_s=0.005)
+    spent = time.process_time() - begun
+    seen = one.close()
+    assert len(seen) < 150
+    assert ended(seen, "sleep 4.5").exit_code == 0, "what lives for long is written whatever happens beside it"
+    told = json.loads(one.events.read_text().splitlines()[-1])
+    assert told["event"] == "recorder_left_out" and told["processes"] > 0
+    print(f"{spent:.2f} s of CPU")
+
+
+def test_a_fork_bomb_is_counted_and_not_followed(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "MAX_PROCESSES", 20)
+    one = watched("bash", "-c", "for i in $(seq 100); do sleep 8 & done; wait")
+    time.sleep(1.0)
+    begun = time.process_time()
+    for _ in range(10):
+        one.processes.look(one.now())
+        time.sleep(0.05)
+    assert time.process_time() - begun < 0.5
+    assert len(one.table.processes) == 20 and one.table.count == 101
+    one.close()
+    assert json.loads(one.events.read_text().splitlines()[-1])["processes"] >= 81
+
+
+def test_looks_come_less_often_where_they_cost_more(watched: type[Watched]) -> None:
+    one = watched("bash", "-c", "for i in $(seq 300); do sleep 3 & done; wait")
+    time.sleep(1.0)
+    one.processes.look(one.now())
+    assert processes_module.LOOK_S < one.processes.every_s <= processes_module.SLOWEST_LOOK_S
+    one.close()
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bwrap here")
+def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: type[Watched]) -> None:
+    one = watched(
+        "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--die-with-parent",
+        "sh", "-c", "sh -c 'sleep 0.8; exit 6'; (setsid sh -c 'sleep 1.2; exit 8' &); sleep 2",
+    )  # fmt: skip
+    one.watch()
+    seen = one.close()
+    if not any("sleep 0.8" in s.command for s in seen):
+        pytest.skip("bwrap can't start here: " + (one.folder / "agent.log").read_text()[-200:])
+    told = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c 'sleep", "setsid"))}
+    assert {6, 8} <= told if KERNEL >= (6, 15) else told
+
+
+AS_OTHERS_DO = """
+import ctypes, os, time
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: a change of user has taken it away
+table.open_process = lambda pid: None
+processes = table.ProcessTable(os.getpid(), "none")
+for hides in (0, 1):
+    if os.fork() == 0:
+        if hides:
+            ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+        os._exit(4)
+    time.sleep(0.3)
+    processes.look()
+    print([process.exit_code for process in processes.take_changes().ended])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else; everybody else is that already")
+def test_an_ordinary_user_learns_of_zombies_too_and_never_a_zero_that_is_none() -> None:
+    code = "from autorl_hpc.recorder import table\n" + AS_OTHERS_DO  # imported before root's folders are closed to it
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["[4]", "[None]"]

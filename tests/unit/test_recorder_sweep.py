@@ -1,0 +1,135 @@
+"""The walk of the workspace: its size on the disk, in slices, whatever lies there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.recorder import sweep as sweep_module
+from autorl_hpc.recorder.sweep import Sweep
+from autorl_hpc.recorder.watch import Moment
+
+NOW = Moment(1.0, "2030-01-01T00:00:00.000+00:00", 1)
+
+
+def walk(sweep: Sweep, limit: int = 100_000) -> int:
+    """Looks until one walk is done; how many looks it took."""
+    sweep._next_start = 0.0
+    before = sweep.walks
+    for looks in range(1, limit):
+        sweep.look(NOW)
+        if sweep.walks > before:
+            return looks
+    raise AssertionError("the walk never ends")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_the_size_is_that_of_du(tmp_path: Path) -> None:
+    for number in range(300):
+        path = tmp_path / f"d{number % 7}" / f"e{number % 3}" / f"f{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(number * 37))
+    os.link(path, tmp_path / "second name")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(50 * 2**30)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    open_before = descriptors()
+    sweep = Sweep(tmp_path)
+    walk(sweep)
+    told = int(
+        subprocess.run(["du", "-s", "-B1", tmp_path], capture_output=True, text=True, check=True).stdout.split()[0]
+    )
+    own = tmp_path.stat().st_blocks * 512
+    assert sweep.disk_bytes == told - own
+    assert descriptors() == open_before
+
+
+def test_one_look_takes_one_slice_and_a_large_folder_hides_no_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(20_000):
+        os.close(os.open(tmp_path / "a" / str(number), os.O_CREAT | os.O_WRONLY))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.log").write_text("x")
+    sweep, met = Sweep(tmp_path), []
+    sweep.visitors.append(lambda parts, status: met.append(parts))
+    sweep.look(NOW)
+    longest = 0.0
+    looks = 1
+    while sweep.walks == 0:
+        begun = time.thread_time()
+        sweep.look(NOW)
+        longest = max(longest, time.thread_time() - begun)
+        looks += 1
+    assert looks > 3 and longest < 0.02
+    assert len(met) == 20_001 and met.index(("b", "train.log")) < 5000
+    sweep.look(NOW)
+    assert sweep.walks == 1 and sweep._steps is None, "a pause follows"
+
+
+def test_what_can_not_be_measured_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path
+    for _ in range(80):
+        deep = deep / "d"
+        deep.mkdir()
+    sweep = Sweep(tmp_path)
+    walk(sweep)
+    assert sweep.disk_bytes is None
+    monkeypatch.setattr(sweep_module, "MAX_DEPTH", 100)
+    walk(sweep)
+    assert sweep.disk_bytes is not None
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0)
+        walk(sweep)
+        assert sweep.disk_bytes is None
+
+
+def test_folders_that_change_under_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "SLICE_S", 0.0)
+    for number in range(200):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "f").write_text("x")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (outside / "secret").write_text("x")
+    sweep, met = Sweep(tmp_path), []
+    sweep.visitors.append(lambda parts, status: met.append(parts))
+    for number in range(200):
+        sweep.look(NOW)
+        if number % 2 == 0:
+            (tmp_path / str(number) / "f").unlink()
+            (tmp_path / str(number)).rmdir()
+            if number % 4 == 0:
+                (tmp_path / str(number)).symlink_to(outside)
+    walk(sweep)
+    assert not [parts for parts in met if parts[-1] == "secret"]
+    assert sweep.disk_bytes is not None
+
+
+def test_a_workspace_that_is_gone_is_said_and_looked_for_again(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "w")
+    with pytest.raises(FileNotFoundError):
+        sweep.look(NOW)
+    (tmp_path / "w").mkdir()
+    walk(sweep)
+    assert sweep.disk_bytes == 0
+
+
+def test_closing_in_the_middle_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "SLICE_S", 0.0)
+    for number in range(100):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "f").write_text("x")
+    open_before = descriptors()
+    sweep = Sweep(tmp_path)
+    for _ in range(20):
+        sweep.look(NOW)
+    sweep.close(NOW)
+    assert descriptors() == open_before

@@ -1,0 +1,380 @@
+"""Training logs: what trl 1.16.0 and transformers 5.24.0 really wrote (recorded_logs), and what an agent may put in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.recorder import following, trainings
+from autorl_hpc.recorder.following import Followed
+from autorl_hpc.recorder.steps import number_of, steps_in
+from autorl_hpc.recorder.sweep import Sweep
+from autorl_hpc.recorder.trainings import Trainings, is_log
+from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.records.recorded import TrainingPoint
+
+LOGS = Path(__file__).parent / "recorded_logs"
+NOW = Moment(10.0, "2030-01-01T00:00:00.000+00:00", 1)
+TRAINERS = {
+    "sft": "SFTTrainer",
+    "sft-tqdm": "SFTTrainer",
+    "grpo": "GRPOTrainer",
+    "grpo-tqdm": "GRPOTrainer",
+    "rloo": "GRPOTrainer",
+    "dpo": "DPOTrainer",
+    "kto": "KTOTrainer",
+    "reward": "RewardTrainer",
+    "plain": "Trainer",
+}
+
+
+class World:
+    """A workspace, a log, and the watches over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace = folder / "w"
+        self.workspace.mkdir(exist_ok=True)
+        self.log = folder / "agent.log"
+        self.path = folder / "training.jsonl"
+        self.events = folder / "events.jsonl"
+        self.sweep = Sweep(self.workspace)
+        self.watch = Trainings(self.log, self.sweep, self.path, self.events)
+
+    def put(self, name: str, data: bytes | str) -> Path:
+        path = self.workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return path
+
+    def walk(self) -> None:
+        self.sweep._next_start = 0.0
+        before = self.sweep.walks
+        while self.sweep.walks == before:
+            self.sweep.look(NOW)
+
+    def look(self) -> None:
+        self.walk()
+        self.watch._next_state = 0.0
+        self.watch.look(NOW)
+
+    def points(self) -> list[TrainingPoint]:
+        return [TrainingPoint.model_validate_json(line) for line in self.path.read_text().splitlines()]
+
+    def close(self) -> list[TrainingPoint]:
+        self.walk()
+        self.watch.close(NOW)
+        self.sweep.close(NOW)
+        return self.points()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_printed_steps_are_read(name: str, world: World) -> None:
+    shutil.copy(LOGS / f"{name}.log", world.log)
+    points = world.close()
+    steps = [point for point in points if point.loss is not None]
+    assert len(steps) == 3 and {point.trainer for point in steps} == {TRAINERS[name]}
+    assert all(p.source == "agent.log" and p.grad_norm is not None and p.learning_rate and p.epoch for p in steps)
+    summary = points[-1]
+    assert summary.loss is None and summary.more["train_loss"] > -1 and summary.more["train_runtime"] > 0
+
+
+def test_the_figures_are_those_that_were_printed(world: World) -> None:
+    shutil.copy(LOGS / "grpo-tqdm.log", world.log)
+    second = world.close()[1]
+    told = (second.loss, second.reward, second.kl, second.learning_rate, second.grad_norm, second.epoch)
+    assert told == (2.351e-07, 1.0, 5.879e-06, 6.667e-07, 0.002119, 0.125)
+    assert second.more["completions/mean_length"] == 8 and second.more["frac_reward_zero_std"] == 1
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINERS if "tqdm" not in name])
+def test_a_checkpoint_tells_the_same_steps_exactly_and_by_number(name: str, world: World) -> None:
+    state = world.put("output/run/checkpoint-3/trainer_state.json", (LOGS / f"{name}.trainer_state.json").read_bytes())
+    points = [point for point in world.close() if point.loss is not None]
+    history = [entry for entry in json.loads(state.read_bytes())["log_history"] if "loss" in entry]
+    assert [(p.step, p.loss, p.epoch) for p in points] == [(e["step"], e["loss"], e["epoch"]) for e in history]
+    assert {point.source for point in points} == {"output/run/checkpoint-3/trainer_state.json"}
+
+
+def test_a_step_that_many_tell_is_written_once(world: World) -> None:
+    shutil.copy(LOGS / "sft.log", world.log)
+    world.put("train.log", (LOGS / "sft.log").read_bytes())
+    world.look()
+    for number in (2, 3):
+        world.put(f"out/checkpoint-{number}/trainer_state.json", (LOGS / "sft.trainer_state.json").read_bytes())
+    world.put("out/runs/events.out.tfevents.1.host", (LOGS / "events.out.tfevents.sft").read_bytes())
+    world.look()
+    points = world.close()
+    assert len([point for point in points if point.loss is not None]) == 3
+    evaluations = {(point.epoch, round(point.more["eval_loss"])) for point in points if "eval_loss" in point.more}
+    assert evaluations == {(0.5, 12), (0.75, 12)}, (
+        "of another run with the same seed, timings differ: those are told twice"
+    )
+
+
+def test_tensorboard_alone_tells_the_steps(world: World) -> None:
+    world.put("out/runs/events.out.tfevents.1.host", (LOGS / "events.out.tfevents.sft").read_bytes())
+    points = world.close()
+    steps = [point for point in points if point.loss is not None]
+    assert [point.step for point in steps] == [1, 2, 3]
+    assert [point.loss for point in steps] == pytest.approx([13.961, 12.055, 10.113], abs=1e-3)
+    assert {point.trainer for point in steps} == {"SFTTrainer"}
+    assert [point.more["eval_loss"] for point in points if "eval_loss" in point.more] == pytest.approx(
+        [12.015, 12.002], abs=1e-3
+    )
+
+
+def test_a_growing_log_is_followed_across_half_lines_and_attempts(world: World, tmp_path: Path) -> None:
+    line = "{'loss': '0.5', 'learning_rate': '1e-05', 'epoch': '0.1'}\n"
+    log = world.put("logs/train.log", "start\n" + line[:20])
+    world.look()
+    assert world.points() == []
+    with log.open("a") as file:
+        file.write(line[20:])
+    world.watch.look(NOW)
+    assert [point.loss for point in world.points()] == [0.5]
+    with log.open("a") as file:
+        file.write(line.replace("0.1", "0.2").rstrip())
+    assert [point.epoch for point in world.close()] == [0.1, 0.2], "a last line without an end is read at the close"
+    assert len(World(tmp_path).close()) == 2, "the next attempt writes nothing again"
+
+
+def test_what_came_after_the_last_walk_is_found_at_the_end(world: World) -> None:
+    world.look()
+    world.put("out/checkpoint-3/trainer_state.json", (LOGS / "dpo.trainer_state.json").read_bytes())
+    world.put("late.log", "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}")
+    world.watch.close(NOW)
+    assert len(world.points()) == 4
+
+
+def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
+    line = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': %s}\n"
+    log = world.put("train.log", line % 1 + line % 2)
+    world.look()
+    log.unlink()
+    world.put("train.log", line % 3)
+    world.look()
+    with log.open("r+") as file:
+        file.truncate(0)
+        file.write(line % 4)
+    world.look()
+    assert [point.epoch for point in world.close()] == [1, 2, 3, 4]
+
+
+def test_what_an_agent_showed_of_a_log_counts_once(world: World) -> None:
+    printed = "{'loss': '0.5', 'grad_norm': '1.5', 'learning_rate': '1e-05', 'epoch': '0.1'}"
+    trace = [{"type": "tool_result", "content": f"$ tail train.log\n{printed}\n"}, {"step": 4, "loss": 2.5}]
+    world.log.write_text("".join(json.dumps(entry) + "\n" for entry in [trace[0], *trace]))
+    world.put("train.log", printed + "\n")
+    world.put("metrics.jsonl", json.dumps(trace[1]) + "\n")
+    assert [(point.step, point.loss) for point in world.close()] == [(None, 0.5), (4, 2.5)]
+
+
+def test_steps_without_an_epoch_are_told_apart_by_their_number(world: World) -> None:
+    world.put("metrics.jsonl", "".join(json.dumps({"step": n, "loss": 0.5}) + "\n" for n in range(5)))
+    assert [point.step for point in world.close()] == [0, 1, 2, 3, 4]
+
+
+def test_a_collapse_is_told_by_name(world: World) -> None:
+    world.log.write_text("{'loss': 'nan', 'grad_norm': inf, 'learning_rate': '1e-05', 'epoch': '0.1'}\n")
+    (point,) = world.close()
+    assert point.loss is None and set(point.not_finite) == {"loss", "grad_norm"} and point.trainer == "Trainer"
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_rich_colours_and_breaks_lines(colours: bool, world: World, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    step = {"loss": "0.5", "grad_norm": "1.5", "learning_rate": "1e-05", "mean_token_accuracy": "0.4", "epoch": "0.1"}
+    shown = tmp_path / "shown"
+    with shown.open("w") as file:
+        Console(file=file, force_terminal=colours, width=50).print(step)
+    data = shown.read_bytes()
+    assert data.count(b"\n") > 1 and (b"\x1b" in data) is colours
+    half = data.index(b"\n", 60) + 1
+    world.log.write_bytes(b"begin\n" + data[:half])
+    world.look()
+    assert world.points() == []
+    with world.log.open("ab") as file:
+        file.write(data[half:])
+    (point,) = world.close()
+    assert (point.loss, point.epoch, point.trainer) == (0.5, 0.1, "SFTTrainer")
+
+
+def test_a_brace_that_never_closes_holds_nothing_up(world: World) -> None:
+    line = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}\n"
+    world.log.write_text("def f() {\n" + "x = 1\n" * 5000 + line)
+    world.look()
+    assert len(world.points()) == 1
+    log = world.put("x.log", "{\n" + "y" * 600_000 + "\n" + line.replace("1}", "2}"))
+    for _ in range(4):
+        world.look()
+    assert len(world.points()) == 2
+    with log.open("a") as file:
+        file.write("{ half")
+    assert len(world.close()) == 2
+
+
+PPO = (
+    "{'objective/kl': 0.1, 'objective/scores': 1.5, 'policy/approxkl_avg': 0.01, 'loss/policy_avg': -0.02, "
+    "'loss/value_avg': 0.3, 'lr': 1e-6, 'episode': 8, 'epoch': 0.5}\n"
+)
+
+
+def test_ppo_is_known_by_its_losses(world: World) -> None:
+    world.log.write_text(PPO + "{'policy_loss': 0.1, 'value_loss': 0.2, 'global_step': 3, 'train_reward': 1}\n")
+    first, second = world.close()
+    assert (first.trainer, first.reward, first.kl, first.loss, first.learning_rate) == (
+        "PPOTrainer",
+        1.5,
+        0.1,
+        -0.02,
+        1e-6,
+    )
+    assert (second.trainer, second.step, second.reward) == ("PPOTrainer", 3, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': loss, 'epoch': epoch}",
+        "{'loss': __import__('os').system('x'), 'epoch': 1}",
+        "{'loss': 0.5}",
+        "{'epoch': 1, 'accuracy': 0.5}",
+        "{'loss': True, 'epoch': False}",
+        "{'loss': '0x10', 'epoch': '1_0'}",
+        "{'loss': " + "9" * 60 + ", 'epoch': 1e99999}",
+        "loss 0.5 epoch 1",
+        "{" * 10_000,
+        "{'a':" * 10_000,
+        "{'loss': '" * 5_000,
+        "{'loss': 1, 'step': " + "x" * 12_000 + "}",
+        "{'loss'" + " " * 12_000 + ": 1}",
+        "{" + "'loss': 1," * 1_200 + "}",
+    ],
+)
+def test_what_no_trainer_logs_is_nothing_and_costs_little(text: str) -> None:
+    begun = time.process_time()
+    assert list(steps_in(text)) == []
+    assert time.process_time() - begun < 0.2
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ("0.5", 0.5),
+        ("-1e-05", -1e-05),
+        (".5", 0.5),
+        (3, 3.0),
+        (True, None),
+        ("1_0", None),
+        ("٣", None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_numbers_are_those_of_logs(value: object, number: float | None) -> None:
+    assert number_of(value) == number
+    assert number_of(10**400) == float("inf")
+
+
+def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
+    line = b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}\n"
+    (tmp_path / "secret.log").write_bytes(line)
+    (world.workspace / "link.log").symlink_to(tmp_path / "secret.log")
+    (world.workspace / "folder").symlink_to(tmp_path)
+    os.mkfifo(world.workspace / "fifo.log")
+    for name in ("data/train.log", "models/m/trainer_state.json", "venv/lib/site-packages/x.log"):
+        world.put(name, line)
+    world.put("deep/trainer_state.json", b"[" * 100_000)
+    world.put("broken/trainer_state.json", b'{"log_history": [{"loss": 1, "epoch"')
+    world.put("list/trainer_state.json", b'{"log_history": [1, null, {"loss": "x"}, {"loss": 1e999, "epoch": 1}]}')
+    world.put("events.out.tfevents.1", struct.pack("<QI", 2**62, 0) + b"x" * 100)
+    world.put("b/events.out.tfevents.2", struct.pack("<QI", 3, 0) + b"\xff\xff\xff" + b"\0" * 4)
+    world.put("noise.log", os.urandom(200_000) + b"\n" + line)
+    begun = time.monotonic()
+    world.look()
+    points = world.close()
+    assert time.monotonic() - begun < 5
+    told = {(point.source, point.loss) for point in points}
+    assert told == {("noise.log", 0.5), ("list/trainer_state.json", None)}
+
+
+def test_a_file_taken_for_another_between_walk_and_look(world: World, tmp_path: Path) -> None:
+    log = world.put("train.log", "x\n")
+    world.walk()
+    log.unlink()
+    os.mkfifo(log)
+    world.watch.look(NOW)
+    assert world.close() == []
+
+
+def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
+    line = b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': %d}\n"
+    log = world.put("train.log", line % 1)
+    with log.open("r+b") as file:
+        file.truncate(50 * 2**30)
+        file.seek(0, 2)
+        file.write(b"\n" + line % 2)
+    begun = time.monotonic()
+    for _ in range(100):
+        world.look()
+    assert time.monotonic() - begun < 20
+    assert [point.epoch for point in world.close()] == [2]
+    told = json.loads(world.events.read_text())
+    assert told["event"] == "recorder_left_out" and told["bytes"] > 49 * 2**30
+
+
+def test_one_look_takes_no_longer_than_its_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "MAX_ACTIVE", 8)
+    monkeypatch.setattr(trainings, "GROWING_S", 0.05)
+    line = "{'loss': 0.%04d, 'learning_rate': 1e-05, 'epoch': %d}\n"
+    for number in range(12):
+        world.put(f"{number}.log", "".join(line % (n, number) for n in range(1000, 5000)))
+    world.walk()
+    begun = time.process_time()
+    world.watch.look(NOW)
+    assert time.process_time() - begun < 1.0, "one piece of 256 KiB may end after the slice"
+    for _ in range(40):
+        world.look()
+    assert len(world.close()) == 48_000
+
+
+def test_lines_longer_than_a_piece_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PIECE_BYTES", 16)
+    path = tmp_path / "x"
+    path.write_bytes(b"short\n" + b"l" * 100 + b"\nlast\rend")
+    fd, log = os.open(path, os.O_RDONLY), Followed()
+    pieces = [log.lines(fd) for _ in range(20)]
+    assert b"".join(pieces) == b"short\nlast\r"
+    assert log.lines(fd, rest=True) == b"end"
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("train.log", True),
+        ("output/a/checkpoint-5/trainer_state.json", True),
+        ("nohup.out", True),
+        ("runs/x/events.out.tfevents.17.host", True),
+        ("logs/metrics.jsonl", True),
+        ("data/train.jsonl", False),
+        ("models/m/x.log", False),
+        ("env/lib/python3/site-packages/a/x.txt", False),
+        ("code/train.py", False),
+        ("output/v1/model.safetensors", False),
+    ],
+)
+def test_logs_are_known_by_name(name: str, holds: bool) -> None:
+    assert is_log(tuple(name.split("/"))) is holds
