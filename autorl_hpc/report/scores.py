@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
@@ -26,8 +26,7 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> tuple[float 
     if evaluation.score is None or evaluation.n == 0:
         return None, None
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-        low, high = stats.wilson(evaluation.correct, evaluation.n)
-        return POINTS * low, POINTS * high
+        return _wilson_points(evaluation.correct, evaluation.n)
     if items is None or len(items.outcomes) < 3:
         return None, None
     if length_controlled.is_fitted(items):
@@ -36,6 +35,13 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> tuple[float 
     if found.low is None or found.high is None:
         return None, None
     return max(0.0, POINTS * found.low), min(POINTS, POINTS * found.high)
+
+
+@lru_cache(maxsize=10_000)
+def _wilson_points(correct: int, n: int) -> tuple[float, float]:
+    """A report has the same counts over and over."""
+    low, high = stats.wilson(correct, n)
+    return POINTS * low, POINTS * high
 
 
 def score_summary(evaluation: Evaluation, submission_id: int | None, items: Items | None = None) -> ScoreSummary:
@@ -80,8 +86,8 @@ def noise_of_queries(view: RunView) -> Noise | None:
             continue
         p = evaluation.score / POINTS
         if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-            low, high = stats.wilson(evaluation.correct, evaluation.n)
-            errors.append((high - low) / (2 * Z95))
+            low, high = _wilson_points(evaluation.correct, evaluation.n)
+            errors.append((high - low) / POINTS / (2 * Z95))
         else:  # outcomes in [0, 1] with this mean vary the most when they are 0 or 1
             errors.append(math.sqrt(p * (1 - p) / evaluation.n))
     if not errors:

@@ -82,15 +82,17 @@ def run_key(run: RunDir, numbers: Iterable[int], bases: str, *, deep: bool = Fal
         [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])],
         len(names),
         hashlib.sha256(last).hexdigest(),
-        [stamp(path) for path in (*_watched(run), *items)],
+        [stamp(f"{run.path}/{name}") for name in _watched()] + [stamp(path) for path in items],
         [stamp(path) for path in deeper],
         bases,
     ]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def _watched(run: RunDir) -> list[str]:
-    """Everything in a run's folder that a digest may look at, beside the items of single submissions."""
+@cache
+def _watched() -> list[str]:
+    """Everything in a run's folder that a digest may look at, beside the items of single submissions; relative to it."""
+    run = RunDir(Path())
     paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log, run.agent_times]
     paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link]
     return [str(path) for path in (*paths, *(run.recorded(name) for name in RECORDED))]

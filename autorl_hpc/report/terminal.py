@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Justify = Literal["left", "right"]
 
+MAX_ROWS = 200
+"""More rows than anybody reads in a terminal; a thousand take rich a second."""
+
 WIDE = 110
 """Below this many columns, mode, base, best feedback and its luck, gap, submissions and budget are left to the page."""
 
@@ -34,9 +37,11 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name, justify in _columns(wide):
         table.add_column(name, justify=justify, no_wrap=name not in ("agent", "outcome"), overflow="fold")
-    for run in merged.runs:
+    for run in merged.runs[:MAX_ROWS]:
         table.add_row(*(Text(cell) for cell in _row(run, wide)))
     console.print(table)
+    if len(merged.runs) > MAX_ROWS:
+        console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
     if not wide:
         for line in _base_lines(merged):
             console.print(Text(line))

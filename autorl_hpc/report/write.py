@@ -80,7 +80,7 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
         except OSError as error:
             if error.errno not in NOT_OURS:
                 raise
-            return _put_files(elsewhere_of(out, run, home), files)
+            return _put_files(elsewhere_of(out, run.genesis, home), files)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
 
@@ -111,9 +111,9 @@ def reloading(page: bytes, seconds: int) -> bytes:
     return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
-def elsewhere_of(out: Path, run: RunSummary, home: RunDir) -> Path:
+def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
     """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
-    return out / BESIDE / f"{home.run_id[:MAX_NAME_CHARS]}-{run.genesis[:8]}"
+    return out / BESIDE / f"{home.run_id[:MAX_NAME_CHARS]}-{genesis[:8]}"
 
 
 def link_to(folder: Path, out: Path) -> str:
