@@ -15,10 +15,14 @@ from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.find import Found, find_runs, shown
 from autorl_hpc.report.groups import group_runs
+from autorl_hpc.report.imported import imported_summary
+from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
 from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 
+COPIES = "nothing, if it is a copy; two continuations come of a launch in each of two copies"
+UNNAMED = "unnamed"
 READ_AGAIN = "look at its permissions, and report again: a file system's fault most often passes"
 
 
@@ -39,8 +43,17 @@ class Take(Protocol):
             chain: the run's chain where it was read already.
 
         Raises:
-            AutorlError: run.json can't be read.
+            Unwritten: nothing can be written.
+            Exception: the run can't be read; it is left out, and why is said.
         """
+
+
+class Unwritten(Exception):
+    """A run was read, and its pages can't be written: that is no reason to leave it out, but one to stop."""
+
+    def __init__(self, why: AutorlError) -> None:
+        super().__init__(why.what)
+        self.why = why
 
 
 def read_all(run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
@@ -68,10 +81,13 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     for run, chain in _without_copies(found.runs, left_out):
         try:
             summary = take(run, library, chain)
+        except Unwritten as error:
+            raise error.why from error
         except Exception as error:
             left_out.append(left_out_of(run, error))
             continue
         taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
+    taken += [_imported(one, place) for place in found.imports for one in read_reference(place)]
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     counts = Counter(run.excluded for run in runs if run.excluded)
@@ -101,6 +117,11 @@ def _order(one: Taken) -> tuple[object, ...]:
         run.run_id,
         str(one.folder),
     )
+
+
+def _imported(run: ReferenceRun, found: ReferenceFolders) -> Taken:
+    folder = run.folder or found.tables[0].parent / (Path(run.name).name or UNNAMED)
+    return Taken(folder, imported_summary(run))
 
 
 def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain | None]]:
@@ -137,7 +158,9 @@ def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tupl
                 if same
                 else "another continuation of a run that is in the report"
             )
-            left_out.append(LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once"))
+            left_out.append(
+                LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once", next_step=COPIES)
+            )
     yield best
 
 
@@ -155,17 +178,20 @@ def left_out_of(run: RunDir, error: Exception) -> LeftOut:
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     """What holds for the report as a whole."""
-    unranked = sum(run.sandbox in NEVER_RANKS for run in runs)
+    unranked = sum(run.sandbox in NEVER_RANKS for run in runs if run.imported is None)
     if unranked:
         yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"
     for flag in UNRANKING:
         flagged = sum(flag in run.flags for run in runs)
         if flagged:
             yield f"not ranked: the selected checkpoint of {flagged} of {len(runs)} runs is flagged {flag}"
+    imported = sum(run.imported is not None for run in runs)
+    if imported:
+        yield f"imported: {imported} of {len(runs)} runs are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
     contaminated = sum(bool(run.contaminated) for run in runs)
     if contaminated:
         yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
-    paper = sum(run.protocol is states.Protocol.PAPER for run in runs)
+    paper = sum(run.protocol is states.Protocol.PAPER for run in runs if run.imported is None)
     if paper:
         yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
     twice = [run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1]

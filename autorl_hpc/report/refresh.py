@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.canonical import canonical_json
@@ -22,10 +23,10 @@ from autorl_hpc.report.chain import Chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.digests import Digests, Kept, numbers_of, own_bytes
 from autorl_hpc.report.find import Found, find_runs
-from autorl_hpc.report.merge import merge_found
-from autorl_hpc.report.stamps import Stamp, code_stamp, left_out_key, stamp
+from autorl_hpc.report.merge import Unwritten, merge_found
+from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import INDEX, SUMMARY_NAME, write_merged, write_run
+from autorl_hpc.report.write import BESIDE, INDEX, RUN_PAGE, SUMMARY_NAME, write_merged, write_run
 from autorl_hpc.states import RunState
 
 STATE_NAME = ".report"
@@ -122,12 +123,19 @@ class _Taking:
             return summary
         return self._read(run, library, chain)
 
+    def pages(self, run: RunSummary, home: Path) -> Path:
+        """The folder of a run's pages. Those of imported runs, of which all is known by now, are written here."""
+        return self.folders.get(home) or write_run(run, RunDir(home), self.out)
+
     def _read(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
         before = self._key(run, [])
         whole = digest(run, library, chain)
         numbers = numbers_of(whole)
         key = self._key(run, numbers, deep=whole.damage is not None)
-        folder = self.folders[run.path] = write_run(whole, run, self.out)
+        try:
+            folder = self.folders[run.path] = write_run(whole, run, self.out)
+        except AutorlError as error:
+            raise Unwritten(error) from error
         short = whole.short()
         if before is not None and key is not None and before == self._key(run, []):  # it did not change meanwhile
             self.digests.keep(folder, key, numbers, short)
@@ -163,12 +171,13 @@ def refresh(paths: list[Path], out: Path | None = None, options: Options = Optio
     taking = _Taking(out, digests, kept)
     with _rare_collections():
         merged = merge_found(found, taking)
-        folders = [taking.folders[Path(folder)] for folder in merged.run_folders]
+        folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
         write_merged(merged, folders, out, options.reload_s)
     live = sum(run.state not in OVER for run in merged.runs)
     state: dict[str, Any] = {"left_out": len(merged.left_out), "live": live, "texts": {}}
     state["folders"] = [os.fsencode(folder).hex() for folder in merged.run_folders]
-    if set(map(Path, merged.run_folders)) <= set(taking.keys):
+    ours = {Path(home) for run, home in zip(merged.runs, merged.run_folders, strict=True) if run.imported is None}
+    if ours <= set(taking.keys):
         state |= {"key": _key(found, taking.keys, options), "outputs": _output_stamps(out)}
     _write_state(out, state)
     return _refreshed(out, merged, taking.read, state)
@@ -181,7 +190,8 @@ def _refreshed(out: Path, merged: MergedReport | None, read: int, state: dict[st
 def _key(found: Found, keys: dict[Path, str], options: Options) -> str:
     """The key over all runs, those that are left out among them."""
     runs = [[os.fsencode(run.path).hex(), keys.get(run.path) or left_out_key(run)] for run in found.runs]
-    told = [code_stamp(), options.key(), runs, [left.model_dump(mode="json") for left in found.left_out]]
+    imports = [imports_key(place) for place in found.imports]
+    told = [code_stamp(), options.key(), runs, imports, [left.model_dump(mode="json") for left in found.left_out]]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
@@ -201,7 +211,8 @@ def _unchanged(out: Path, found: Found, kept: dict[Path, Kept], options: Options
 
 
 def _output_stamps(out: Path) -> list[Stamp]:
-    return [stamp(out / name) for name in OUTPUTS]
+    beside = [out / BESIDE / name / RUN_PAGE for name in reading.list_names(out / BESIDE)]
+    return [stamp(path) for path in (*(out / name for name in OUTPUTS), *beside)]
 
 
 def _write_state(out: Path, state: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.share import PACKAGE, share
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.recorded import RECORDED
+from autorl_hpc.report.reference import META, SCORES, ReferenceFolders
 from autorl_hpc.states import Split
 
 Stamp = list[int] | None
@@ -102,6 +103,13 @@ def left_out_key(run: RunDir) -> str:
     """The key of a run that is in no report, for it can't be read or is a copy: it may become readable."""
     paths = [run.path, run.ledger, run.record, run.sealed_ledger]
     told = [os.fsencode(run.path).hex(), [stamp(path) for path in paths], [os.access(path, os.R_OK) for path in paths]]
+    return hashlib.sha256(canonical_json(told)).hexdigest()
+
+
+def imports_key(found: ReferenceFolders) -> str:
+    """The key of results of AutoRL-Bench."""
+    paths = [*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables]
+    told = [[os.fsencode(path).hex(), stamp(path)] for path in paths]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
