@@ -151,10 +151,12 @@ def _look(path: Path, found: Found, given: Path) -> Path:
     if EXPERIMENT_FILE in names:
         found.add_experiment(path)
         return ExperimentDir(path).report
-    inside = [path / name for name in names if _holds(path / name, EXPERIMENT_FILE)]
-    runs = [
-        path / name for name in names if _holds(path / name, RUN_FILE)
-    ]  # an experiment that lost its experiment.json
+    inside, runs = [], []
+    for folder in (path / name for name in names):
+        if _holds(folder, RUN_FILE):  # the given folder is an experiment that lost its experiment.json
+            runs.append(folder)
+        elif _holds(folder, EXPERIMENT_FILE) or (folder.name != Root(path).runs.name and _has_runs(folder)):
+            inside.append(folder)
     if not inside and not runs and Root(path).runs.name in names:
         return _look(Root(path).runs, found, given)
     for experiment in inside:
@@ -162,6 +164,14 @@ def _look(path: Path, found: Found, given: Path) -> Path:
     for run in runs:
         found.add_run(run)
     return path / REPORT_FOLDER
+
+
+def _has_runs(folder: Path) -> bool:
+    """Whether there are runs in it, as in an experiment that lost its experiment.json."""
+    try:
+        return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
+    except OSError:
+        return False
 
 
 def _known(path: Path, found: Found) -> bool:
