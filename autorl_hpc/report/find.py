@@ -11,6 +11,7 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.report.reference import MAX_FOLDERS, ReferenceFolders, find_reference
+from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import LeftOut
 from autorl_hpc.report.text import clean
 
@@ -31,16 +32,35 @@ class Found:
     """What lies below the given paths.
 
     Attributes:
+        said: what was left out: experiment, run_id, why, what to do.
         imports: results folders of AutoRL-Bench.
         out: where the merged report goes unless the user says otherwise.
     """
 
     experiments: list[ExperimentDir] = field(default_factory=list)
     runs: list[RunDir] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    said: list[tuple[Path, str, str, str]] = field(default_factory=list)
     imports: list[ReferenceFolders] = field(default_factory=list)
     out: Path = Path(REPORT_FOLDER)
     _paths: set[Path] = field(default_factory=set)
+
+    @property
+    def sites(self) -> dict[Path, str]:
+        """Names of the runs/ folders, empty if it is one alone."""
+        return sites_of(run.path for run in self.runs)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """What is not in the report, by experiment and run."""
+        sites = self.sites
+        return [
+            LeftOut(what=shown(path, run_id, sites.get(path.parent)), why=clean(why) or "", next_step=next_step)
+            for path, run_id, why, next_step in self.said
+        ]
+
+    def leave_out(self, experiment: Path, run_id: str, why: str, next_step: str) -> None:
+        """Says that a run or, without a run_id, something about an experiment is not in the report."""
+        self.said.append((experiment, run_id, why, next_step))
 
     def add_run(self, path: Path) -> None:
         """Adds a run once, by whatever path it was reached."""
@@ -59,13 +79,9 @@ class Found:
             if why is None:
                 self.add_run(path / name)
             else:
-                self.left_out.append(
-                    LeftOut(what=shown(path, name), why=f"can't be opened: {why}", next_step=PERMISSIONS)
-                )
+                self.leave_out(path, name, f"can't be opened: {why}", PERMISSIONS)
         for run_id in sorted(set(self._planned(experiment)) - told):
-            self.left_out.append(
-                LeftOut(what=shown(path, run_id), why="run.json is missing", next_step="launch the experiment again")
-            )
+            self.leave_out(path, run_id, "run.json is missing", "launch the experiment again")
 
     def _runs_in(self, path: Path) -> list[tuple[str, str | None]]:
         """Names of run folders, and of folders that can't be opened with the reason."""
@@ -73,9 +89,7 @@ class Found:
         try:
             names = reading.list_names(path)
         except OSError as error:
-            self.left_out.append(
-                LeftOut(what=shown(path), why=f"can't be opened: {error.strerror}", next_step=PERMISSIONS)
-            )
+            self.leave_out(path, "", f"can't be opened: {error.strerror}", PERMISSIONS)
             return []
         found = []
         for name in names:
@@ -90,7 +104,7 @@ class Found:
             self.imports.append(there)
         if there.cut_short:
             why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
-            self.left_out.append(LeftOut(what=shown(path), why=why, next_step="give the folder of the results"))
+            self.leave_out(path, "", why, "give the folder of the results")
         return bool(there)
 
     def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
@@ -98,13 +112,14 @@ class Found:
             return read_experiment(experiment).runs
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
-            self.left_out.append(LeftOut(what=shown(experiment.path), why=why, next_step=VERIFY))
+            self.leave_out(experiment.path, "", why, VERIFY)
             return ()
 
 
-def shown(experiment: Path, run_id: str = "") -> str:
+def shown(experiment: Path, run_id: str = "", site: str | None = None) -> str:
     """An experiment or a run of it, for people: folders are named by anybody."""
-    return clean(f"{experiment.name}/{run_id}".removesuffix("/")) or "(no name)"
+    parts = [*([site] if site else []), experiment.name, *([run_id] if run_id else [])]
+    return clean("/".join(parts)) or "(no name)"
 
 
 def find_runs(paths: Sequence[Path]) -> Found:
@@ -119,11 +134,11 @@ def find_runs(paths: Sequence[Path]) -> Found:
     homes: list[Path] = []
     for given in paths:
         path = given.resolve()
-        before = len(found.runs) + len(found.left_out)
+        before = len(found.runs) + len(found.said)
         seen = len(found.experiments)
         homes.append(_look(path, found, given))
         if (
-            len(found.runs) + len(found.left_out) == before
+            len(found.runs) + len(found.said) == before
             and len(found.experiments) == seen
             and not _known(path, found)
             and not found.add_reference(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, get_args
 
@@ -17,7 +18,6 @@ from autorl_hpc.report.find import Found, find_runs, shown
 from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.imported import imported_summary
 from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
-from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 
@@ -77,14 +77,15 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     left_out = list(found.left_out)
     library = Library()
     taken: list[Taken] = []
-    sites = sites_of(run.path for run in found.runs)
-    for run, chain in _without_copies(found.runs, left_out):
+    sites = found.sites
+    said = _Said(left_out, sites)
+    for run, chain in _without_copies(found.runs, said):
         try:
             summary = take(run, library, chain)
         except Unwritten as error:
             raise error.why from error
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
             continue
         taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
     taken += [_imported(one, place) for place in found.imports for one in read_reference(place)]
@@ -124,28 +125,28 @@ def _imported(run: ReferenceRun, found: ReferenceFolders) -> Taken:
     return Taken(folder, imported_summary(run))
 
 
-def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain | None]]:
+def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain | None]]:
     """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
     copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
         try:
             copies[genesis_of(run)].append(run)
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
     for several in copies.values():
         if len(several) == 1:
             yield several[0], None
         else:
-            yield from _longest(several, left_out)
+            yield from _longest(several, said)
 
 
-def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain]]:
+def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain]]:
     chains: list[tuple[RunDir, Chain]] = []
     for run in copies:
         try:
             chains.append((run, read_chain(run)))
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
     if not chains:
         return
     best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
@@ -158,22 +159,30 @@ def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tupl
                 if same
                 else "another continuation of a run that is in the report"
             )
-            left_out.append(
-                LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once", next_step=COPIES)
-            )
+            said.leave_out(run, f"{what}: counted once", COPIES)
     yield best
 
 
-def left_out_of(run: RunDir, error: Exception) -> LeftOut:
-    """What the report says in place of a run that could not be read."""
-    what = shown(run.path.parent, run.run_id)
-    if isinstance(error, AutorlError):
-        return LeftOut(what=what, why=clean(error.what) or "", next_step=clean(error.next_step))
-    if isinstance(error, OSError):
-        known = from_os_error(error, "reading", error.filename or run.path)
-        return LeftOut(what=what, why=clean(known.what) or "", next_step=READ_AGAIN)
-    why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
-    return LeftOut(what=what, why=clean(why) or "", next_step="run `autorl-hpc verify` on it, and report both")
+@dataclass
+class _Said:
+    """What the report says in place of runs that are not in it."""
+
+    left_out: list[LeftOut]
+    sites: dict[Path, str]
+
+    def leave_out(self, run: RunDir, why: str, next_step: str | None) -> None:
+        what = shown(run.path.parent, run.run_id, self.sites.get(run.path.parent.parent))
+        self.left_out.append(LeftOut(what=what, why=clean(why) or "", next_step=clean(next_step)))
+
+    def unreadable(self, run: RunDir, error: Exception) -> None:
+        """Of a run that could not be read."""
+        if isinstance(error, AutorlError):
+            self.leave_out(run, error.what, error.next_step or READ_AGAIN)
+        elif isinstance(error, OSError):
+            self.leave_out(run, from_os_error(error, "reading", error.filename or run.path).what, READ_AGAIN)
+        else:
+            why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
+            self.leave_out(run, why, "run `autorl-hpc verify` on it, and report both")
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
