@@ -177,24 +177,33 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
+    every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the report lies.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge ledgers into one report: index.html, summary.json, summary.csv, summary.md, and one per run.
 
+    Results folders of AutoRL-Bench are read too. Runs that did not change since the last report are not read again.
+
     Example: autorl-hpc report runs/
     """
-    from autorl_hpc.report import api
+    from autorl_hpc.report import api, refresh
 
-    merged = api.build(paths)
-    where = api.write_reports(merged, out)
+    options = refresh.Options(fresh=fresh)
+    if watch:
+        from autorl_hpc.report.watching import watch_report
+
+        watch_report(paths, out, options, every, _say)
+        return
+    done = refresh.refresh(paths, out, options)
     if as_json:
-        print_json(merged.model_dump(mode="json"))
+        sys.stdout.write(done.json_text())
     else:
-        from rich.console import Console
-
-        from autorl_hpc.report.terminal import print_summary
-
-        print_summary(merged, Console(), where)
+        print(done.index) if quiet else api.show(done)
 
 
 cli_evidence.add_to(app)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.report.summary import MergedReport
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.refresh import Refreshed
 
 
 def build(paths: list[Path]) -> MergedReport:
@@ -34,15 +38,36 @@ def write_reports(merged: MergedReport, out: Path | None) -> Path:
     return write_all(merged, Path(merged.default_out) if out is None else out)
 
 
-def refresh(paths: list[Path], out: Path | None = None) -> Path:
-    """Brings the report on all runs below `paths` up to date, reading only what changed; returns the path of index.html.
+def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
+    """The report on all runs below `paths`, reading only what changed since the last one; see `report.refresh`.
 
     Raises:
         AutorlError: there is nothing to report on, or the folder can't be written.
     """
-    from autorl_hpc.report import refresh
+    from autorl_hpc.report.refresh import refresh
 
-    return refresh.refresh(paths, out).index
+    return refresh(paths, out)
+
+
+def show(done: Refreshed) -> None:
+    """Prints the report's table for this terminal; of a report that had not changed, as it was kept."""
+    import io
+    import sys
+
+    from rich.console import Console
+
+    from autorl_hpc.report.terminal import print_summary
+
+    here = Console()
+
+    def render(merged: MergedReport) -> str:
+        page = Console(file=io.StringIO(), width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
+        print_summary(merged, page, done.index)
+        text = page.file.getvalue()  # type: ignore[attr-defined]
+        return str(text)
+
+    name = f"{here.width} {here.is_terminal} {here.no_color} {done.index}"
+    sys.stdout.write(done.text(name, render))
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:

@@ -150,6 +150,9 @@ class RunSummary(Record):
     tool_version: str = Field(description="Of the package that wrote it: the same one gives the same bytes.")
     run_id: str
     experiment: str
+    imported: str | None = Field(
+        None, description="Whose results these are; null: our own. Imported ones are unproven."
+    )
     site: str | None = Field(None, description="Which of several runs/ folders it lies in, in a report over them.")
     task: str
     agent: str
@@ -209,12 +212,15 @@ class RunSummary(Record):
     sandboxes: tuple[SandboxUsed, ...] = Field((), description="Of each attempt.")
     story: Story = Field(default_factory=Story, description="What the agent did, as far as it was recorded.")
     notes: tuple[str, ...] = ()
+    is_short: bool = Field(False, description="True in a merged report: the run's own summary.json has more.")
 
     def short(self) -> RunSummary:
         """What the merged report keeps of a run: every figure; diffs, evidence, settings, fingerprints and looks that found
         nothing stand in the run's own."""
+        if self.is_short:
+            return self
         points = tuple(point.short(self.selected) for point in self.trajectory)
-        return self.model_copy(update={"story": self.story.short(), "trajectory": points})
+        return self.model_copy(update={"story": self.story.short(), "trajectory": points, "is_short": True})
 
 
 class Comparable(Strict):

@@ -13,9 +13,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from treemaker import CREATED, ENGINE, RECIPE, Tree, evaluation, outcomes, save_items, sha
+from treemaker import CREATED, RECIPE, Tree, evaluation, outcomes, save_items, sha
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records import ledger as bodies
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.recorded import RECORDED, GpuSample, TraceEvent, TrainingPoint, UsageSample
@@ -57,6 +58,12 @@ class BigTree:
             tree.keeps.extend(names)
             tree.save()
             self.made = end
+
+    def touch(self, count: int) -> None:
+        """Adds an entry to the first `count` runs, as an attempt that Slurm started late does."""
+        for run in sorted(self.path.glob("exp*/gsm8k*"))[:count]:
+            late = bodies.AttemptStarted(attempt=2, elapsed_s=1100, workspace="/scratch/w")
+            Ledger(RunDir(run)).append(EntryKind.ATTEMPT_STARTED, late, role="supervisor")
 
     def _items(self, split: Split, variant: int, n: int) -> tuple[Path, str, list[float]]:
         solved = random.Random(f"{split}-{variant}").sample(range(n), n // 4 + (variant * n) // 200)
@@ -252,4 +259,3 @@ def _training(i: int) -> TrainingPoint:
 
 _RECORDED_ROWS: dict[str, Any] = {"usage": _usage, "trace": _trace, "training": _training}
 assert set(_RECORDED_ROWS) <= set(RECORDED)
-ENGINE_HASH = ENGINE.digest()
