@@ -15,6 +15,7 @@ from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.find import find_runs, shown
 from autorl_hpc.report.groups import group_runs
+from autorl_hpc.report.leaderboard import leaderboards
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import Protocol
@@ -45,11 +46,13 @@ def merge(paths: Sequence[Path]) -> MergedReport:
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     counts = Counter(run.excluded for run in runs if run.excluded)
+    groups = group_runs(runs)
     return MergedReport(
         tool_version=__version__,
         experiments=tuple(sorted({run.experiment for run in runs} or {shown(e.path) for e in found.experiments})),
         runs=runs,
-        groups=group_runs(runs),
+        groups=groups,
+        boards=leaderboards(groups, runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
         left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
         notes=tuple(_notes(runs)),

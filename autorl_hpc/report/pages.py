@@ -11,7 +11,8 @@ from autorl_hpc.report import figures, plot
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.notes import GROUP_NOTES
-from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
+from autorl_hpc.report.board import OverRuns
+from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
 
 if TYPE_CHECKING:
