@@ -182,7 +182,7 @@ def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterv
         return MeanInterval(n, mean, None, None, "none")
     if n == 2:
         return MeanInterval(n, mean, min(values), max(values), "range")
-    half = _t_quantile(n - 1, level) * stdev(values) / math.sqrt(n)
+    half = t_quantile(n - 1, level) * stdev(values) / math.sqrt(n)
     return MeanInterval(n, mean, mean - half, mean + half, "t")
 
 
@@ -271,22 +271,27 @@ def _binomial(n: int, p: float) -> tuple[int, list[float]]:
     ]
 
 
-def _t_quantile(df: int, level: float) -> float:
-    """Two-sided quantile of Student's t: the finite sums for integer df, inverted by bisection.
+def t_within(t: float, df: int) -> float:
+    """Probability that Student's t lies within -t and t: the finite sums for integer df.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
+    return _within(math.atan(t / math.sqrt(df)), df)
+
+
+def t_quantile(df: int, level: float = LEVEL) -> float:
+    """Two-sided quantile of Student's t: `t_within` inverted by bisection."""
     if not 0 < level < 1:
         raise ValueError(f"a level lies between 0 and 1, not at {level}")
+    return math.sqrt(df) * math.tan(_bisect(lambda theta: _within(theta, df) > level, 0.0, math.pi / 2))
 
-    def within(theta: float) -> float:
-        cos2 = math.cos(theta) ** 2
-        term = math.cos(theta) if df % 2 else 1.0
-        total = 0.0 if df == 1 else term
-        for i in range(2 + df % 2, df - 1, 2):
-            term *= cos2 * (i - 1) / i
-            total += term
-        inside = math.sin(theta) * total
-        return (theta + inside) * 2 / math.pi if df % 2 else inside
 
-    return math.sqrt(df) * math.tan(_bisect(lambda theta: within(theta) > level, 0.0, math.pi / 2))
+def _within(theta: float, df: int) -> float:
+    cos2 = math.cos(theta) ** 2
+    term = math.cos(theta) if df % 2 else 1.0
+    total = 0.0 if df == 1 else term
+    for i in range(2 + df % 2, df - 1, 2):
+        term *= cos2 * (i - 1) / i
+        total += term
+    inside = math.sin(theta) * total
+    return (theta + inside) * 2 / math.pi if df % 2 else inside
