@@ -36,6 +36,10 @@ class RouteTold(Strict):
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
 
+    def short(self) -> RouteTold:
+        """Without evidence."""
+        return RouteTold(planned=self.planned, executed=self.executed)
+
 
 class Change(Strict):
     """One file's change between two revisions of the code."""
@@ -52,6 +56,10 @@ class Failure(Strict):
     kind: FailureKind
     evidence: tuple[EvidenceLine, ...] = ()
 
+    def short(self) -> Failure:
+        """Without evidence."""
+        return Failure(kind=self.kind)
+
 
 class Iteration(Strict):
     """From one submission to the next."""
@@ -60,9 +68,18 @@ class Iteration(Strict):
     status: SubmissionState
     score: float | None = None
     improvement: float | None = Field(None, description="Of the feedback score on the base model's.")
+    improvement_low: float | None = Field(
+        None, description="Interval over the same items; null: their files were not opened, or can't be used."
+    )
+    improvement_high: float | None = None
+    won: int | None = Field(None, description="Feedback items that this checkpoint solves and the base model doesn't.")
+    lost: int | None = Field(None, description="Feedback items that the base model solves and this checkpoint doesn't.")
+    won_ids: tuple[str, ...] = Field((), description="The first of them: ids, never texts, which are held out.")
+    lost_ids: tuple[str, ...] = ()
     best_so_far: float | None = None
     elapsed_s: float
     duration_s: float = Field(description="Since the submission before, or since the start.")
+    waited_s: float | None = Field(None, ge=0, description="From the submission to its score.")
     tokens: int | None = Field(None, description="Of the driver so far, in and out.")
     cost_usd: float | None = None
     gpu_hours: float | None = None
@@ -75,6 +92,20 @@ class Iteration(Strict):
     last_loss: float | None = None
     last_reward: float | None = None
     failure: Failure | None = None
+
+    def short(self) -> Iteration:
+        """Without what only the run's own page shows: diff, changes, settings, evidence, ids of items."""
+        return self.model_copy(
+            update={
+                "diff": None,
+                "changes": (),
+                "settings": (),
+                "won_ids": (),
+                "lost_ids": (),
+                "route": self.route.short(),
+                "failure": None if self.failure is None else self.failure.short(),
+            }
+        )
 
 
 class ReferenceMetrics(Strict):
@@ -135,3 +166,13 @@ class Story(Strict):
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
+
+    def short(self) -> Story:
+        """What the merged report keeps: no diff, no evidence, no ids; every figure."""
+        return self.model_copy(
+            update={
+                "route": self.route.short(),
+                "iterations": tuple(one.short() for one in self.iterations),
+                "failure": None if self.failure is None else self.failure.short(),
+            }
+        )

@@ -178,6 +178,10 @@ class RunSummary(Record):
     story: Story = Field(default_factory=Story, description="What the agent did, as far as it was recorded.")
     notes: tuple[str, ...] = ()
 
+    def short(self) -> RunSummary:
+        """What the merged report keeps of a run: every figure; diffs, evidence and settings stand in the run's own."""
+        return self.model_copy(update={"story": self.story.short()})
+
 
 class Comparable(Strict):
     """What must be equal before two scores are compared."""
