@@ -177,23 +177,36 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")
     ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="A B", help="Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw PNG and SVG files too.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge ledgers into one report: index.html, summary.json, summary.csv, summary.md, and one per run.
+    """Merge ledgers into one report: index.html, summary.json, .csv, .md, leaderboard.csv, figures/, and one per run.
 
-    Example: autorl-hpc report runs/
+    Example: autorl-hpc report runs/ --compare claude-code codex
     """
     from autorl_hpc.report import api
 
     merged = api.build(paths)
-    where = api.write_reports(merged, out)
+    merged = api.with_paper(merged) if paper else merged
+    versus = api.compare(merged, *compare) if compare is not None else None
+    where = api.write_reports(merged, out, figures=figures)
+    if versus is not None:
+        api.write_comparison(versus, where.parent)
     if as_json:
-        print_json(merged.model_dump(mode="json"))
+        print_json((versus or merged).model_dump(mode="json"))
+        return
+    from rich.console import Console
+
+    from autorl_hpc.report.terminal import print_comparison, print_summary
+
+    if versus is not None:
+        print_comparison(versus, Console(), where.parent)
     else:
-        from rich.console import Console
-
-        from autorl_hpc.report.terminal import print_summary
-
         print_summary(merged, Console(), where)
 
 

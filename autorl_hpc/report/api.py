@@ -19,10 +19,22 @@ def build(paths: list[Path]) -> MergedReport:
     return merge(paths)
 
 
-def write_reports(merged: MergedReport, out: Path | None) -> Path:
+def with_paper(merged: MergedReport) -> MergedReport:
+    """With the published results beside it.
+
+    Raises:
+        AutorlError: their file is missing or wrong.
+    """
+    from autorl_hpc.report.paper import read_paper
+
+    return merged.model_copy(update={"paper": read_paper()})
+
+
+def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = False) -> Path:
     """Writes the merged report and one per run; returns the path of index.html.
 
     Args:
+        figures: PNG and SVG files too, into figures/ beside it.
         out: the folder; by default `report/` in the experiment, in the runs/ folder or in the run that was given, and
             `autorl-report/` in the current directory for runs of several roots.
 
@@ -31,7 +43,12 @@ def write_reports(merged: MergedReport, out: Path | None) -> Path:
     """
     from autorl_hpc.report.write import write_all
 
-    return write_all(merged, Path(merged.default_out) if out is None else out)
+    index = write_all(merged, Path(merged.default_out) if out is None else out)
+    if figures:
+        from autorl_hpc.report.charts.files import write_figures
+
+        write_figures(merged, index.parent)
+    return index
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:

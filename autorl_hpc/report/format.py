@@ -58,6 +58,16 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def amount(kind: str, value: float) -> str:
+    """A cost: `count` of tokens as `3.4 M`, `money` as `0.52`, `hours` as `3.4 h`."""
+    if kind == "count":
+        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= size:
+                return f"{value / size:.1f} {unit}"
+        return f"{value:.0f}"
+    return f"{value:.2f}" if kind == "money" else f"{value:.1f} h"
+
+
 def short_hash(value: str | None) -> str:
     """The first eight digits: enough to tell two apart by eye."""
     return UNKNOWN if value is None else value[:8]

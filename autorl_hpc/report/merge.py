@@ -45,19 +45,24 @@ def merge(paths: Sequence[Path]) -> MergedReport:
             left_out.append(_left_out(run, error))
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
+    merged = assemble(runs, {run.experiment for run in runs} or {shown(e.path) for e in found.experiments}, left_out)
+    folders = tuple(str(t.folder) for t in taken)
+    return merged.model_copy(update={"run_folders": folders, "default_out": str(found.out)})
+
+
+def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
+    """The report of runs that were digested, in their order."""
     counts = Counter(run.excluded for run in runs if run.excluded)
     groups = group_runs(runs)
     return MergedReport(
         tool_version=__version__,
-        experiments=tuple(sorted({run.experiment for run in runs} or {shown(e.path) for e in found.experiments})),
-        runs=runs,
+        experiments=tuple(sorted(experiments)),
+        runs=tuple(runs),
         groups=groups,
         boards=leaderboards(groups, runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
         left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
         notes=tuple(_notes(runs)),
-        run_folders=tuple(str(t.folder) for t in taken),
-        default_out=str(found.out),
     )
 
 
