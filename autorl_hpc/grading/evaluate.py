@@ -17,7 +17,7 @@ from autorl_hpc.grading.episodes import Playground
 from autorl_hpc.grading.judging import Judging
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
-from autorl_hpc.records.ledger import Evaluation, Timings
+from autorl_hpc.records.ledger import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer, Engine
@@ -152,6 +152,8 @@ class Bench:
         mean = 100.0 * total / len(outcomes)
         if "score" in metrics:
             metrics = {**metrics, "mean_outcome": mean}
+        if any(cluster is not None for cluster in clusters):
+            metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
         evaluation = Evaluation(
             split=split,
             content_hash=content_hash,

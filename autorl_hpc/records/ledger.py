@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -118,6 +118,10 @@ class Timings(Strict):
         return self.load_s + self.swap_s + self.score_s + self.commit_s
 
 
+CLUSTERS: Final = "item_clusters"
+"""The metric that tells in how many clusters a split's items come, where they are not independent."""
+
+
 class Evaluation(Strict):
     """The outcome of scoring one checkpoint on one split: a number, or null with a fault."""
 
@@ -128,7 +132,8 @@ class Evaluation(Strict):
     correct: int | None = Field(None, ge=0)
     metrics: dict[str, float] = Field(
         default_factory=dict,
-        description="Further figures of the task; `mean_outcome` where the score is no mean of the items' outcomes.",
+        description="Further figures of the task; `mean_outcome` where the score is no mean of the items' outcomes, "
+        "`item_clusters` where items are not independent.",
     )
     fault: Fault | None = None
     reason: str | None = None
@@ -137,6 +142,12 @@ class Evaluation(Strict):
     items_sha256: Sha256 | None = None
     truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
     timings: Timings = Timings()
+
+    @property
+    def clusters(self) -> int | None:
+        """Clusters that the items come in; None where they are independent."""
+        found = self.metrics.get(CLUSTERS, 0)
+        return int(found) if 1 <= found < self.n else None
 
 
 class Score(Strict):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.report.summary import MergedReport
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.versus import Versus
 
 
 def build(paths: list[Path]) -> MergedReport:
@@ -49,6 +53,28 @@ def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = Fal
 
         write_figures(merged, index.parent)
     return index
+
+
+def compare(merged: MergedReport, a: str, b: str) -> Versus:
+    """Two agents, experiments or folders of a report against each other.
+
+    Raises:
+        AutorlError: a side is not in the report, or names more than one agent; says which there are.
+    """
+    from autorl_hpc.report.versus import compare as of
+
+    return of(merged, a, b)
+
+
+def write_comparison(versus: Versus, folder: Path) -> None:
+    """Writes compare.html, compare.md and compare.json into the folder of a report.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    from autorl_hpc.report.write import write_versus
+
+    write_versus(versus, folder)
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:

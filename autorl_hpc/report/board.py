@@ -65,15 +65,6 @@ class Curve(Strict):
     points: tuple[CurvePoint, ...] = ()
 
 
-class BestOf(Strict):
-    """Expected improvement of the best of k runs."""
-
-    k: int
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-
 class Spent(Strict):
     """What runs cost. `n` of `of` runs have the figure; sums and means are over those."""
 
@@ -111,7 +102,9 @@ class BoardCell(Strict):
     report: OverRuns
     lost: int = Field(0, description="Runs lost to the infrastructure.")
     not_counted: int = Field(0, description="Runs left out for another reason.")
-    p_value: float | None = Field(None, description="Of no improvement, by the t test over runs; null below three runs.")
+    p_value: float | None = Field(
+        None, description="Of no improvement, by the t test over runs; null below three runs."
+    )
     p_holm: float | None = Field(None, description="Adjusted for all cells of the leaderboard that have a p value.")
     rank: int | None = Field(None, description="1 + the cells whose interval lies wholly above this one's.")
     last_rank: int | None = Field(None, description="The last rank that can't be told apart: ranks 1 to 3 share a tie.")

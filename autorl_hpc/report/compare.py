@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.graded import GradedResult, paired_graded
-from autorl_hpc.report.items import Items, same_items
+from autorl_hpc.report.items import Items, clusters_of, same_items
+from autorl_hpc.report.statistics.clusters import paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import Gain, Gap
 from autorl_hpc.scoring import stats
 
@@ -27,17 +32,26 @@ class Pair:
 
     def __post_init__(self) -> None:
         same_items(self.base, self.new)
+        clusters_of(self.base, self.new)
+
+    @property
+    def clusters(self) -> tuple[str, ...] | None:
+        """What each item belongs to, where items are not independent."""
+        return clusters_of(self.base, self.new)
 
 
 def gain(pair: Pair) -> Gain:
     """New against base: mid-p and Tango's interval for right or wrong, sign flips and BCa bootstrap for graded outcomes.
 
-    Length-controlled win rates are refitted; see length_controlled.py.
+    Where items come in clusters, both kinds by sign flips and bootstrap of clusters. Length-controlled win rates are refitted;
+    see length_controlled.py.
     """
     if length_controlled.is_fitted(pair.base, pair.new):
         judged = length_controlled.paired(*length_controlled.judged(pair.base, pair.new))
         return _graded_gain(judged, len(pair.base.ids), "length_controlled_items")
     base, new = pair.base.outcomes, pair.new.outcomes
+    if pair.clusters is not None:
+        return _clustered_gain(pair, pair.clusters)
     if pair.base.binary and pair.new.binary:
         found = stats.paired(base, new)
         return Gain(
@@ -49,8 +63,27 @@ def gain(pair: Pair) -> Gain:
             lost=found.lost,
             n=found.n,
             how="paired_items",
+            interval="Tango",
         )
     return _graded_gain(paired_graded(base, new), len(base), "graded_items")
+
+
+def _clustered_gain(pair: Pair, clusters: Sequence[str]) -> Gain:
+    base, new = pair.base.outcomes, pair.new.outcomes
+    found = paired_clusters(base, new, clusters)
+    binary = pair.base.binary and pair.new.binary
+    return Gain(
+        difference=POINTS * found.difference,
+        low=POINTS * found.low,
+        high=POINTS * found.high,
+        p_value=found.p_value,
+        won=sum(map(operator.gt, new, base)) if binary else None,
+        lost=sum(map(operator.lt, new, base)) if binary else None,
+        n=len(base),
+        clusters=found.clusters,
+        how="clustered_items",
+        interval=found.kind,
+    )
 
 
 def _graded_gain(found: GradedResult, n: int, how: Literal["graded_items", "length_controlled_items"]) -> Gain:
@@ -61,6 +94,7 @@ def _graded_gain(found: GradedResult, n: int, how: Literal["graded_items", "leng
         p_value=found.p_value,
         n=n,
         how=how,
+        interval="bootstrap over items",
     )
 
 
@@ -73,5 +107,20 @@ def optimism(feedback: Pair, report: Pair) -> Gap | None:
             length_controlled.judged(feedback.base, feedback.new), length_controlled.judged(report.base, report.new)
         )
         return Gap(gap=POINTS * gap, standard_error=POINTS * error)
+    if feedback.clusters is not None or report.clusters is not None:
+        return _clustered_gap(feedback, report)
     found = stats.optimism_gap(feedback.base.outcomes, feedback.new.outcomes, report.base.outcomes, report.new.outcomes)
     return Gap(gap=POINTS * found.gap, standard_error=POINTS * found.standard_error)
+
+
+def _clustered_gap(feedback: Pair, report: Pair) -> Gap | None:
+    """As `stats.optimism_gap`, the squared errors being those of means over clusters; None where a split is one cluster."""
+    gains, squares = [], []
+    for pair in (feedback, report):
+        differences = [new - old for old, new in zip(pair.base.outcomes, pair.new.outcomes, strict=True)]
+        clusters = pair.clusters or pair.base.ids
+        if len(set(clusters)) < 2:
+            return None
+        gains.append(fmean(differences))
+        squares.append(variance_of_mean(differences, clusters))
+    return Gap(gap=POINTS * (gains[0] - gains[1]), standard_error=POINTS * math.sqrt(sum(squares)))

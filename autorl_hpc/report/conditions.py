@@ -76,8 +76,9 @@ def _like_others_that_started(runs: Sequence[RunSummary], keys: Sequence[Compara
         others = seen[_unstarted(key)]
         if run.sandbox == UNTRIED and len(others) == 1:
             other = next(iter(others.values()))
-            key = key.model_copy(update={name: getattr(other, name) for name in STARTED})
-        found.append(key)
+            found.append(key.model_copy(update={name: getattr(other, name) for name in STARTED}))
+        else:
+            found.append(key)
     return found
 
 

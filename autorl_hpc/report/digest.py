@@ -24,7 +24,16 @@ from autorl_hpc.report.figures import figures_of
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
 from autorl_hpc.report.notes import notes_of
-from autorl_hpc.report.scores import baseline_summary, noise_of_queries, points_of, score_summary, visible_gain
+from autorl_hpc.report.scores import (
+    ScoreInterval,
+    baseline_summary,
+    interval,
+    needs_items,
+    noise_of_queries,
+    points_of,
+    score_summary,
+    visible_gain,
+)
 from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
@@ -86,7 +95,8 @@ class _Digest:
         feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
         feedback_base, report_base = self._as_closed(feedback_base), self._as_closed(report_base)
         self._judge(feedback_base, report_base)
-        points = points_of(view)
+        intervals = self._intervals()
+        points = points_of(view, intervals)
         best, report = view.best(), view.closed.report if view.closed else None
         best_score = view.score_of(best) if best else None
         fault, reason = self._fault()
@@ -120,19 +130,23 @@ class _Digest:
             failed=count[SubmissionState.FAILED],
             waiting=count[SubmissionState.ACCEPTED],
             baseline_feedback=self._shown_base(feedback_base),
-            best_feedback=score_summary(best_score.evaluation, best.submission_id) if best and best_score else None,
+            best_feedback=score_summary(
+                best_score.evaluation, best.submission_id, self._items_behind(best, best_score.evaluation)
+            )
+            if best and best_score
+            else None,
             selected=view.closed.selected if view.closed else None,
             selected_by=view.closed.selected_by if view.closed else None,
-            report=score_summary(report, view.closed.selected, self._quiet_items(report))
+            report=score_summary(report, view.closed.selected, self._items_behind(self._chosen(), report))
             if report and view.closed
             else None,
             baseline_report=self._shown_base(report_base),
             figures=figures_of(view, feedback_base, report_base),
             improvement=found.improvement,
             gap=found.gap,
-            noise=noise_of_queries(view),
-            visible_gain_report=_visible(report_base),
-            visible_gain_feedback=_visible(feedback_base),
+            noise=noise_of_queries(view, intervals),
+            visible_gain_report=self._visible(report_base),
+            visible_gain_feedback=self._visible(feedback_base),
             counted=found.excluded is None,
             excluded=found.excluded,
             ranked=ranks(sandbox, self._flags()),
@@ -161,8 +175,7 @@ class _Digest:
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:
         """Of the selected checkpoint: what a reader must know before its score."""
-        closed = self.view.closed
-        chosen = self.view.submissions.get(closed.selected) if closed and closed.selected else None
+        chosen = self._chosen()
         known = self.view.fingerprint_of(chosen) if chosen else None
         if known is not None:
             return known.flags
@@ -257,8 +270,10 @@ class _Digest:
         if self.is_paper:  # one evaluation answers both, filed under the submission that was scored
             scored = self.view.score_of(chosen)
             number = scored.submission_id if scored else number
-        path = self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
-        return Pair(base_items, self.items.read(path, evaluation))
+        return Pair(base_items, self.items.read(self._items_path(number, evaluation), evaluation))
+
+    def _items_path(self, number: int, evaluation: Evaluation) -> Path:
+        return self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
 
     def _base(self, split: Split) -> Baseline | None:
         """The base model's score by the engine of the score that it stands beside."""
@@ -276,22 +291,49 @@ class _Digest:
     def _shown_base(self, base: Baseline | None) -> BaselineSummary | None:
         if base is None:
             return None
-        items = None
-        if base.evaluation.correct is None:
-            try:
-                items = self.items.read(self.bases.items_path(base), base.evaluation)
-            except Unusable:
-                pass
-        return baseline_summary(base, items)
+        return baseline_summary(base, self._base_items(base))
 
-    def _quiet_items(self, report: Evaluation) -> Items | None:
-        """The items behind a graded report score, for its interval; troubles with them are told by the comparison."""
-        if report.correct is not None or self.view.closed is None or self.view.closed.selected is None:
+    def _visible(self, base: Baseline | None) -> float | None:
+        return None if base is None else visible_gain(base.evaluation, self._base_items(base))
+
+    def _base_items(self, base: Baseline) -> Items | None:
+        """The base model's items where intervals come from them; troubles with them are told by the comparison."""
+        if not needs_items(base.evaluation):
             return None
         try:
-            return self.items.read(self.run.items / f"{self.view.closed.selected:06d}.{report.split}.jsonl.gz", report)
+            return self.items.read(self.bases.items_path(base), base.evaluation)
         except Unusable:
             return None
+
+    def _items_behind(
+        self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
+    ) -> Items | None:
+        """The items of a checkpoint's score, where its interval comes from them."""
+        if submission is None or not needs_items(evaluation):
+            return None
+        if submission.is_base:
+            base = self._base(evaluation.split)
+            return self._base_items(base) if base is not None else None
+        scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
+        number = scored.submission_id if scored else submission.submission_id
+        try:
+            return self.items.read(self._items_path(number, evaluation), evaluation, keep=keep)
+        except Unusable:
+            return None
+
+    def _intervals(self) -> dict[int, ScoreInterval]:
+        """Of the feedback scores of clustered items; those of others need no items, or can be done without."""
+        found = {}
+        for number, score in self.view.scores.items():
+            if score.evaluation.clusters is not None and score.evaluation.score is not None:
+                items = self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False)
+                found[number] = interval(score.evaluation, items)
+        return found
+
+    def _chosen(self) -> Submission | None:
+        """What the run was closed with; None if that is the base model, or nothing yet."""
+        closed = self.view.closed
+        return self.view.submissions.get(closed.selected) if closed and closed.selected else None
 
     def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
         """The engine by which the run is compared: of the report score, else of the base model that stands for it."""
@@ -323,9 +365,3 @@ class _Digest:
         if clock is not None:
             told.append(clock.elapsed_s)
         return max(told, default=0.0), clock.given_back_s if clock else 0.0
-
-
-def _visible(base: Baseline | None) -> float | None:
-    if base is None or base.evaluation.score is None:
-        return None
-    return visible_gain(base.evaluation.n, base.evaluation.score)

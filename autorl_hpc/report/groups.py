@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.board import BestOf, OverRuns
+from autorl_hpc.report.board import OverRuns
 from autorl_hpc.report.conditions import comparables
 from autorl_hpc.report.scaling import curves
 from autorl_hpc.report.summary import (
@@ -46,12 +46,12 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[(run.agent, run.driver, run.mode, run.agent_hash)].append((place, run))
     ordered = sorted(cells)
+    values = [improvements_of([run for _, run in cells[key]]) for key in ordered]
+    tests = statistics.leaderboard(values)
     return Group(
         comparable=comparable,
-        cells=tuple(_cell(cells[key]) for key in ordered),
-        comparisons=_comparisons(
-            [(label_of(key, ordered), improvements_of([run for _, run in cells[key]])) for key in ordered]
-        ),
+        cells=tuple(_cell(cells[key], test) for key, test in zip(ordered, tests, strict=True)),
+        comparisons=_comparisons([(label_of(key, ordered), one) for key, one in zip(ordered, values, strict=True)]),
     )
 
 
@@ -69,11 +69,12 @@ def improvements_of(runs: Sequence[RunSummary]) -> list[float]:
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
-def _cell(placed: Sequence[Placed]) -> CellSummary:
+def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
     runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
     improvements = improvements_of(counted)
     excluded = Counter(run.excluded for run in runs if run.excluded)
+    best = statistics.best_of_curve(improvements)
     first = runs[0]
     only = counted[0] if len(counted) == 1 else None
     gain = only.improvement if only else None
@@ -90,7 +91,13 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
         counted_unranked=sum(not run.ranked for run in counted),
         improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
-        best_of=tuple(BestOf(**one._asdict()) for one in statistics.best_of_curve(improvements)),
+        **test._asdict(),
+        best_of=tuple(one.mean for one in best),
+        best_of_intervals=tuple(
+            (one.low, one.high)
+            for one in takewhile(lambda one: one.low is not None, best)
+            if one.low is not None and one.high is not None
+        ),
         scaling=curves(runs),
         run_ids=tuple(run.run_id for run in runs),
         places=tuple(place for place, _ in placed),

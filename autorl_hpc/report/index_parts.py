@@ -66,7 +66,7 @@ def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict
         "tested": sum(cell is not None and cell.p_value is not None for row in board.rows for cell in row.cells),
         "figures": figures_of(merged, board, number) if drawn and number <= MAX_DRAWN_BOARDS else (),
         "diagnosed": any(
-            set((*row.planned, *row.executed)) - {str(Route.UNKNOWN)}
+            {*row.planned, *row.executed} - {str(Route.UNKNOWN)}
             or row.failures
             or any(s.mean is not None for s in (row.costs.tokens, row.costs.cost_usd, row.costs.gpu_hours))
             for row in board.rows

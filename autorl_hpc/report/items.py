@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Items:
     Attributes:
         facts: of each item, what its scorer noted for the statistics; empty where it noted nothing.
         lc_c: for length-controlled win rates, the penalty that the score was fitted with.
+        clusters: what each item belongs to, where items are not independent; None where each stands for itself.
     """
 
     ids: tuple[str, ...]
@@ -35,6 +36,7 @@ class Items:
     commonest_output_share: float
     facts: tuple[Mapping[str, Any], ...] = ()
     lc_c: float | None = None
+    clusters: tuple[str, ...] | None = None
 
     @property
     def binary(self) -> bool:
@@ -48,8 +50,11 @@ class ItemsReader:
     def __init__(self) -> None:
         self._read: dict[tuple[str, str], Items | Unusable] = {}
 
-    def read(self, path: Path, evaluation: Evaluation) -> Items:
+    def read(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items:
         """The items behind a score.
+
+        Args:
+            keep: for the next who asks; not for what only one asks for.
 
         Raises:
             Unusable: absent, altered (its sha256 is not the one that the record gives), or not adding up to the score.
@@ -58,12 +63,14 @@ class ItemsReader:
         if wanted is None:
             raise Unusable("the score names no items file")
         key = (str(path), wanted)
-        if key not in self._read:
+        items = self._read.get(key)
+        if items is None:
             try:
-                self._read[key] = _parse(path, wanted)
+                items = _parse(path, wanted)
             except Unusable as error:
-                self._read[key] = error
-        items = self._read[key]
+                items = error
+            if keep:
+                self._read[key] = items
         if isinstance(items, Unusable):
             raise items
         score = 100.0 * sum(items.outcomes) / len(items.outcomes)
@@ -71,6 +78,17 @@ class ItemsReader:
         if evaluation.score is None or recorded is None or abs(score - recorded) > SCORE_TOLERANCE:
             raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
         return replace(items, lc_c=evaluation.metrics.get("lc_c"))
+
+
+def clusters_of(base: Items, new: Items) -> tuple[str, ...] | None:
+    """The clusters of the items that both models were scored on.
+
+    Raises:
+        Unusable: the two files disagree.
+    """
+    if base.clusters and new.clusters and base.clusters != new.clusters:
+        raise Unusable("the items of base model and checkpoint are not in the same clusters")
+    return base.clusters or new.clusters
 
 
 def same_items(base: Items, new: Items) -> None:
@@ -94,9 +112,18 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple(str(row["id"]) for row in rows)
         outcomes = tuple(float(row["outcome"]) for row in rows)
         outputs = Counter(row.get("output_sha256") for row in rows)
+        facts = tuple(row.get("facts") or {} for row in rows)
+        clusters = _clusters(ids, [one.get("cluster") for one in facts])
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
-    facts = tuple(row.get("facts") or {} for row in rows)
-    return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else ())
+    return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)
+
+
+def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:
+    """Names of clusters; an item without one is one of its own. None if no two items share one."""
+    if not any(name is not None for name in named):
+        return None
+    clusters = tuple(f"item {key}" if name is None else str(name) for key, name in zip(ids, named, strict=True))
+    return clusters if len(set(clusters)) < len(clusters) else None

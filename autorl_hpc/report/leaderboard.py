@@ -50,7 +50,7 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
             by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
     ranks = conditions.sandbox not in NEVER_RANKS
     order = sorted(by_agent)
-    cells = _marked(order, _ranked(_tested(by_agent, order, runs), by_agent, ranks), len(places))
+    cells = _marked(order, _ranked(_tested(by_agent, order), by_agent, ranks), len(places))
     rows = [
         _row(key, order, [cells.get((key, c)) for c in range(len(places))], list(by_agent[key].values()), runs)
         for key in order
@@ -78,12 +78,13 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
 Cells = dict[tuple[CellKey, int], BoardCell]
 
 
-def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummary]) -> Cells:
+def _tested(by_agent: Placed, order: Sequence[CellKey]) -> Cells:
     """Each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
     places = [(key, column) for key in order for column in sorted(by_agent[key])]
-    tests = statistics.leaderboard([_values(by_agent[key][column], runs) for key, column in places])
+    tested = [(place, p) for place in places if (p := by_agent[place[0]][place[1]].p_value) is not None]
+    holm = dict(zip((place for place, _ in tested), statistics.holm([p for _, p in tested]), strict=True))
     found = {}
-    for (key, column), test in zip(places, tests, strict=True):
+    for key, column in places:
         cell = by_agent[key][column]
         lost = cell.excluded.get("infrastructure", 0)
         found[(key, column)] = BoardCell(
@@ -91,8 +92,8 @@ def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummar
             report=cell.report,
             lost=lost,
             not_counted=sum(cell.excluded.values()) - lost,
-            p_value=test.p_value,
-            p_holm=test.p_holm,
+            p_value=cell.p_value,
+            p_holm=holm.get((key, column)),
         )
     return found
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from autorl_hpc.files.share import share
 from autorl_hpc.report import figures, index_parts, plot
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.board import OverRuns
 from autorl_hpc.report.charts import svg
+from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
+from autorl_hpc.report.versus import Versus
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -41,6 +42,16 @@ def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
     found = index_parts.parts(merged, {}, drawn=False)
     return _environment("md").get_template("index.md.j2").render(**found)
+
+
+def versus_html(versus: Versus) -> str:
+    """One against another as a page."""
+    return _environment("html").get_template("versus.html.j2").render(v=versus, script=index_parts.script())
+
+
+def versus_md(versus: Versus) -> str:
+    """One against another as Markdown."""
+    return _environment("md").get_template("versus.md.j2").render(v=versus)
 
 
 def run_html(run: RunSummary) -> str:

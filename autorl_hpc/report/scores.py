@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache
+from typing import NamedTuple
 
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
@@ -11,7 +14,8 @@ from autorl_hpc.records.ledger import Evaluation, Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.evidence import contamination_of, fingerprint_of
 from autorl_hpc.report.items import Items
-from autorl_hpc.report.summary import BaselineSummary, Noise, Point, ScoreSummary
+from autorl_hpc.report.statistics.clusters import clustered_interval
+from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import SubmissionState
@@ -20,33 +24,62 @@ POINTS = 100.0
 Z95 = 1.959963984540054
 
 
-def interval(evaluation: Evaluation, items: Items | None = None) -> tuple[float | None, float | None]:
-    """The 95 % interval of a score in points: Wilson's for right or wrong outcomes, a t interval over graded items, a normal one
-    for length-controlled win rates."""
+class ScoreInterval(NamedTuple):
+    """The 95 % interval of a score in points, and how it came about; all None where there is none."""
+
+    low: float | None = None
+    high: float | None = None
+    kind: ItemsInterval | None = None
+
+
+def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterval:
+    """Wilson's for right or wrong outcomes, a t interval over graded items, a normal one for length-controlled win rates.
+
+    Where items come in clusters, a bootstrap over clusters; without the items, Wilson's with each cluster counted as one item.
+    """
     if evaluation.score is None or evaluation.n == 0:
-        return None, None
+        return ScoreInterval()
+    if items is not None and length_controlled.is_fitted(items):
+        return _made(
+            *length_controlled.interval_points(items, evaluation.score), "normal over items, length-controlled"
+        )
+    if items is not None and items.clusters is not None:
+        found = clustered_interval(items.outcomes, items.clusters)
+        return _made(POINTS * found.low, POINTS * found.high, found.kind)
+    if evaluation.clusters is not None:
+        low, high = stats.wilson_share(evaluation.score / POINTS, evaluation.clusters)
+        return _made(POINTS * low, POINTS * high, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
         low, high = stats.wilson(evaluation.correct, evaluation.n)
-        return POINTS * low, POINTS * high
+        return _made(POINTS * low, POINTS * high, "Wilson")
     if items is None or len(items.outcomes) < 3:
-        return None, None
-    if length_controlled.is_fitted(items):
-        return length_controlled.interval_points(items, evaluation.score)
-    found = stats.mean_t_interval(items.outcomes)
-    if found.low is None or found.high is None:
-        return None, None
-    return max(0.0, POINTS * found.low), min(POINTS, POINTS * found.high)
+        return ScoreInterval()
+    mean = stats.mean_t_interval(items.outcomes)
+    if mean.low is None or mean.high is None:
+        return ScoreInterval()
+    return _made(max(0.0, POINTS * mean.low), min(POINTS, POINTS * mean.high), "t over items")
+
+
+def _made(low: float | None, high: float | None, kind: ItemsInterval) -> ScoreInterval:
+    return ScoreInterval() if low is None or high is None else ScoreInterval(low, high, kind)
+
+
+def needs_items(evaluation: Evaluation) -> bool:
+    """Whether the interval of a score comes from outcomes per item, not from their number alone."""
+    return evaluation.score is not None and (evaluation.correct is None or evaluation.clusters is not None)
 
 
 def score_summary(evaluation: Evaluation, submission_id: int | None, items: Items | None = None) -> ScoreSummary:
     """A score with its interval."""
-    low, high = interval(evaluation, items)
+    found = interval(evaluation, items)
     return ScoreSummary(
         split=evaluation.split,
         score=evaluation.score,
-        low=low,
-        high=high,
+        low=found.low,
+        high=found.high,
+        interval=found.kind,
         n=evaluation.n,
+        clusters=len(set(items.clusters)) if items is not None and items.clusters else evaluation.clusters,
         truncated=evaluation.truncated,
         submission_id=submission_id,
         engine_hash=evaluation.engine_hash,
@@ -67,26 +100,28 @@ def baseline_summary(baseline: Baseline, items: Items | None = None) -> Baseline
     )
 
 
-def noise_of_queries(view: RunView) -> Noise | None:
+def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> Noise | None:
     """Expected maximum of noise over the distinct checkpoints that got a score; None before the first.
 
-    The standard error is that of one score, taken from Wilson's interval so that it is not 0 at 0 or 100 points, the
-    largest among the scores: both make the bound larger, none smaller.
+    The standard error is that of one score, taken from its interval so that it is not 0 at 0 or 100 points, the largest among
+    the scores: both make the bound larger, none smaller.
+
+    Args:
+        intervals: of scores by submission, where they come from items; else clusters are counted as one item each.
     """
     errors = []
-    for score in view.scores.values():
+    for number, score in view.scores.items():
         evaluation = score.evaluation
         if evaluation.score is None or evaluation.n == 0:
             continue
-        p = evaluation.score / POINTS
-        if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-            low, high = stats.wilson(evaluation.correct, evaluation.n)
-            errors.append((high - low) / (2 * Z95))
+        found = (intervals or {}).get(number) or interval(evaluation)
+        if found.low is not None and found.high is not None:
+            errors.append((found.high - found.low) / (2 * Z95))
         else:  # outcomes in [0, 1] with this mean vary the most when they are 0 or 1
-            errors.append(math.sqrt(p * (1 - p) / evaluation.n))
+            errors.append(math.sqrt(evaluation.score * (POINTS - evaluation.score) / evaluation.n))
     if not errors:
         return None
-    worst = POINTS * max(errors)
+    worst = max(errors)
     return Noise(queries=len(errors), standard_error=worst, expected_maximum=worst * _standard_maximum(len(errors)))
 
 
@@ -96,21 +131,36 @@ def _standard_maximum(queries: int) -> float:
     return stats.expected_max_noise(queries, 1.0)
 
 
+def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
+    """Smallest true gain that the base model's split shows, in points; clusters are counted as fewer independent items."""
+    if base.score is None:
+        return None
+    n = base.n
+    if items is not None and items.clusters is not None:
+        n = stats.visible_of_clusters(list(Counter(items.clusters).values()))
+    elif base.clusters is not None:
+        n = base.clusters
+    return _visible_gain(n, base.score)
+
+
 @cache
-def visible_gain(n: int, base_score: float) -> float | None:
-    """Smallest true gain that n items show beside a base model of this score, in points."""
+def _visible_gain(n: int, base_score: float) -> float | None:
     return stats.smallest_visible_gain(n, min(1.0, max(0.0, base_score / POINTS)))
 
 
-def points_of(view: RunView) -> tuple[Point, ...]:
-    """Every submission in order, with its score if it has one."""
-    return tuple(_point(view, submission) for _, submission in sorted(view.submissions.items()))
+def points_of(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> tuple[Point, ...]:
+    """Every submission in order, with its score if it has one.
+
+    Args:
+        intervals: of scores by the submission that they were measured for, where they come from items.
+    """
+    return tuple(_point(view, submission, intervals or {}) for _, submission in sorted(view.submissions.items()))
 
 
-def _point(view: RunView, submission: Submission) -> Point:
+def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreInterval]) -> Point:
     score = view.score_of(submission) if submission.status == "accepted" else None
     evaluation = None if score is None else score.evaluation
-    low, high = (None, None) if evaluation is None else interval(evaluation)
+    found = ScoreInterval() if score is None else intervals.get(score.submission_id) or interval(score.evaluation)
     fault = submission.fault if evaluation is None else evaluation.fault
     reason = submission.message if evaluation is None else evaluation.reason
     return Point(
@@ -119,8 +169,9 @@ def _point(view: RunView, submission: Submission) -> Point:
         elapsed_s=submission.elapsed_s,
         status=_status(submission, evaluation),
         score=None if evaluation is None else evaluation.score,
-        low=low,
-        high=high,
+        low=found.low,
+        high=found.high,
+        interval=found.kind,
         model_path=clean(submission.model_path),
         note=clean(submission.note),
         final=submission.final,

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
-from autorl_hpc.report.board import BestOf, Board, Curve, OverRuns
+from autorl_hpc.report.board import Board, Curve, OverRuns
 from autorl_hpc.report.figures import Figures
 from autorl_hpc.report.paper import PaperResults
 from autorl_hpc.report.story import Story
@@ -25,14 +25,29 @@ UNTRIED = "untried"
 """The sandbox of a run whose agent was never started."""
 
 
+ItemsInterval = Literal[
+    "Wilson",
+    "bootstrap over clusters",
+    "Wilson over clusters",
+    "t over items",
+    "normal over items, length-controlled",
+]
+"""How the interval of one score came about. Wilson over clusters: each cluster counted as one item, where resamples say nothing."""
+
+GainInterval = Literal["Tango", "bootstrap over clusters", "Tango over clusters", "bootstrap over items"]
+"""How the interval of selected against base came about."""
+
+
 class ScoreSummary(Strict):
     """One model on one split."""
 
     split: Split
     score: float | None = Field(description="Points; null: it could not be scored, see fault.")
-    low: float | None = Field(None, description="Lower end of the interval: Wilson for right or wrong outcomes.")
+    low: float | None = Field(None, description="Lower end of the interval.")
     high: float | None = None
+    interval: ItemsInterval | None = Field(None, description="How it came about; null: there is none.")
     n: int = Field(0, description="Items.")
+    clusters: int | None = Field(None, description="Clusters that the items come in; null: they are independent.")
     truncated: int = Field(0, description="Answers cut off by the token limit.")
     submission_id: int | None = Field(None, description="Null: the base model.")
     engine_hash: str | None = None
@@ -59,8 +74,13 @@ class Gain(Strict):
     won: int | None = Field(None, description="Items that only the selected model solved.")
     lost: int | None = Field(None, description="Items that only the base model solved.")
     n: int | None = None
-    how: Literal["paired_items", "graded_items", "length_controlled_items", "base_kept", "scores_only"] = Field(
-        description="paired_items: McNemar's mid-p test and Tango's interval. graded_items: sign-flip test and BCa "
+    clusters: int | None = Field(None, description="Clusters that the items come in; null: they are independent.")
+    interval: GainInterval | None = None
+    how: Literal[
+        "paired_items", "clustered_items", "graded_items", "length_controlled_items", "base_kept", "scores_only"
+    ] = Field(
+        description="paired_items: McNemar's mid-p test and Tango's interval. clustered_items: sign-flip test and "
+        "bootstrap over clusters. graded_items: sign-flip test and BCa "
         "bootstrap. length_controlled_items: refits at a fixed penalty, permutation test and BCa bootstrap. base_kept: 0 by rule. scores_only: the items can't be used, so there is no interval."
     )
 
@@ -76,7 +96,9 @@ class Noise(Strict):
     """Expected maximum of noise over the feedback queries: an upper bound on what the best owes to luck."""
 
     queries: int = Field(description="Distinct checkpoints that got a feedback score.")
-    standard_error: float = Field(description="Largest standard error of one feedback score.")
+    standard_error: float = Field(
+        description="Largest standard error of one feedback score, over clusters where items come in such."
+    )
     expected_maximum: float
     is_upper_bound: Literal[True] = True
 
@@ -100,6 +122,7 @@ class Point(Strict):
     score: float | None = None
     low: float | None = None
     high: float | None = None
+    interval: ItemsInterval | None = None
     model_path: str | None = None
     note: str | None = None
     final: bool = False
@@ -216,7 +239,14 @@ class CellSummary(Strict):
     counted_unranked: int = Field(0, description="Of the counted ones.")
     improvement: OverRuns
     report: OverRuns
-    best_of: tuple[BestOf, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")
+    p_value: float | None = Field(None, description="Mean improvement against 0: t test over runs, from three on.")
+    p_holm: float | None = Field(None, description="Adjusted for the number of cells tested in this group.")
+    p_sign_flip: float | None = Field(None, description="The same question without assuming a normal distribution.")
+    p_sign_flip_least: float | None = Field(None, description="The least that so many runs can give: 0.25 for three.")
+    best_of: tuple[float, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")
+    best_of_intervals: tuple[tuple[float, float], ...] = Field(
+        (), description="Of the best of 1, 2, ... as far as so many runs tell; from five runs on."
+    )
     scaling: tuple[Curve, ...] = Field((), description="Improvement against time, tokens, submissions, GPU-hours.")
     run_ids: tuple[str, ...]
     places: tuple[int, ...] = Field(description="Where these runs stand in the report's `runs`.")
@@ -259,7 +289,9 @@ class MergedReport(Record):
     experiments: tuple[str, ...]
     runs: tuple[RunSummary, ...]
     groups: tuple[Group, ...]
-    boards: tuple[Board, ...] = Field((), description="Leaderboards: groups of several tasks under the same conditions.")
+    boards: tuple[Board, ...] = Field(
+        (), description="Leaderboards: groups of several tasks under the same conditions."
+    )
     paper: PaperResults | None = Field(None, description="Published results, where asked for; in no statistic.")
     excluded: dict[Excluded, int]
     left_out: tuple[LeftOut, ...]

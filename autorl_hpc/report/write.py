@@ -13,6 +13,7 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.report import pages, tables
 from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc.report.versus import Versus
 
 SUMMARY_NAME = "summary.json"
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -37,6 +38,7 @@ def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes
     return {
         SUMMARY_NAME: readable_json(merged.model_dump(mode="json")),
         "summary.csv": tables.as_csv(merged).encode(),
+        "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": pages.index_md(merged).encode(),
         "index.html": pages.index_html(merged, links).encode(),
     }
@@ -60,6 +62,23 @@ def write_all(merged: MergedReport, out: Path) -> Path:
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / "index.html"
+
+
+def write_versus(versus: Versus, out: Path) -> None:
+    """Writes a comparison beside the index.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    files = {
+        "compare.json": readable_json(versus.model_dump(mode="json")),
+        "compare.md": pages.versus_md(versus).encode(),
+        "compare.html": pages.versus_html(versus).encode(),
+    }
+    try:
+        _put_files(out, files)
+    except OSError as error:
+        raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
 def elsewhere_of(out: Path, place: int, home: RunDir) -> Path:

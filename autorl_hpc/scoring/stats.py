@@ -19,6 +19,10 @@ VISIBLE_POWER: Final = 0.80
 LOST_SHARE: Final = 0.10
 """Share of the base model's solved items that a better model loses; see `smallest_visible_gain`."""
 
+INTRACLASS: Final = 0.5
+"""Correlation of two items of one cluster that is assumed before anything is measured: half-way between items that are
+independent and clusters that are won or lost as one."""
+
 
 class Interval(NamedTuple):
     """A two-sided confidence interval."""
@@ -64,12 +68,18 @@ def wilson(k: int, n: int, level: float = LEVEL) -> Interval:
     """
     if not 0 <= k <= n:
         raise ValueError(f"{k} of {n} is no count of successes")
-    if n == 0:
-        return Interval(0.0, 1.0)
+    return wilson_share(k / n, n, level) if n else Interval(0.0, 1.0)
+
+
+def wilson_share(share: float, n: float, level: float = LEVEL) -> Interval:
+    """Wilson's interval for a share of n, which need not be whole: an effective number of items, or a mean of graded ones."""
+    if not (0 <= share <= 1 and n > 0):
+        raise ValueError(f"{share} of {n} is no share")
     z = _normal_quantile(level)
-    center = (k + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return Interval(0.0 if k == 0 else max(0.0, center - half), 1.0 if k == n else min(1.0, center + half))
+    center = (n * share + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(n * share * (1 - share) + z * z / 4)
+    low = 0.0 if share == 0 else max(0.0, center - half)
+    return Interval(low, 1.0 if share == 1 else min(1.0, center + half))
 
 
 def mcnemar_midp(b: int, c: int) -> float:
@@ -142,6 +152,19 @@ def optimism_gap(
     return OptimismGap(gains[0] - gains[1], math.sqrt(sum(squares)))
 
 
+def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:
+    """How many independent items show as much as clusters of these sizes: items over 1 + (m - 1) rho, rounded down.
+
+    m is the size of the cluster of an average item, sum(sizes^2) / items; rho, `intraclass`, the correlation of two items of
+    one cluster. Source: L. Kish, Survey Sampling, 1965, 5.4. ValueError for no items or a correlation outside 0 to 1.
+    """
+    items = sum(sizes)
+    if items <= 0 or not 0 <= intraclass <= 1:
+        raise ValueError(f"{items} items in clusters with a correlation of {intraclass}")
+    average = sum(size * size for size in sizes) / items
+    return max(1, math.floor(items / (1 + (average - 1) * intraclass) + 1e-9))
+
+
 def smallest_visible_gain(n: int, p_base: float = 0.5) -> float | None:
     """Smallest true gain, in points, that n items show; None if they can't show any that is possible.
 
@@ -207,6 +230,7 @@ def expected_max_noise(n_queries: int, se: float) -> float:
     return se * limit / steps / 3 * (integrand(0.0) + inner + integrand(limit))
 
 
+@cache
 def _normal_quantile(level: float) -> float:
     if not 0 < level < 1:
         raise ValueError(f"a level lies between 0 and 1, not at {level}")
@@ -279,6 +303,7 @@ def t_within(t: float, df: int) -> float:
     return _within(math.atan(t / math.sqrt(df)), df)
 
 
+@cache
 def t_quantile(df: int, level: float = LEVEL) -> float:
     """Two-sided quantile of Student's t: `t_within` inverted by bisection."""
     if not 0 < level < 1:

@@ -50,7 +50,14 @@ def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock") -> Tree:
             for mode in MODES.get(agent, ("free",)):
                 for seed in range(seeds):
                     splits = {str(s): SplitPin(n=n, sha256=sha(f"{task}-{s}")) for s, n in SIZES.items()}
-                    science = {"splits": splits, "task": task, "agent": agent, "driver": driver, "mode": mode, "seed": seed}
+                    science = {
+                        "splits": splits,
+                        "task": task,
+                        "agent": agent,
+                        "driver": driver,
+                        "mode": mode,
+                        "seed": seed,
+                    }
                     _run(tree, science, share, gain - 0.05 * (mode == "sft-only"), spread)
     return tree
 

@@ -105,18 +105,25 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
         series = []
         for row, cell in _cells(merged, board, column):
             if row.label in colours and len(cell.best_of) > 1:
-                best = cell.best_of
-                x = tuple(float(one.k) for one in best)
-                low, high = tuple(one.low for one in best), tuple(one.high for one in best)
-                series.append(Series(row.label, colours[row.label], x, tuple(one.mean for one in best), low, high))
+                series.append(_best_series(row.label, cell, colours[row.label]))
         if series:
             panels.append(Lines(task.task, tuple(series), "k runs", "expected best improvement, points"))
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
     )
-    return Figure(
-        "best-of-k", "Best of k runs (pass@k)", caption + _more(board), tuple(panels), _legend(panels)
+    return Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), tuple(panels), _legend(panels))
+
+
+def _best_series(label: str, cell: CellSummary, colour: int) -> Series:
+    untold = [None] * (len(cell.best_of) - len(cell.best_of_intervals))
+    return Series(
+        label=label,
+        colour=colour,
+        x=tuple(float(k) for k in range(1, len(cell.best_of) + 1)),
+        y=cell.best_of,
+        low=(*(low for low, _ in cell.best_of_intervals), *untold),
+        high=(*(high for _, high in cell.best_of_intervals), *untold),
     )
 
 
@@ -226,4 +233,8 @@ def _legend(panels: Sequence[Panel]) -> tuple[tuple[str, int], ...]:
 
 def _more(board: Board) -> str:
     more = len(board.rows) - MAX_SERIES
-    return f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json." if more > 0 else ""
+    return (
+        f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
+        if more > 0
+        else ""
+    )

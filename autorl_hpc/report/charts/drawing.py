@@ -84,7 +84,9 @@ def _left(panel: Panel) -> float:
 
 
 def _width(panel: Panel) -> float:
-    inside = 0.95 * len(panel.columns) if isinstance(panel, Heat) else COLUMN - 1.1 if not isinstance(panel, Lines) else 0.0
+    inside = (
+        0.95 * len(panel.columns) if isinstance(panel, Heat) else COLUMN - 1.1 if not isinstance(panel, Lines) else 0.0
+    )
     return max(COLUMN, _left(panel) + inside + RIGHT)
 
 

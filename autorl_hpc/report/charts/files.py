@@ -97,10 +97,11 @@ def _saved(picture: Drawing, suffix: str) -> bytes:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.BytesIO()
+    canvas: Any = FigureCanvasSVG(picture) if suffix == "svg" else FigureCanvasAgg(picture)
     if suffix == "svg":
-        FigureCanvasSVG(picture).print_svg(out, metadata={"Date": None, "Creator": None})
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None})
     else:
-        FigureCanvasAgg(picture).print_png(out, metadata={"Software": None})
+        canvas.print_png(out, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -156,7 +157,8 @@ def _style() -> Iterator[str]:
 
             with mpl.rc_context():
                 mpl.rcdefaults()
-                mpl.rcParams.update(_SETTINGS)
+                settings: Any = mpl.rcParams
+                settings.update(_SETTINGS)
                 yield str(mpl.__version__)
         finally:
             if os.environ.get("MPLCONFIGDIR") == spare:

@@ -49,7 +49,7 @@ def span(values: Sequence[float | None], with_zero: bool = True) -> tuple[float,
 
 
 def tick_text(value: float) -> str:
-    """`0`, `0.25`, `−20`, `3.5k`: short."""
+    """`0`, `0.25`, `20k`: short, with a true minus sign."""
     size = abs(value)
     text = f"{value / 1000:g}k" if size >= 10_000 else f"{value:.4g}"
     return "0" if text == "-0" else text.replace("-", fmt.MINUS)

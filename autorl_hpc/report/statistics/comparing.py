@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Sequence
-from itertools import combinations
-from statistics import fmean
 
-from autorl_hpc.report.statistics.resampling import EXACT_WAYS, RESAMPLES, SEED, TIE
+from autorl_hpc.report.statistics.regrouping import Stratum, least_regrouping_p, regrouping_p
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -17,28 +13,12 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     Exact: the share of regroupings at least as far apart as the one seen. Sampled: (hits + 1) / (draws + 1).
     ValueError for an empty side.
     """
-    if not a or not b:
-        raise ValueError("a comparison needs runs on both sides")
-    pooled = sorted([*a, *b])
-    total, n_a, n_b = math.fsum(pooled), len(a), len(b)
-    seen = abs(fmean(a) - fmean(b))
-
-    def is_as_far(group: Sequence[float]) -> bool:
-        part = math.fsum(group)
-        return abs(part / n_a - (total - part) / n_b) >= seen - TIE
-
-    if math.comb(n_a + n_b, n_a) <= EXACT_WAYS:
-        hits = [is_as_far(group) for group in combinations(pooled, n_a)]
-        return sum(hits) / len(hits)
-    draw = random.Random(SEED).sample
-    found = sum(is_as_far(draw(pooled, n_a)) for _ in range(RESAMPLES))
-    return (found + 1) / (RESAMPLES + 1)
+    return regrouping_p([Stratum(a, b)])
 
 
 def least_permutation_p(n_a: int, n_b: int) -> float:
     """The least p value that `permutation_p` can give for so many runs: 0.1 for three against three."""
-    ways = math.comb(n_a + n_b, n_a)
-    return (2 if n_a == n_b else 1) / ways if ways <= EXACT_WAYS else 1 / (RESAMPLES + 1)
+    return least_regrouping_p([(n_a, n_b)])
 
 
 def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:

@@ -1,0 +1,127 @@
+"""Items that are not independent: goals of one product, games of one task. What is drawn, and whose signs turn, is the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from autorl_hpc.report.statistics.bca import bca_of_mean
+from autorl_hpc.report.statistics.signs import sign_flip_p
+from autorl_hpc.scoring.stats import LEVEL, Interval, tango, wilson_share
+
+BOOTSTRAP_FROM_CLUSTERS = 5
+"""Fewer have so few distinct resamples that their quantiles say nothing."""
+
+Kind = Literal["bootstrap over clusters", "Wilson over clusters"]
+PairedKind = Literal["bootstrap over clusters", "Tango over clusters"]
+
+
+class Totals(NamedTuple):
+    """Clusters in the order of their names: sum of values and number of items of each."""
+
+    sums: list[float]
+    sizes: list[int]
+
+    @property
+    def mean(self) -> float:
+        """The mean over items."""
+        return math.fsum(self.sums) / sum(self.sizes)
+
+
+class ClusteredMean(NamedTuple):
+    """The interval of a mean over items, and how it came about."""
+
+    low: float
+    high: float
+    kind: Kind
+
+
+class ClusteredDifference(NamedTuple):
+    """New against base on the same clustered items, in units of outcomes."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    clusters: int
+    kind: PairedKind
+
+
+def totals(values: Sequence[float], clusters: Sequence[str]) -> Totals:
+    """Values summed by cluster. ValueError unless there is one cluster name for each of at least one value."""
+    if len(values) != len(clusters) or not values:
+        raise ValueError(f"{len(values)} values and {len(clusters)} names of clusters")
+    members: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        members.setdefault(cluster, []).append(float(value))
+    ordered = [members[name] for name in sorted(members)]
+    return Totals([math.fsum(group) for group in ordered], [len(group) for group in ordered])
+
+
+def clustered_interval(outcomes: Sequence[float], clusters: Sequence[str], level: float = LEVEL) -> ClusteredMean:
+    """The interval of a score whose items come in clusters: BCa bootstrap over clusters.
+
+    Where every cluster has the same mean (all solved, none solved), or there are fewer than five, resamples say nothing:
+    Wilson's interval then, with each cluster counted as one item, which is as wide as clusters can make it.
+    """
+    found = totals(outcomes, clusters)
+    n = len(found.sums)
+    if n < BOOTSTRAP_FROM_CLUSTERS or _alike(found):
+        return ClusteredMean(*wilson_share(min(1.0, max(0.0, found.mean)), n, level), "Wilson over clusters")
+    return ClusteredMean(*bca_of_mean(found.sums, found.sizes, level), "bootstrap over clusters")
+
+
+def paired_clusters(
+    base: Sequence[float], new: Sequence[float], clusters: Sequence[str], level: float = LEVEL
+) -> ClusteredDifference:
+    """Mean paired difference over items: BCa bootstrap over clusters, and the sign-flip test of the clusters' sums.
+
+    Where every cluster gained alike, or there are fewer than five, Tango's interval with each cluster counted as one item.
+    ValueError unless both hold the same items.
+    """
+    if len(base) != len(new):
+        raise ValueError(f"{len(base)} and {len(new)} outcomes are not the same items")
+    found = totals([now - old for old, now in zip(base, new, strict=True)], clusters)
+    n, p_value = len(found.sums), sign_flip_p(found.sums)
+    if n < BOOTSTRAP_FROM_CLUSTERS or _alike(found):
+        interval = _as_one_item_each(found, level)
+        return ClusteredDifference(found.mean, *interval, p_value, n, "Tango over clusters")
+    interval = bca_of_mean(found.sums, found.sizes, level)
+    return ClusteredDifference(found.mean, *interval, p_value, n, "bootstrap over clusters")
+
+
+def variance_of_mean(values: Sequence[float], clusters: Sequence[str]) -> float:
+    """Of a mean over items in G clusters: G / (G - 1) times the sum of squared influences (sums - mean * sizes) / items.
+
+    Source: the linearised variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, 6.3, 9A.2), without a finite population.
+    With one item a cluster it is the sample variance over n. ValueError for fewer than two clusters.
+    """
+    found = totals(values, clusters)
+    n = len(found.sums)
+    if n < 2:
+        raise ValueError("one cluster has no variance")
+    mean = found.mean
+    squares = math.fsum((total - mean * size) ** 2 for total, size in zip(found.sums, found.sizes, strict=True))
+    return n / (n - 1) * squares / sum(found.sizes) ** 2
+
+
+def design_effect(values: Sequence[float], clusters: Sequence[str]) -> float:
+    """By how much the variance of the mean exceeds that of as many independent items; at least 1, and 1 where nothing varies."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    independent = math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n if n > 1 else 0.0
+    return max(1.0, variance_of_mean(values, clusters) / independent) if independent > 0 else 1.0
+
+
+def _alike(found: Totals) -> bool:
+    mean = found.mean
+    return all(abs(total - mean * size) <= 1e-9 * size for total, size in zip(found.sums, found.sizes, strict=True))
+
+
+def _as_one_item_each(found: Totals, level: float) -> Interval:
+    """Tango's interval around a mean difference of n clusters, of which as few were won or lost as give it."""
+    n = len(found.sums)
+    moved = min(n, math.ceil(abs(found.mean) * n - 1e-9))
+    low, high = tango(moved, 0, n, level) if found.mean >= 0 else tango(0, moved, n, level)
+    return Interval(min(low, found.mean), max(high, found.mean))
