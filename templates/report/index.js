@@ -1,6 +1,8 @@
 "use strict";
 // Sorts and filters tables of class "sortable". Its state is the fragment: #runs.sort=improvement&runs.dir=desc&runs.q=sft
+// Of a long table the first rows are shown, since laying out thousands takes a browser seconds; runs.all=yes shows the rest.
 (() => {
+  const FIRST_ROWS = 250;
   const number = /^[<≤]?\s*[+−-]?[\d.]+/;
   const key = (cell) => {
     if (!cell) return null;
@@ -27,7 +29,7 @@
     const body = table.tBodies[0];
     const rows = [...body.rows];
     const heads = [...table.tHead.rows[0].cells];
-    const it = {table, body, rows, heads, texts: null, sorted: ""};
+    const it = {table, body, rows, heads, texts: null, sorted: null, order: rows, now: ""};
     const tool = document.createElement("p");
     tool.className = "tool";
     it.count = document.createElement("output");
@@ -61,7 +63,10 @@
     });
     pick.addEventListener("change", () => keep(table, {sort: pick.value, dir: heads.some((h) => h.dataset.sort === pick.value && h.classList.contains("n")) ? "desc" : ""}));
     it.pick = pick;
-    tool.append(pick, " ", it.count);
+    it.more = document.createElement("button");
+    it.more.type = "button";
+    it.more.addEventListener("click", () => keep(table, {all: "yes"}));
+    tool.append(pick, " ", it.count, " ", it.more);
     (table.closest(".wide") ?? table).before(tool);
     return it;
   });
@@ -74,7 +79,7 @@
       if (at === column) head.setAttribute("aria-sort", dir === "desc" ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    let order = it.rows;
+    it.order = it.rows;
     if (column >= 0) {
       const sign = dir === "desc" ? -1 : 1;
       const keyed = it.rows.map((row, at) => ({row, at, key: key(row.cells[column])}));
@@ -82,31 +87,36 @@
         const found = compare(a.key, b.key);
         return (Math.abs(found) === 2 ? found : sign * found) || a.at - b.at;
       });
-      order = keyed.map((one) => one.row);
+      it.order = keyed.map((one) => one.row);
     }
     it.pick.value = column >= 0 ? name : "";
-    it.body.replaceChildren(...order);
   };
-  const filter = (it, text) => {
+  const filtered = (it, text) => {
     if (it.input && it.input.value !== text) it.input.value = text;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
     if (words.length && !it.texts) {
       it.texts = new Map(it.rows.map((row) => [row, [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase()]));
     }
-    for (const row of it.rows) {
-      const fits = words.every((word) => it.texts.get(row).includes(word));
-      if (row.hidden === fits) row.hidden = !fits;
-      shown += fits;
-    }
-    it.count.textContent = words.length ? `${shown} of ${it.rows.length} rows` : "";
+    return words.length ? it.order.filter((row) => words.every((word) => it.texts.get(row).includes(word))) : it.order;
+  };
+  const render = (it, sorted, dir, text, all) => {
+    const now = JSON.stringify([sorted, dir, text, all]);
+    if (it.now === now) return;
+    it.now = now;
+    sort(it, sorted, dir);
+    const fits = filtered(it, text);
+    const shown = all ? fits : fits.slice(0, FIRST_ROWS);
+    it.more.hidden = shown.length === fits.length;
+    it.more.textContent = `show all ${fits.length}`;
+    const some = shown.length < fits.length ? `${shown.length} shown of ` : "";
+    it.count.textContent = some || text ? `${some}${fits.length} of ${it.rows.length} rows` : "";
+    if (shown.length !== it.body.rows.length || shown.some((row, at) => row !== it.body.rows[at])) it.body.replaceChildren(...shown);
   };
   const show = () => {
     const all = state();
     for (const it of tables) {
       const at = (name) => all.get(`${it.table.id}.${name}`) ?? "";
-      sort(it, at("sort"), at("dir"));
-      filter(it, at("q"));
+      render(it, at("sort"), at("dir"), at("q"), at("all") === "yes");
     }
   };
   addEventListener("hashchange", show);
