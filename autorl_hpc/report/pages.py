@@ -125,7 +125,7 @@ def _environment(kind: str) -> Environment:
             [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
             + ([(None, run.contamination_end)] if run.contamination_end else [])
         ),
-        kind_class=svg.kind_class,
+        sample=lambda figure, place: Markup(svg.sample(figure, place)),
         counts=index_parts.counts,
         amount=_plain(fmt.amount),
         drawn=lambda panel: Markup(svg.drawn(panel)),

@@ -16,6 +16,7 @@ from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import Versus
 
 SUMMARY_NAME = "summary.json"
+COMPARE_NAME = "compare.json"
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
 
@@ -64,19 +65,23 @@ def write_all(merged: MergedReport, out: Path) -> Path:
     return out / "index.html"
 
 
+def versus_files(versus: Versus) -> dict[str, bytes]:
+    """The files of a comparison."""
+    return {
+        COMPARE_NAME: readable_json(versus.model_dump(mode="json")),
+        "compare.md": pages.versus_md(versus).encode(),
+        "compare.html": pages.versus_html(versus).encode(),
+    }
+
+
 def write_versus(versus: Versus, out: Path) -> None:
     """Writes a comparison beside the index.
 
     Raises:
         AutorlError: the folder can't be written.
     """
-    files = {
-        "compare.json": readable_json(versus.model_dump(mode="json")),
-        "compare.md": pages.versus_md(versus).encode(),
-        "compare.html": pages.versus_html(versus).encode(),
-    }
     try:
-        _put_files(out, files)
+        _put_files(out, versus_files(versus))
     except OSError as error:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 

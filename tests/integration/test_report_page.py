@@ -235,7 +235,9 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, co
     runs = demotree.many(merged.runs, count)
     big = merge.assemble(runs, ["demo"])
     page = tmp_path / "big.html"
-    page.write_text(pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)}))
+    page.write_text(
+        pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
+    )
     assert page.stat().st_size < 5e6 * (1 if count <= 1000 else 2)
     script = """
         const time = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };

@@ -151,8 +151,8 @@ def _modes(board: Board) -> Figure:
     names = tuple(" · ".join([row.agent, *([row.driver] if row.driver != "none" else []), row.mode]) for row in rows)
     heat = Heat("mean improvement, points", names, tuple(task.task for task in board.tasks), cells)
     caption = (
-        "Mean improvement on the report split by mode and task, for agents with more than one mode. Best and worst of an "
-        "agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
+        "Mean improvement on the report split by mode and task, for agents with more than one mode. Best (▲) and worst (▼) of "
+        "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
     )
     return Figure("modes", "Mode by task", caption, (heat,))
 

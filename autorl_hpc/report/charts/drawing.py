@@ -10,7 +10,7 @@ from autorl_hpc.report.charts.model import MAX_SERIES, Bars, Figure, Forest, Hea
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#5c6470")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#1b1e23")
 """Okabe and Ito's, with the yellow and the orange darkened for white paper; tests/unit compares them with the page's."""
 
 DASHES: tuple[Any, ...] = (

@@ -72,6 +72,31 @@ def write_figures(merged: MergedReport, out: Path) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in index for suffix in SUFFIXES]
 
 
+def expected_files(merged: MergedReport) -> tuple[str, dict[str, bytes]]:
+    """matplotlib's version here, and what `write_figures` would write now, by name within figures/."""
+    index: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    with _style() as version:
+        for figure in _chosen(merged):
+            one = {"inputs": _inputs(figure, version), "title": figure.title, "caption": figure.caption}
+            for suffix, data in drawn(figure).items():
+                files[f"{figure.name}.{suffix}"] = data
+                one[suffix] = hashlib.sha256(data).hexdigest()
+            index[figure.name] = one
+    files[INDEX] = readable_json({"matplotlib": version, "figures": index})
+    return version, files
+
+
+def drawn_with(folder: Path) -> str | None:
+    """matplotlib's version that the figures in figures/ of a report were drawn with; None if they don't say."""
+    try:
+        value = reading.read_json(folder / FOLDER / INDEX)
+    except (OSError, ValueError):
+        return None
+    version = value.get("matplotlib") if isinstance(value, dict) else None
+    return version if isinstance(version, str) else None
+
+
 def _chosen(merged: MergedReport) -> list[Figure]:
     """The figures of the leaderboards on the page, as many whole leaderboards as there is time for, one at least."""
     found: list[Figure] = []

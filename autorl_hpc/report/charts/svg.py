@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts.model import Bars, Forest, Heat, Lines, Panel, Series, Spot, shortened
+from autorl_hpc.report.charts.model import Bars, Figure, Forest, Heat, Lines, Panel, Series, Spot, shortened
 
 WIDTH = 340
 LINES_HEIGHT = 210
@@ -156,8 +156,15 @@ def _bars(panel: Bars) -> str:
                     f'<rect class="{kind_class(place)}" x="{x:.1f}" y="{y + 3}" width="{part * scale:.1f}" height="{ROW - 6}"><title>{told}</title></rect>'
                 )
                 x += part * scale
-    parts.append(_text((start + WIDTH - RIGHT) / 2, height - 6, f"{panel.x_label}, {panel.title}", "middle"))
+    parts.append(_text((start + WIDTH - RIGHT) / 2, height - 6, panel.x_label, "middle"))
     return _svg(WIDTH, height, panel.title, parts)
+
+
+def sample(figure: Figure, place: int) -> str:
+    """What stands before a label of the legend: a piece of the line, or a square."""
+    if isinstance(figure.panels[0], Lines):
+        return f'<svg viewBox="0 0 26 8" width="26" height="8" aria-hidden="true"><path class="curve c{place}" d="M0 4H26"/></svg>'
+    return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true"><rect class="{kind_class(place)}" width="12" height="12"/></svg>'
 
 
 def kind_class(place: int) -> str:
@@ -191,7 +198,9 @@ def _heat(panel: Heat) -> str:
             parts.append(
                 f'<rect class="{sign}" x="{x + 1:.1f}" y="{y}" width="{step - 2:.1f}" height="{ROW + 2}" fill-opacity="{share:.2f}"><title>{told}</title></rect>'
             )
-            parts.append(_text(x + step / 2, y + ROW / 2 + 5, f"{fmt.signed(cell.value)}{mark}", "middle", "value"))
+            parts.append(
+                _text(x + step / 2, y + ROW / 2 + 5, f"{fmt.signed(cell.value)} {mark}".strip(), "middle", "value")
+            )
     return _svg(width, head + (ROW + 4) * len(panel.rows) + 4, panel.title, parts)
 
 
