@@ -8,7 +8,7 @@ from typing import Any
 from autorl_hpc.files.layout import Root
 from autorl_hpc.launch import reach
 from autorl_hpc.launch.launcher import Plan, would_be
-from autorl_hpc.scoring.stats import smallest_visible_gain
+from autorl_hpc.launch.visible import visible_gains, visible_line
 
 ARTIFACTS_PER_RUN = 4
 """Accepted checkpoints that a run may hold at once in this estimate; closing a run frees all but the selected one."""
@@ -28,6 +28,10 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
     hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
     kept = min(ARTIFACTS_PER_RUN, spec.budget.max_submissions or ARTIFACTS_PER_RUN)
+    visible = {
+        task: visible_gains(root, next(cell.science for cell in plan.cells if cell.science.task == task))
+        for task in spec.matrix.task
+    }
     disk = sum(sizes[cell.science.base_model] * (kept + WORKSPACE_COPIES) for cell in plan.cells)
     return {
         "experiment": str(plan.experiment.path),
@@ -51,17 +55,10 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         },
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
-            task: {
-                split: _rounded(smallest_visible_gain(pin.n))
-                for split, pin in next(cell.science.splits for cell in plan.cells if cell.science.task == task).items()
-            }
-            for task in spec.matrix.task
+            task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()
         },
+        "smallest_visible_gain": visible,
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
 
 
 def _size_bytes(root: Root, model: str) -> int:
@@ -116,12 +113,8 @@ def as_text(facts: dict[str, Any]) -> str:
     lines.append(f"agents run in {strongest}, network: {network}")
     if facts["max_submissions"] is not None:
         lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
-    for task, splits in facts["smallest_visible_gain_points"].items():
-        shown = ", ".join(
-            f"{split} none (too few items)" if gain is None else f"{split} {gain} points"
-            for split, gain in splits.items()
-        )
-        lines.append(f"smallest gain that one run on {task} can show (80 % power): {shown}")
+    for task, splits in facts["smallest_visible_gain"].items():
+        lines.append(visible_line(task, splits))
     lines += facts["graders_need"]
     lines.append("nothing was started")
     return "\n".join(lines)

@@ -29,6 +29,11 @@ def signed_between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
+def share_between(low: float | None, high: float | None) -> str:
+    """`[0.41, 0.89]`, empty where there is no interval."""
+    return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+
+
 def p_value(value: float | None) -> str:
     """`0.012`, `<0.001`."""
     if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import combinations, takewhile
+from itertools import combinations
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
@@ -44,19 +44,25 @@ def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
 def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     cells: dict[CellKey, list[Placed]] = defaultdict(list)
     for place, run in runs:
-        cells[(run.agent, run.driver, run.mode, run.agent_hash)].append((place, run))
+        cells[cell_key(run)].append((place, run))
     ordered = sorted(cells)
-    values = [improvements_of([run for _, run in cells[key]]) for key in ordered]
-    tests = statistics.leaderboard(values)
+    tests = statistics.leaderboard([improvements([run for _, run in cells[key]]) for key in ordered])
     return Group(
         comparable=comparable,
         cells=tuple(_cell(cells[key], test) for key, test in zip(ordered, tests, strict=True)),
-        comparisons=_comparisons([(label_of(key, ordered), one) for key, one in zip(ordered, values, strict=True)]),
+        comparisons=_comparisons(
+            [(label(key, ordered), improvements([run for _, run in cells[key]])) for key in ordered]
+        ),
     )
 
 
-def label_of(key: CellKey, keys: Sequence[CellKey]) -> str:
-    """What tells a cell from the others of its group, for people."""
+def cell_key(run: RunSummary) -> CellKey:
+    """Whose run it is, under equal conditions."""
+    return run.agent, run.driver, run.mode, run.agent_hash
+
+
+def label(key: CellKey, keys: Sequence[CellKey]) -> str:
+    """A name for a cell; `keys` are those that it must be told from."""
     agent, driver, mode, agent_hash = key
     parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
     if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
@@ -64,39 +70,37 @@ def label_of(key: CellKey, keys: Sequence[CellKey]) -> str:
     return " · ".join(parts)
 
 
-def improvements_of(runs: Sequence[RunSummary]) -> list[float]:
-    """Of the counted runs."""
+def improvements(runs: Sequence[RunSummary]) -> list[float]:
+    """Of the counted runs; a kept base model is 0."""
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
 def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
     runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
-    improvements = improvements_of(counted)
+    values = improvements(counted)
     excluded = Counter(run.excluded for run in runs if run.excluded)
-    best = statistics.best_of_curve(improvements)
     first = runs[0]
     only = counted[0] if len(counted) == 1 else None
     gain = only.improvement if only else None
     score = _kept(only) if only else None
+    best_of = statistics.best_of_curve(values)
     return CellSummary(
         agent=first.agent,
         agent_hash=first.agent_hash,
         driver=first.driver,
         mode=first.mode,
-        counted=len(improvements),
+        counted=len(values),
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
         not_ranked=sum(not run.ranked for run in runs),
         counted_unranked=sum(not run.ranked for run in counted),
-        improvement=over_runs(improvements, (gain.low, gain.high) if gain else None),
+        improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
         **test._asdict(),
-        best_of=tuple(one.mean for one in best),
+        best_of=tuple(best.mean for best in best_of),
         best_of_intervals=tuple(
-            (one.low, one.high)
-            for one in takewhile(lambda one: one.low is not None, best)
-            if one.low is not None and one.high is not None
+            (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
         ),
         scaling=curves(runs),
         run_ids=tuple(run.run_id for run in runs),

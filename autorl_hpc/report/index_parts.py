@@ -13,6 +13,7 @@ from autorl_hpc.report import plot
 from autorl_hpc.report.board import Board
 from autorl_hpc.report.charts.build import figures_of
 from autorl_hpc.report.format import UNKNOWN
+from autorl_hpc.report.measured import how_measured_of_all
 from autorl_hpc.report.notes import GROUP_NOTES
 from autorl_hpc.report.summary import CellSummary, Group, MergedReport, RunSummary
 from autorl_hpc.states import Route
@@ -57,10 +58,14 @@ def parts(merged: MergedReport, links: Mapping[int, str], *, drawn: bool = True)
 
 
 def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict[str, Any]:
+    across = next((one for one in merged.across_tasks if one.conditions == board.conditions), None)
+    pairs = sorted(across.comparisons, key=lambda x: (x.p_value, -abs(x.difference))) if across else []
     names = Counter(task.task for task in board.tasks)
     return {
         "board": board,
         "number": number,
+        "pairs": pairs[:MAX_PAIRS],
+        "more_pairs": max(0, len(pairs) - MAX_PAIRS),
         "twice": {name: count > 1 for name, count in names.items()},
         "overall": any(row.overall is not None for row in board.rows),
         "tested": sum(cell is not None and cell.p_value is not None for row in board.rows for cell in row.cells),
@@ -103,6 +108,7 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "group": group,
         "cells": cells,
         "runs": runs,
+        "measured": how_measured_of_all([run for _, run in runs]),
         "span": plot.strip_span(shown),
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),

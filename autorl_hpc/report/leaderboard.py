@@ -20,7 +20,7 @@ from autorl_hpc.report.board import (
 )
 from autorl_hpc.report.conditions import shared
 from autorl_hpc.report.evidence import NEVER_RANKS
-from autorl_hpc.report.groups import CellKey, improvements_of, label_of, over_runs
+from autorl_hpc.report.groups import CellKey, improvements, label, over_runs
 from autorl_hpc.report.scaling import tokens_of
 from autorl_hpc.report.summary import CellSummary, Group, RunSummary
 from autorl_hpc.states import Route
@@ -99,7 +99,7 @@ def _tested(by_agent: Placed, order: Sequence[CellKey]) -> Cells:
 
 
 def _values(cell: CellSummary, runs: Sequence[RunSummary]) -> list[float]:
-    return improvements_of([runs[place] for place in cell.places])
+    return improvements([runs[place] for place in cell.places])
 
 
 def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
@@ -167,7 +167,7 @@ def _row(
     mine = [runs[place] for cell in summaries for place in cell.places]
     kept = [run.story.mode_kept for run in mine]
     return BoardRow(
-        label=label_of(key, order),
+        label=label(key, order),
         agent=agent,
         agent_hash=agent_hash,
         driver=driver,

@@ -10,6 +10,7 @@ from typing import NamedTuple, get_args
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.report.across import across_tasks
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
@@ -60,6 +61,7 @@ def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: S
         runs=tuple(runs),
         groups=groups,
         boards=leaderboards(groups, runs),
+        across_tasks=across_tasks(groups, runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
         left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
         notes=tuple(_notes(runs)),

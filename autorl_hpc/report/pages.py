@@ -11,6 +11,7 @@ from autorl_hpc.report import format as fmt
 from autorl_hpc.report.board import OverRuns
 from autorl_hpc.report.charts import svg
 from autorl_hpc.report.evidence import UNSEEN
+from autorl_hpc.report.measured import how_measured
 from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
 from autorl_hpc.report.versus import Versus
@@ -120,6 +121,7 @@ def _environment(kind: str) -> Environment:
         gain=_plain(_gain),
         over=_plain(_over),
         outcome=outcome,
+        how_measured=how_measured,
         unseen=UNSEEN,
         looks=lambda run: (
             [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
@@ -127,6 +129,7 @@ def _environment(kind: str) -> Environment:
         ),
         sample=lambda figure, place: Markup(svg.sample(figure, place)),
         counts=index_parts.counts,
+        share_between=_plain(fmt.share_between),
         amount=_plain(fmt.amount),
         drawn=lambda panel: Markup(svg.drawn(panel)),
         trajectory=lambda run: Markup(plot.trajectory(run)),

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
-from autorl_hpc.report.board import Board, Curve, OverRuns
+from autorl_hpc.report.board import Board, Conditions, Curve, OverRuns
 from autorl_hpc.report.figures import Figures
 from autorl_hpc.report.paper import PaperResults
 from autorl_hpc.report.story import Story
@@ -272,6 +272,34 @@ class Group(Strict):
     comparisons: tuple[Comparison, ...] = ()
 
 
+class TaskComparison(Strict):
+    """One agent against another over the tasks on which both have two counted runs or more; each task weighs the same."""
+
+    a: str
+    b: str
+    tasks: tuple[str, ...]
+    left_out: tuple[str, ...] = Field((), description="Tasks on which one of them has fewer than two counted runs.")
+    difference: float = Field(description="Mean over tasks of the mean improvement of a less that of b.")
+    low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
+    high: float | None = None
+    p_value: float = Field(description="Permutation of runs within each task.")
+    p_holm: float = Field(description="Adjusted for the number of comparisons under these conditions.")
+    p_least: float = Field(description="The least p value that this number of runs can give.")
+    probability_of_improvement: float = Field(description="Mann-Whitney, averaged over tasks.")
+    probability_low: float | None = None
+    probability_high: float | None = None
+
+
+class AcrossTasks(Strict):
+    """Agents over several tasks, under conditions that are equal but for the task."""
+
+    conditions: Conditions
+    ambiguous_tasks: tuple[str, ...] = Field(
+        (), description="Left out: several recipes, splits or engines of one task."
+    )
+    comparisons: tuple[TaskComparison, ...]
+
+
 class LeftOut(Strict):
     """What is not in the report, or not in its statistics, and why."""
 
@@ -293,6 +321,7 @@ class MergedReport(Record):
         (), description="Leaderboards: groups of several tasks under the same conditions."
     )
     paper: PaperResults | None = Field(None, description="Published results, where asked for; in no statistic.")
+    across_tasks: tuple[AcrossTasks, ...] = ()
     excluded: dict[Excluded, int]
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...] = ()

@@ -64,6 +64,7 @@ def row(run: RunSummary) -> dict[str, Any]:
         "improvement_high": gain.high if gain else None,
         "improvement_p": gain.p_value if gain else None,
         "improvement_how": gain.how if gain else None,
+        "improvement_interval": gain.interval if gain else None,
         "items_won": gain.won if gain else None,
         "items_lost": gain.lost if gain else None,
         "optimism_gap": gap.gap if gap else None,
@@ -170,5 +171,7 @@ def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
         name: score.score if score else None,
         f"{name}_low": score.low if score else None,
         f"{name}_high": score.high if score else None,
+        f"{name}_interval": score.interval if score else None,
         f"{name}_n": score.n if score else None,
+        f"{name}_clusters": score.clusters if score else None,
     }

@@ -80,7 +80,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
     for all_of in versus.over_tasks:
         interval = fmt.signed_between(all_of.low, all_of.high)
         better = all_of.probability_of_improvement
-        between = f"[{all_of.probability_low:.2f}, {all_of.probability_high:.2f}]"
+        between = fmt.share_between(all_of.probability_low, all_of.probability_high)
         console.print(
             Text(
                 f"over {len(all_of.tasks)} tasks, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "

@@ -19,7 +19,7 @@ from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
 from autorl_hpc.report.board import Conditions, OverRuns
 from autorl_hpc.report.conditions import shared
-from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements_of, over_runs
+from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 
@@ -59,13 +59,13 @@ class VersusAll(Strict):
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = Field((), description="Where one side has fewer than two runs.")
     difference: float
-    low: float
-    high: float
+    low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
+    high: float | None = None
     p_value: float
     p_least: float
     probability_of_improvement: float
-    probability_low: float
-    probability_high: float
+    probability_low: float | None = None
+    probability_high: float | None = None
 
 
 class Versus(Record):
@@ -189,7 +189,7 @@ def _split(
     for place in places:
         for at, side in enumerate((left, right)):
             if place in side.places:
-                found[what(runs[place])][at].extend(improvements_of([runs[place]]))
+                found[what(runs[place])][at].extend(improvements([runs[place]]))
     return dict(found)
 
 

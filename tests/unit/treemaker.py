@@ -17,6 +17,7 @@ from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.records.exchange import Baseline, Clock, Engine
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix, SandboxSpec
 from autorl_hpc.records.ledger import (
+    CLUSTERS,
     AttemptEnded,
     AttemptStarted,
     Closed,
@@ -76,10 +77,15 @@ def evaluation(
     )
 
 
-def save_items(path: Path, values: Sequence[float]) -> str:
+def save_items(path: Path, values: Sequence[float], clusters: Sequence[str] = ()) -> str:
     """An items file; returns its sha256."""
+    facts = [{"cluster": name} for name in clusters] or [{} for _ in values]
     return write_items(
-        path, [ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3) for i, v in enumerate(values)]
+        path,
+        [
+            ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3, facts=facts[i])
+            for i, v in enumerate(values)
+        ],
     )
 
 
@@ -139,11 +145,10 @@ class TreeRun:
             found = self.tree.baseline(self.science, self.feedback_split).evaluation
         else:
             assert submission.content_hash is not None
-            items = (
-                None
-                if values is None
-                else save_items(self.dir.items / f"{number:06d}.{self.feedback_split}.jsonl.gz", values)
-            )
+            path = self.dir.items / f"{number:06d}.{self.feedback_split}.jsonl.gz"
+            clusters = self.tree.clusters.get(self.feedback_split, ())
+            items = None if values is None else save_items(path, values, clusters)
+            more = {**self.tree.metrics(self.feedback_split, values), **more}
             found = evaluation(self.feedback_split, submission.content_hash, values, items, engine, **more)
         self.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
 
@@ -200,8 +205,10 @@ class TreeRun:
                 closed["report"] = score.evaluation
             elif not chosen.is_base and values is not None:
                 assert chosen.content_hash is not None
-                items = save_items(self.dir.items / f"{chosen.submission_id:06d}.report.jsonl.gz", values)
-                closed["report"] = evaluation(Split.REPORT, chosen.content_hash, values, items, engine)
+                path = self.dir.items / f"{chosen.submission_id:06d}.report.jsonl.gz"
+                items = save_items(path, values, self.tree.clusters.get(Split.REPORT, ()))
+                more = self.tree.metrics(Split.REPORT, values)
+                closed["report"] = evaluation(Split.REPORT, chosen.content_hash, values, items, engine, **more)
         self.write(EntryKind.CLOSED, Closed(**{**closed, **fields}))
         self.ledger.seal_file()
         return self
@@ -228,6 +235,7 @@ class Tree:
     sandbox: str = "landlock"
     network: Network = Network.NONE
     base_solved: dict[Split, Sequence[float]] = field(default_factory=dict)
+    clusters: dict[Split, Sequence[str]] = field(default_factory=dict)
     runs: list[TreeRun] = field(default_factory=list)
     keeps: list[str] = field(default_factory=list)
 
@@ -256,17 +264,24 @@ class Tree:
         }
         return Science(**{**fields, **changes})
 
+    def metrics(self, split: Split, values: Sequence[float] | None) -> dict[str, Any]:
+        """What the grader writes beside a score of clustered items."""
+        names = self.clusters.get(split)
+        return {"metrics": {CLUSTERS: float(len(set(names)))}} if names and values is not None else {}
+
     def baseline(self, science: Science, split: Split, engine: Engine = ENGINE) -> Baseline:
         """The base model's score on a split, measured now if need be: twice, with one item changed on feedback."""
         key = baseline_key(science, split, engine.digest())
         values = self.base_solved[split]
-        items = save_items(self.experiment.baselines / f"{key}.items.jsonl.gz", values)
+        path = self.experiment.baselines / f"{key}.items.jsonl.gz"
+        items = save_items(path, values, self.clusters.get(split, ()))
+        more = self.metrics(split, values)
         changed = 1 if split is Split.FEEDBACK else 0
         record = Baseline(
             key=key,
             task=science.task,
             base_model=science.base_model,
-            evaluation=evaluation(split, science.base_model_content_hash, values, items, engine),
+            evaluation=evaluation(split, science.base_model_content_hash, values, items, engine, **more),
             repeat_score=100.0 * (sum(values) + changed) / len(values),
             repeat_changed_items=changed,
             engine=engine,

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autorl_hpc.report.statistics.resampling import EXACT_WAYS, RESAMPLES, TIE, UNIT, indices, raw
+from autorl_hpc.report.statistics.resampling import CHUNK_CELLS, EXACT_WAYS, RESAMPLES, TIE, UNIT, indices, raw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,10 +70,14 @@ def _some_of(task: Stratum, number: int) -> Any:
 
     if task.ways <= EXACT_WAYS:
         return _all_of(task)[indices(task.ways, RESAMPLES, _PICKED, number)]
-    pooled = _pooled(task)
-    keys = raw(RESAMPLES * len(pooled), _PERMUTED, number).reshape(RESAMPLES, len(pooled))
-    chosen = np.argsort(keys, axis=1, kind="stable")[:, : len(task.a)]
-    return _differences(pooled[chosen].sum(axis=1), pooled, task)
+    pooled, n_a, drawn = _pooled(task), len(task.a), []
+    rows = max(1, CHUNK_CELLS // len(pooled))
+    for start in range(0, RESAMPLES, rows):
+        size = min(rows, RESAMPLES - start)
+        keys = raw(size * len(pooled), _PERMUTED, number, start).reshape(size, len(pooled))
+        chosen = np.argpartition(keys, n_a - 1, axis=1)[:, :n_a]
+        drawn.append(pooled[chosen].sum(axis=1))
+    return _differences(np.concatenate(drawn), pooled, task)
 
 
 def _pooled(task: Stratum) -> NDArray[np.float64]:

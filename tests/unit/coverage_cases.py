@@ -1,0 +1,388 @@
+"""How often each 95 % interval of the reports holds the truth: one function a case, for test_coverage.py and bin/coverage.
+
+A case draws data of a known truth, asks the report's own function, and says whether the interval holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autorl_hpc.report import length_controlled
+from autorl_hpc.report.graded import paired_graded
+from autorl_hpc.report.statistics import Curve, band, best_of_curve, bootstrap_mean, leaderboard, over_tasks
+from autorl_hpc.report.statistics.clusters import clustered_interval, paired_clusters, variance_of_mean
+from autorl_hpc.scoring import stats
+from autorl_hpc.scoring.length_control import Pair, influences, refits
+
+Draw = Callable[[np.random.Generator], bool]
+
+
+class Case(NamedTuple):
+    """One interval or test under one way of drawing data.
+
+    Attributes:
+        draw: whether the interval of one drawn set of data holds the truth.
+        least, most: shares of a long simulation between which the truth must be held, 0 to 1; what docs/statistics.md shows.
+        cost: in comparison with the cheapest; tests draw fewer sets of dear ones.
+    """
+
+    name: str
+    draw: Draw
+    least: float
+    most: float = 1.0
+    cost: int = 1
+
+
+def holds(low: float | None, high: float | None, truth: float) -> bool:
+    assert low is not None and high is not None
+    return low - 1e-12 <= truth <= high + 1e-12
+
+
+def share_held(case: Case, sets: int, seed: int = 1) -> float:
+    """Share of `sets` drawn sets of data whose interval holds the truth."""
+    rng = np.random.default_rng([seed, *case.name.encode()])
+    return sum(case.draw(rng) for _ in range(sets)) / sets
+
+
+# ---- one model ----
+
+
+def wilson(n: int, p: float) -> Draw:
+    return lambda rng: holds(*stats.wilson(int(rng.binomial(n, p)), n), p)
+
+
+def clustered(clusters: int, p: float, intraclass: float) -> Draw:
+    """Beta-binomial clusters of one to five items."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        names, chances = _clusters(rng, clusters, p, intraclass)
+        outcomes = (rng.random(len(names)) < chances).astype(float).tolist()
+        found = clustered_interval(outcomes, names)
+        return holds(found.low, found.high, p)
+
+    return draw
+
+
+def graded_mean(n: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        found = stats.mean_t_interval(rng.beta(0.6, 1.4, n).tolist())
+        return holds(found.low, found.high, 0.3)
+
+    return draw
+
+
+def length_controlled_score(n: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        pairs = _judged(rng, n, 0.3)[1]
+        score = float(refits(pairs, PENALTY, np.ones((1, n)))[0])
+        half = 1.959964 * math.sqrt(float((influences(pairs, PENALTY) ** 2).sum()))
+        return holds(score - half, score + half, _true_rates()[1])
+
+    return draw
+
+
+# ---- selected against base ----
+
+
+def tango(n: int, won: float, lost: float) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        b, c, _ = rng.multinomial(n, [won, lost, 1 - won - lost])
+        return holds(*stats.tango(int(b), int(c), n), won - lost)
+
+    return draw
+
+
+def paired_bca(n: int, skewed: bool) -> Draw:
+    """Rewards from 0 to 1; skewed: few items gain much."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        base = rng.beta(0.6, 1.4, n) * 0.5
+        gains = rng.beta(0.2, 1.8, n) * 0.5 if skewed else rng.uniform(-0.1, 0.2, n)
+        found = paired_graded(base.tolist(), (base + gains).tolist())
+        return holds(found.low, found.high, 0.05)
+
+    return draw
+
+
+def clustered_gain(clusters: int, intraclass: float, gain: float = 0.1) -> Draw:
+    """Base solves 0.3 of the items; the new model 0.3 + gain, and in one cluster alike."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        names, chances = _clusters(rng, clusters, 0.3, intraclass)
+        _, of_new = _clusters(rng, clusters, 0.3 + gain, intraclass, names)
+        luck = rng.random(len(names))
+        found = paired_clusters((luck < chances).astype(float).tolist(), (luck < of_new).astype(float).tolist(), names)
+        return holds(found.low, found.high, gain)
+
+    return draw
+
+
+def clustered_size(clusters: int, intraclass: float) -> Draw:
+    """Whether the sign-flip test of two equally good models stays above 0.05."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        names, chances = _clusters(rng, clusters, 0.3, intraclass)
+        _, of_new = _clusters(rng, clusters, 0.3, intraclass, names)
+        base, new = (rng.random(len(names)) < chances), (rng.random(len(names)) < of_new)
+        return paired_clusters(base.astype(float).tolist(), new.astype(float).tolist(), names).p_value > 0.05
+
+    return draw
+
+
+def length_controlled_gain(n: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        base, new = _judged(rng, n, 0.3)
+        found = length_controlled.paired(base, new, PENALTY, PENALTY)
+        truth = _true_rates()
+        return holds(found.low, found.high, (truth[1] - truth[0]) / 100)
+
+    return draw
+
+
+def gap(clusters: int, intraclass: float) -> Draw:
+    """Both splits gain 0.1: the gap is 0; 0 clusters: 100 independent items on each split."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        gains, squares = [], []
+        for _ in range(2):
+            names, chances = _clusters(rng, clusters or 100, 0.3, intraclass, None if clusters else one_each(100))
+            _, of_new = _clusters(rng, clusters or 100, 0.4, intraclass, names)
+            differences = (rng.random(len(names)) < of_new).astype(float) - (rng.random(len(names)) < chances)
+            gains.append(float(differences.mean()))
+            squares.append(variance_of_mean(differences.tolist(), names))
+        return abs(gains[0] - gains[1]) <= 1.959964 * math.sqrt(sum(squares))
+
+    return draw
+
+
+# ---- over runs ----
+
+
+def runs(kind: str, n: int, rng: np.random.Generator) -> Any:
+    """Improvements of n runs of mean 5: normal, or a third of the runs with 0 and the others normal."""
+    if kind == "normal":
+        return rng.normal(5, 3, n)
+    return np.where(rng.random(n) < 1 / 3, 0.0, rng.normal(7.5, 3, n))
+
+
+def t_over_runs(kind: str, n: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        found = stats.mean_t_interval(runs(kind, n, rng).tolist())
+        return holds(found.low, found.high, 5)
+
+    return draw
+
+
+def bootstrap_over_runs(kind: str, n: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        found = bootstrap_mean(runs(kind, n, rng).tolist())
+        assert found is not None
+        return holds(found.low, found.high, 5)
+
+    return draw
+
+
+def cell_size(kind: str, n: int) -> Draw:
+    """Whether the test of a cell whose true mean is 0 stays above 0.05."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        (found,) = leaderboard([(runs(kind, n, rng) - 5).tolist()])
+        assert found.p_value is not None
+        return found.p_value > 0.05
+
+    return draw
+
+
+def best_of(kind: str, n: int, k: int) -> Draw:
+    def draw(rng: np.random.Generator) -> bool:
+        found = best_of_curve(runs(kind, n, rng).tolist())[k - 1]
+        return holds(found.low, found.high, _true_best(kind, k))
+
+    return draw
+
+
+def band_at(n: int) -> Draw:
+    """Runs with four submissions at random times; the band at a third of the budget."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        (found,) = band([_curve(rng) for _ in range(n)], [1 / 3])
+        return holds(found.low, found.high, _true_band())
+
+    return draw
+
+
+# ---- over tasks ----
+
+
+def tasks(kind: str, count: int, n: int, chance: bool) -> Draw:
+    """a is better by 2 on every task; chance: the interval of the probability of improvement."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        a = {f"t{i}": (runs(kind, n, rng) + 2).tolist() for i in range(count)}
+        b = {f"t{i}": runs(kind, n, rng).tolist() for i in range(count)}
+        found = over_tasks(a, b)
+        assert found is not None
+        if chance:
+            return holds(found.probability_low, found.probability_high, _true_chance(kind))
+        return holds(found.low, found.high, 2)
+
+    return draw
+
+
+def tasks_size(kind: str, count: int, n: int) -> Draw:
+    """Whether the stratified permutation test of two equal agents stays above 0.05."""
+
+    def draw(rng: np.random.Generator) -> bool:
+        a, b = ({f"t{i}": runs(kind, n, rng).tolist() for i in range(count)} for _ in range(2))
+        found = over_tasks(a, b)
+        assert found is not None
+        return found.p_value > 0.05
+
+    return draw
+
+
+# ---- data and truths ----
+
+PENALTY = 10.0
+
+
+def one_each(n: int) -> list[str]:
+    return [f"c{i}" for i in range(n)]
+
+
+def _clusters(
+    rng: np.random.Generator, count: int, p: float, intraclass: float, names: list[str] | None = None
+) -> tuple[list[str], Any]:
+    """Names of clusters of one to five items, and each item's chance: Beta over clusters, of mean p."""
+    if names is None:
+        names = [f"c{i}" for i, size in enumerate(rng.integers(1, 6, count)) for _ in range(size)]
+    spread = (1 - intraclass) / intraclass if intraclass else math.inf
+    of_cluster = rng.beta(p * spread, (1 - p) * spread, count) if intraclass else np.full(count, p)
+    return names, of_cluster[[int(name[1:]) for name in names]]
+
+
+def _judged(rng: np.random.Generator, n: int, better: float) -> tuple[list[Pair], list[Pair]]:
+    """A base model that is shorter than the reference and loses, and one that is better and longer."""
+    difficulty = rng.normal(0, 0.5, n)
+    reference = rng.integers(300, 2000, n)
+    made = []
+    for strength, length in ((-0.8, 0.8), (-0.8 + better * 3, 1.2)):
+        own = np.maximum(20, reference * rng.lognormal(math.log(length), 0.4, n)).astype(int)
+        logit = strength + difficulty + 0.8 * np.tanh((own - reference) / 600)
+        wins = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
+        rows = zip(wins.tolist(), reference.tolist(), own.tolist(), difficulty.tolist(), strict=True)
+        made.append([Pair(y, len_1, len_2, hard) for y, len_1, len_2, hard in rows])
+    return made[0], made[1]
+
+
+@cache
+def _true_rates() -> tuple[float, float]:
+    """What the two models' length-controlled win rates are estimates of: those of very many items."""
+    sides = _judged(np.random.default_rng(99), 150_000, 0.3)
+    base, new = (float(refits(side, PENALTY, np.ones((1, len(side))))[0]) for side in sides)
+    return base, new
+
+
+@cache
+def _true_best(kind: str, k: int) -> float:
+    rng = np.random.default_rng(98)
+    return float(runs(kind, 400_000 * k, rng).reshape(-1, k).max(axis=1).mean())
+
+
+@cache
+def _true_chance(kind: str) -> float:
+    rng = np.random.default_rng(97)
+    a, b = runs(kind, 2_000_000, rng) + 2, runs(kind, 2_000_000, rng)
+    return float((a > b).mean() + (a == b).mean() / 2)
+
+
+def _curve(rng: np.random.Generator) -> Curve:
+    steps = zip(rng.random(4).tolist(), rng.normal(3, 4, 4).tolist(), strict=True)
+    return Curve(list(steps), 1.0)
+
+
+@cache
+def _true_band() -> float:
+    rng = np.random.default_rng(96)
+    times, values = rng.random((1_000_000, 4)), rng.normal(3, 4, (1_000_000, 4))
+    best = np.where(times <= 1 / 3, values, -np.inf).max(axis=1)
+    return float(np.where(np.isfinite(best), best, 0.0).mean())
+
+
+CASES = [
+    Case("Wilson, 82 items of 0.1", wilson(82, 0.1), 0.93),
+    Case("Wilson, 1,319 items of 0.4", wilson(1319, 0.4), 0.94, 0.965),
+    Case("t over 60 graded items", graded_mean(60), 0.93, 0.97),
+    *(
+        Case(f"bootstrap over {n} clusters, p {p}, correlation {rho}", clustered(n, p, rho), least, cost=20)
+        for n, p, rho, least in (
+            (8, 0.3, 0.5, 0.93),
+            (15, 0.3, 0.3, 0.93),
+            (47, 0.05, 0.3, 0.92),
+            (47, 0.3, 0.0, 0.94),
+            (47, 0.3, 0.7, 0.94),
+            (100, 0.3, 0.5, 0.94),
+        )
+    ),
+    Case("length-controlled score, 150 items", length_controlled_score(150), 0.92, 0.98, cost=30),
+    Case("Tango, 82 items, 0.2 won, 0.05 lost", tango(82, 0.2, 0.05), 0.935, cost=2),
+    Case("Tango, 500 items, 0.06 won, 0.04 lost", tango(500, 0.06, 0.04), 0.94, 0.965, cost=2),
+    *(
+        Case(f"paired BCa, {n} items, {'skewed' if skewed else 'even'}", paired_bca(n, skewed), least, cost=20)
+        for n, skewed, least in ((20, False, 0.93), (20, True, 0.86), (100, True, 0.92), (200, False, 0.935))
+    ),
+    *(
+        Case(f"paired, bootstrap over {n} clusters, correlation {rho}", clustered_gain(n, rho), least, cost=25)
+        for n, rho, least in ((8, 0.3, 0.92), (15, 0.3, 0.93), (47, 0.3, 0.935), (100, 0.5, 0.935))
+    ),
+    *(
+        Case(f"sign flips of {n} clusters: no change is not called one", clustered_size(n, 0.3), 0.94, cost=25)
+        for n in (10, 47)
+    ),
+    Case("paired length-controlled, BCa, 120 items", length_controlled_gain(120), 0.91, 0.99, cost=1500),
+    Case("gap +- 1.96 errors, 100 items", gap(0, 0.0), 0.93, 0.97, cost=5),
+    Case("gap +- 1.96 errors, 15 clusters", gap(15, 0.3), 0.91, cost=5),
+    Case("gap +- 1.96 errors, 47 clusters", gap(47, 0.3), 0.93, 0.97, cost=5),
+    *(
+        Case(f"t over {n} runs, {kind}", t_over_runs(kind, n), least)
+        for kind, n, least in (("normal", 3, 0.94), ("normal", 5, 0.94), ("mixed", 3, 0.88), ("mixed", 5, 0.92))
+    ),
+    *(
+        Case(f"bootstrap over {n} runs, {kind}", bootstrap_over_runs(kind, n), least, cost=10)
+        for kind, n, least in (("normal", 5, 0.88), ("normal", 10, 0.93), ("mixed", 5, 0.88), ("mixed", 10, 0.92))
+    ),
+    *(
+        Case(f"a cell of {n} runs against 0, {kind}: no gain is not called one", cell_size(kind, n), least, cost=2)
+        for kind, n, least in (("normal", 3, 0.94), ("mixed", 3, 0.88), ("mixed", 6, 0.92))
+    ),
+    *(
+        Case(f"best of {k} of {n} runs, {kind}", best_of(kind, n, k), least, cost=20)
+        for kind, n, k, least in (
+            ("normal", 5, 2, 0.9),
+            ("normal", 5, 3, 0.86),
+            ("mixed", 8, 3, 0.88),
+            ("normal", 12, 4, 0.88),
+            ("normal", 20, 5, 0.86),
+        )
+    ),
+    *(Case(f"band over {n} runs at one x", band_at(n), least, 0.98) for n, least in ((3, 0.93), (8, 0.93))),
+    *(
+        Case(f"{count} tasks of {n} runs a side, {kind}: difference", tasks(kind, count, n, False), least, cost=60)
+        for kind, count, n, least in (
+            ("normal", 2, 2, 0.88),
+            ("normal", 2, 3, 0.93),
+            ("mixed", 5, 3, 0.93),
+            ("normal", 5, 5, 0.93),
+        )
+    ),
+    *(
+        Case(f"{count} tasks of {n} runs a side, {kind}: probability", tasks(kind, count, n, True), least, cost=60)
+        for kind, count, n, least in (("normal", 2, 3, 0.9), ("normal", 5, 3, 0.93))
+    ),
+    Case("3 tasks of 3 runs a side: equal agents are not called unequal", tasks_size("mixed", 3, 3), 0.935, cost=60),
+]

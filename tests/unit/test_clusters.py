@@ -1,0 +1,221 @@
+"""Items in clusters, sign flips and the bootstrap of a mean: right values against scipy, statsmodels and enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from autorl_hpc.report.graded import paired_graded
+from autorl_hpc.report.statistics import resampling
+from autorl_hpc.report.statistics.bca import bca_of_mean
+from autorl_hpc.report.statistics.clusters import (
+    clustered_interval,
+    design_effect,
+    paired_clusters,
+    totals,
+    variance_of_mean,
+)
+from autorl_hpc.report.statistics.signs import least_sign_flip_p, sign_flip_p
+from autorl_hpc.scoring import stats
+
+NAMES = ["a", "a", "a", "b", "c", "c", "d", "d", "d", "d", "e", "f", "f", "g"]
+BASE = [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1]
+KNOWN_COUNTS = [[0, 1, 1, 2, 1], [1, 1, 2, 0, 1], [0, 1, 1, 3, 0]]
+KNOWN_FLIPS = [[221, 128], [169, 72], [228, 219], [203, 240]]
+NEW = [1, 1, 1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0]
+
+
+def test_totals_by_hand() -> None:
+    found = totals([1, 0, 0.5, 1], ["b", "a", "b", "b"])
+    assert found == ([0.0, 2.5], [1, 3]) and found.mean == pytest.approx(0.625)
+    for values, names in (([], []), ([1.0], ["a", "b"])):
+        with pytest.raises(ValueError):
+            totals(values, names)
+
+
+def test_variance_equals_the_cluster_robust_one_of_statsmodels() -> None:
+    regression = pytest.importorskip("statsmodels.regression.linear_model")
+    values = [new - base for new, base in zip(NEW, BASE, strict=True)]
+    codes = np.unique(NAMES, return_inverse=True)[1]
+    fit = regression.OLS(values, np.ones(len(values))).fit(
+        cov_type="cluster", cov_kwds={"groups": codes, "use_correction": False}
+    )
+    n = len(set(NAMES))
+    assert variance_of_mean(values, NAMES) == pytest.approx(float(fit.cov_params()[0, 0]) * n / (n - 1))
+    assert variance_of_mean(values, [str(i) for i in range(14)]) == pytest.approx(np.var(values, ddof=1) / 14)
+    with pytest.raises(ValueError):
+        variance_of_mean([1, 2], ["a", "a"])
+
+
+def test_design_effect_by_hand() -> None:
+    # Pairs that are alike: as good as half as many independent items, but for n - 1 in place of n.
+    values, names = [0, 0, 1, 1, 0, 0, 1, 1], list("aabbccdd")
+    assert design_effect(values, names) == pytest.approx((4 / 3 * 4 / 8**2) / (2 / 7 / 8)) == pytest.approx(7 / 3)
+    assert design_effect([0, 1, 0, 1], list("aabb")) == 1.0, "never below that of independent items"
+    assert design_effect([1, 1, 1, 1], list("aabb")) == 1.0
+
+
+def test_clustered_bootstrap_agrees_with_scipy() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(4)
+    sizes = rng.integers(1, 6, 60)
+    sums = rng.binomial(sizes, rng.beta(1, 2, 60))
+    names = [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    outcomes = [float(j < won) for won, size in zip(sums, sizes, strict=True) for j in range(size)]
+    ours = clustered_interval(outcomes, names)
+    assert ours.kind == "bootstrap over clusters"
+    theirs = scipy_stats.bootstrap(
+        (sums, sizes),
+        lambda s, m, axis=-1: s.sum(axis) / m.sum(axis),
+        paired=True,
+        method="BCa",
+        n_resamples=40_000,
+        confidence_level=1 - 2 * resampling.expanded_tail(60),
+        rng=1,
+    ).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.005)
+    independent = stats.wilson(int(sum(outcomes)), len(outcomes))
+    assert ours.high - ours.low > independent.high - independent.low
+
+
+def test_expanded_tail_by_hand() -> None:
+    norm = pytest.importorskip("scipy.stats").norm
+    t = pytest.importorskip("scipy.stats").t
+    assert resampling.expanded_tail(10) == pytest.approx(norm.cdf(-t.ppf(0.975, 9) * math.sqrt(10 / 9)))
+    assert resampling.expanded_tail(100_000) == pytest.approx(0.025, abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_clusters_that_are_all_alike_have_wilsons_interval_of_their_number(value: float) -> None:
+    found = clustered_interval([value] * 14, NAMES)
+    assert found.kind == "Wilson over clusters"
+    assert found[:2] == pytest.approx(stats.wilson(int(7 * value), 7))
+
+
+def test_few_clusters_have_wilsons_interval_of_their_number() -> None:
+    found = clustered_interval([1, 0, 1, 1], ["a", "a", "b", "c"])
+    assert found.kind == "Wilson over clusters" and found[:2] == pytest.approx(stats.wilson_share(0.75, 3))
+
+
+def test_wilson_of_a_share_is_wilson() -> None:
+    assert stats.wilson_share(7 / 20, 20) == pytest.approx(stats.wilson(7, 20))
+    for share, n in ((-0.1, 5), (1.1, 5), (0.5, 0), (math.nan, 5)):
+        with pytest.raises(ValueError):
+            stats.wilson_share(share, n)
+
+
+def test_paired_clusters() -> None:
+    found = paired_clusters(BASE, NEW, NAMES)
+    assert found.difference == pytest.approx(4 / 14) and found.clusters == 7
+    assert found.low < found.difference < found.high and found.kind == "bootstrap over clusters"
+    # Sums of clusters: a 1, b 0, c 1, d 1, e 0, f 2, g -1; of 32 sign patterns of the five others 10 reach 4 or -4.
+    signs = [
+        sum(s * v for s, v in zip(way, (1, 1, 1, 2, 1), strict=True)) for way in itertools.product((1, -1), repeat=5)
+    ]
+    assert found.p_value == sum(abs(one) >= 4 for one in signs) / 32
+    backwards = [values[::-1] for values in (BASE, NEW, NAMES)]
+    assert paired_clusters(*backwards) == found  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        paired_clusters(BASE, NEW[1:], NAMES)
+
+
+def test_clusters_that_did_not_change_are_not_certain_of_it() -> None:
+    found = paired_clusters(BASE, BASE, NAMES)
+    assert (found.difference, found.p_value, found.kind) == (0.0, 1.0, "Tango over clusters")
+    assert (found.low, found.high) == pytest.approx(stats.tango(0, 0, 7))
+    up = paired_clusters([0] * 14, [1] * 14, NAMES)
+    assert up.difference == 1 and up.high == 1 and up.low == pytest.approx(stats.tango(7, 0, 7).low)
+    assert up.p_value == 2 / 2**7
+
+
+def test_sign_flips_equal_scipys() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for n in (3, 8, 13):
+        values = np.random.default_rng(n).normal(0.6, 1, n)
+        theirs = scipy_stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert sign_flip_p(values.tolist()) == pytest.approx(theirs.pvalue)
+    values = np.random.default_rng(5).normal(0.3, 1, 40)
+    theirs = scipy_stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=50_000, rng=1)
+    assert sign_flip_p(values.tolist()) == pytest.approx(theirs.pvalue, abs=0.01)
+
+
+def test_sign_flips_at_the_edges() -> None:
+    assert sign_flip_p([]) == sign_flip_p([0.0, 0.0]) == 1.0
+    assert sign_flip_p([0.1 + 0.2, -0.3]) == 1.0, "equal but for rounding"
+    assert sign_flip_p([1.0, 0.0, 2.0, 0.0, 3.0]) == 2 / 8
+    assert sign_flip_p([1.0] * 40) == least_sign_flip_p(40) == 1 / 10_001
+    assert [least_sign_flip_p(n) for n in (0, 1, 3, 6, 14)] == [1.0, 1.0, 0.25, 2 / 64, 2 / 2**14]
+
+
+def test_order_and_repetition_change_nothing() -> None:
+    values = [random.Random(1).gauss(0.1, 0.3) for _ in range(300)]
+    assert sign_flip_p(values) == sign_flip_p(values[::-1])
+    first = bca_of_mean(values, [1] * 300)
+    resampling.counts.cache_clear()
+    resampling.flips.cache_clear()
+    assert bca_of_mean(values, [1] * 300) == first
+
+
+def test_the_draws_are_those_of_every_machine() -> None:
+    # The raw stream of PCG64 from a seed sequence: numpy promises both. Another stream would change every report's bytes.
+    assert resampling.counts(5)[:3].tolist() == KNOWN_COUNTS
+    assert resampling.flips(16)[:4].tolist() == KNOWN_FLIPS
+
+
+def test_draws_are_fair() -> None:
+    drawn = resampling.counts(7)
+    assert (drawn.sum(axis=1) == 7).all()
+    assert drawn.mean(axis=0) == pytest.approx([1] * 7, abs=0.04) and drawn.var() == pytest.approx(6 / 7, abs=0.02)
+    coins = np.unpackbits(resampling.flips(20), axis=1, count=20)
+    assert coins.shape == (10_000, 20) and coins.mean(axis=0) == pytest.approx([0.5] * 20, abs=0.02)
+    apart = resampling.counts_of(6, 10_000, 0, 1), resampling.counts_of(6, 10_000, 0, 2)
+    assert abs(np.corrcoef(apart[0][:, 0], apart[1][:, 0])[0, 1]) < 0.03
+
+
+def test_sums_are_exact_in_any_order() -> None:
+    values = [random.Random(2).random() - 0.45 for _ in range(2000)]
+    whole = np.rint(np.array(values) * resampling.UNIT)
+    parts = resampling.counts(2000, 50).astype(float)
+    assert (parts @ whole == parts[:, ::-1] @ whole[::-1]).all() and float(np.abs(parts @ whole).max()) < 2**53
+
+
+def test_graded_without_spread() -> None:
+    assert paired_graded([0.5] * 4, [0.75] * 4) == (0.25, 0.25, 0.25, 2 / 16)
+
+
+@pytest.mark.parametrize(("sums", "sizes"), [([1.0], [1]), ([1.0, 2.0], [1])])
+def test_too_little_for_a_bootstrap(sums: list[float], sizes: list[int]) -> None:
+    with pytest.raises(ValueError):
+        bca_of_mean(sums, sizes)
+
+
+def test_clusters_show_less() -> None:
+    assert stats.visible_of_clusters([1] * 82) == 82
+    assert stats.visible_of_clusters([5] * 20, 1.0) == 20
+    assert stats.visible_of_clusters([5] * 20) == 33  # 100 / (1 + 4 / 2)
+    assert stats.visible_of_clusters([3, 1], 0.0) == 4
+    for sizes, rho in (([], 0.5), ([2], 1.5), ([2], -0.1)):
+        with pytest.raises(ValueError):
+            stats.visible_of_clusters(sizes, rho)
+
+
+def test_a_gain_that_clusters_show_is_found_four_times_in_five() -> None:
+    """The smallest visible gain of 60 clusters of five items with the correlation that is assumed, by the sign-flip test."""
+    rng = np.random.default_rng(11)
+    base, lost = 0.5, stats.LOST_SHARE * 0.5
+    gain = (stats.smallest_visible_gain(stats.visible_of_clusters([5] * 60), base) or 0) / 100
+    names = [f"c{i}" for i in range(60) for _ in range(5)]
+    found, sets = 0, 300
+    for _ in range(sets):
+        # Of one cluster an item is like its first with probability sqrt(rho): the correlation of any two is rho.
+        own = rng.random((60, 5))
+        like_first = rng.random((60, 5)) < math.sqrt(stats.INTRACLASS)
+        luck = np.where(like_first, rng.random((60, 1)), own).ravel()
+        change = np.where(luck < gain + lost, 1.0, np.where(luck > 1 - lost, -1.0, 0.0))
+        result = paired_clusters((change < 0).astype(float).tolist(), (change > 0).astype(float).tolist(), names)
+        found += result.p_value < 0.05 and result.difference > 0
+    assert 0.72 < found / sets < 0.9
