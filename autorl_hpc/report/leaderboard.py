@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, variance
 
 from autorl_hpc.report import statistics
 from autorl_hpc.report.board import (
@@ -23,6 +24,7 @@ from autorl_hpc.report.evidence import NEVER_RANKS
 from autorl_hpc.report.groups import CellKey, improvements, label, over_runs
 from autorl_hpc.report.scaling import tokens_of
 from autorl_hpc.report.summary import CellSummary, Group, RunSummary
+from autorl_hpc.scoring.stats import t_quantile
 from autorl_hpc.states import Route
 
 RUNS_TO_RANK = 3
@@ -196,14 +198,18 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
 
 
 def _overall(cells: Sequence[BoardCell | None], values: Sequence[Sequence[float]]) -> Overall | None:
-    """The mean of the tasks' means with a stratified bootstrap interval: runs are drawn again within each task."""
+    """The mean of the tasks' means; its t interval is of the runs within tasks, with Satterthwaite's degrees of freedom.
+
+    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down.
+    """
     if len(cells) < 2 or any(cell is None for cell in cells) or any(len(one) < RUNS_TO_RANK for one in values):
         return None
-    zeros = {str(place): [0.0, 0.0] for place in range(len(values))}
-    found = statistics.over_tasks({str(place): one for place, one in enumerate(values)}, zeros)
-    if found is None:
-        return None
-    return Overall(mean=found.difference, low=found.low, high=found.high, tasks=len(values))
+    parts = [(variance(one) / len(one), len(one) - 1) for one in values]
+    total, squares = math.fsum(v for v, _ in parts), math.fsum(v * v / df for v, df in parts)
+    degrees = math.floor(total * total / squares + 1e-9) if squares else min(df for _, df in parts)
+    half = t_quantile(max(1, degrees)) * math.sqrt(total) / len(values)
+    mean = fmean(fmean(one) for one in values)
+    return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
 
 
 def _costs(runs: Sequence[RunSummary]) -> Costs:

@@ -107,6 +107,15 @@ def test_tasks_under_the_same_conditions_are_one_board(make: Make) -> None:
     assert overall.low is not None and overall.high is not None and overall.low < 7 / 3 < overall.high
 
 
+def test_the_mean_over_tasks_has_welchs_interval(make: Make) -> None:
+    a, b = (1.0, 2.0, 6.0), (11.0, 12.0, 16.0)  # equal spreads: Satterthwaite's degrees of freedom are whole
+    board = only(report([make(g, task=task) for task, gains in (("a", a), ("b", b)) for g in gains]))
+    welch = scipy_stats.ttest_ind(a, [-x for x in b], equal_var=False).confidence_interval()
+    overall = board.rows[0].overall
+    assert overall is not None
+    assert (overall.low, overall.high) == (pytest.approx(welch.low / 2), pytest.approx(welch.high / 2))
+
+
 def test_means_intervals_and_p_values_are_scipys(make: Make) -> None:
     gains = {"one": (1.0, 4.0, 6.0), "two": (3.0, 3.5, 5.0, 9.0), "three": (-2.0, 1.0, 0.5)}
     board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
