@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -19,6 +19,7 @@ from autorl_hpc.records.base import Record, parse_record
 from autorl_hpc.records.names import Name
 
 RESTART = "restart"
+TraceFormat = Literal["claude-code", "codex", "gemini-cli", "opencode", "openhands", "mini"]
 
 
 class AgentFile(Record):
@@ -36,6 +37,9 @@ class AgentFile(Record):
         "restart",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="What runs after an interruption: `restart`, the start script again, or another script beside it.",
+    )
+    trace: TraceFormat | None = Field(
+        None, description="In which format it tells what it does; else its lines are recognised. See docs/traces.md."
     )
     version_tested: str | None = None
 

@@ -45,13 +45,13 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
+def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook, durable: bool = True) -> Path:
     """A synced file of `data` beside `path`. Each try has a name of its own: what a lost answer left behind bears the old
     one, and after a failed fsync only a new file is known to reach the disk."""
-    return again(lambda: _write_once(path, data, mode, hook))
+    return again(lambda: _write_once(path, data, mode, hook, durable))
 
 
-def _write_once(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
+def _write_once(path: Path, data: bytes, mode: int, hook: Hook, durable: bool) -> Path:
     temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
     hook("start")
     try:
@@ -68,7 +68,8 @@ def _write_once(path: Path, data: bytes, mode: int, hook: Hook) -> Path:
             while view:
                 view = view[os.write(fd, view) :]
             hook("written")
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
             hook("synced")
         finally:
             os.close(fd)  # NFS may report a full quota here
@@ -118,20 +119,24 @@ def unlink_quietly(path: Path) -> None:
         pass
 
 
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_hook) -> None:
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
     """Replaces `path` by `data`, whole or not at all. The folder must exist.
+
+    Args:
+        durable: False for what can be made again: nothing waits for the disk, and a crash of the machine may leave nothing.
 
     Raises:
         OSError: the write failed; the old content, if any, still stands.
     """
-    temporary = _write_temporary(path, data, mode, hook)
+    temporary = _write_temporary(path, data, mode, hook, durable)
     try:
         again(lambda: _rename(temporary, path))
     except BaseException:
         unlink_quietly(temporary)
         raise
     hook("renamed")
-    fsync_directory(path.parent)
+    if durable:
+        fsync_directory(path.parent)
     hook("done")
 
 

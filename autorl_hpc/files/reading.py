@@ -6,8 +6,10 @@ name it once missed is not there, while the listing already shows it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import time
 import zlib
 from pathlib import Path
@@ -55,12 +57,12 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: it is larger than `max_bytes`.
+        ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device.
         OSError: it can't be read after several looks.
     """
     for attempt in range(RETRIES):
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=_open_file) as file:
                 data = file.read(max_bytes + 1)
             break
         except FileNotFoundError:
@@ -74,6 +76,18 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
     return data
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Opens without waiting for a FIFO's other end, and nothing but a file."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise ValueError(f"{path} is no file")
 
 
 def read_listed(path: Path) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from autorl_hpc.files.ledger import Linked
 from autorl_hpc.records.ledger import (
     AttemptEnded,
     AttemptStarted,
@@ -18,6 +18,15 @@ from autorl_hpc.records.ledger import (
     Submission,
 )
 from autorl_hpc.states import EntryKind, Network, RunState, SandboxLevel
+
+
+class OneEntry(Protocol):
+    """An entry as far as a view looks at it."""
+
+    @property
+    def kind(self) -> EntryKind: ...
+    @property
+    def body(self) -> Any: ...
 
 
 @dataclass
@@ -35,7 +44,7 @@ class RunView:
     closed: Closed | None = None
 
     @classmethod
-    def of(cls, entries: Sequence[Linked]) -> RunView:
+    def of(cls, entries: Sequence[OneEntry]) -> RunView:
         """The view of a chain."""
         view = cls()
         for linked in entries:
@@ -56,7 +65,7 @@ class RunView:
             closed=self.closed,
         )
 
-    def take(self, linked: Linked) -> None:
+    def take(self, linked: OneEntry) -> None:
         """Adds one entry. First come, first counted: a second entry of what must stand once changes nothing."""
         body = linked.body
         if linked.kind is EntryKind.ATTEMPT_STARTED:

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Strict
 
-TraceKind = Literal["session", "usage", "tool_call", "tool_result", "message", "error", "end"]
-"""session: an agent's program says what it is; usage: tokens or cost; message: the driver's words, their length only."""
+TraceKind = Literal["session", "usage", "tool_call", "tool_result", "message", "error", "end", "position"]
+"""session: an agent's program says what it is; usage: tokens or cost; message: the driver's words, their length only;
+position: the recorder's own, it has read as far as `offset`."""
 
 
 class Seen(Strict):
@@ -28,7 +29,7 @@ class TraceEvent(Seen):
 
     kind: TraceKind
     source: str = Field(description="`agent.log`, or the trace's file relative to the workspace.")
-    offset: int = Field(ge=0, description="Byte at which the line begins in its source.")
+    offset: int = Field(ge=0, description="Byte at which the line begins; in a JSON document, the message's number.")
     format: str = Field(description="Which agent's format: claude-code, codex, gemini-cli, opencode, openhands, mini.")
     model: str | None = None
     tokens_in: int | None = Field(None, ge=0, description="Of this call; all input, cached input among it.")
@@ -36,6 +37,13 @@ class TraceEvent(Seen):
     tokens_cached: int | None = Field(None, ge=0, description="Input read from a cache, part of tokens_in.")
     cost_usd: float | None = Field(None, ge=0)
     is_total: bool = Field(False, description="Figures since the session's start and not of one call.")
+    session: str | None = Field(None, description="The session's own name; a resumed one keeps it.")
+    calls: int | None = Field(None, ge=0, description="Of a total: calls of the driver.")
+    tool_calls: int | None = Field(None, ge=0, description="Of a total.")
+    tool_failures: int | None = Field(None, ge=0, description="Of a total.")
+    duration_s: float | None = Field(None, ge=0, description="Of a tool call, where the trace gives it.")
+    chars: int | None = Field(None, ge=0, description="Length of a message.")
+    skipped: int = Field(0, ge=0, description="Of a position: lines too long to be read, since the one before.")
     call_id: str | None = None
     tool: str | None = None
     command: str | None = Field(None, description="Of a tool call that runs a program or writes a file: its beginning.")
@@ -107,6 +115,7 @@ class CodeRevision(Seen):
     changed: int = Field(0, ge=0, description="Files added, changed and removed since the parent.")
     by_hash: int = Field(0, ge=0, description="Files too large or binary, of which only size and hash are kept.")
     left_out: int = Field(0, ge=0, description="Files beyond the limits, of which nothing is kept.")
+    by_name: int = Field(0, ge=0, description="Files and folders left out by their names: .git, caches, environments.")
     reason: str | None = Field(None, description="What is not exact about it.")
 
 

@@ -77,6 +77,17 @@ def write_comparison(versus: Versus, folder: Path) -> None:
     write_versus(versus, folder)
 
 
+def refresh(paths: list[Path], out: Path | None = None) -> Path:
+    """Brings the report on all runs below `paths` up to date, reading only what changed; returns the path of index.html.
+
+    Raises:
+        AutorlError: there is nothing to report on, or the folder can't be written.
+    """
+    from autorl_hpc.report import refresh
+
+    return refresh.refresh(paths, out).index
+
+
 def keep_heads(experiment: ExperimentDir) -> list[str]:
     """Writes where the chains stand into heads.json and, where this is a job that may, into its comment; lines for the log.
 

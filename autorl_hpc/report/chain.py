@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autorl_hpc.errors import AutorlError
@@ -9,7 +10,10 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.files.view import RunView
+from autorl_hpc.files.wholeledger import Read, read_whole
 from autorl_hpc.records.base import NewerVersion
+
+LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,27 @@ class Chain:
     Attributes:
         damage: what is wrong, None for a whole chain. A damaged run is shown and never counted.
         hashes: of the entries, in order: two copies of one run begin alike.
+        entries: with writer and time of each.
     """
 
     view: RunView
     damage: str | None
     genesis: str
     hashes: tuple[str, ...]
+    entries: tuple[Read, ...] = ()
+
+
+def genesis_of(run: RunDir) -> str:
+    """What the chain begins with: the hash of run.json.
+
+    Raises:
+        AutorlError: it can't be read.
+    """
+    try:
+        return sha256_hex(reading.read_bytes(run.record))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise AutorlError(f"run.json can't be read: {why}", where=run.record, next_step=LOOK) from None
 
 
 def read_chain(run: RunDir) -> Chain:
@@ -34,11 +53,10 @@ def read_chain(run: RunDir) -> Chain:
         AutorlError: run.json can't be read, so that not even the chain's beginning is known; or a newer autorl-hpc wrote
             the ledger, which is no damage.
     """
-    ledger = Ledger(run)
-    try:
-        genesis = ledger.genesis()
-    except (OSError, ValueError) as error:
-        raise AutorlError(f"run.json can't be read: {error}", where=run.record) from None
+    ledger, genesis = Ledger(run), genesis_of(run)
+    whole = read_whole(run, genesis)
+    if whole is not None:
+        return _chain(whole, None, genesis)
     damage = None
     try:
         ledger.read()
@@ -46,11 +64,16 @@ def read_chain(run: RunDir) -> Chain:
         raise
     except AutorlError as error:
         damage = error.what
-    except OSError as error:
-        damage = f"the ledger can't be listed: {error.strerror}"
-    hashes = tuple(linked.sha256 for linked in ledger.entries)
-    damage = damage or _shorter_than_sealed(run, hashes)
-    return Chain(RunView.of(ledger.entries), damage, genesis, hashes)
+    except (OSError, ValueError) as error:
+        damage = f"the ledger can't be read: {error}"
+    entries = [Read(one.kind, one.entry.at, one.entry.writer, one.body, one.sha256) for one in ledger.entries]
+    damage = damage or _shorter_than_sealed(run, tuple(entry.sha256 for entry in entries))
+    return _chain(entries, damage, genesis)
+
+
+def _chain(entries: Sequence[Read], damage: str | None, genesis: str) -> Chain:
+    hashes = tuple(entry.sha256 for entry in entries)
+    return Chain(RunView.of(entries), damage, genesis, hashes, tuple(entries))
 
 
 def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:

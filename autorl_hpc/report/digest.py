@@ -35,6 +35,8 @@ from autorl_hpc.report.scores import (
     visible_gain,
 )
 from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
+from autorl_hpc.report.telling.known import Known
+from autorl_hpc.report.telling.tell import tell
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -162,15 +164,37 @@ class _Digest:
             split_hashes={str(name): pin.sha256 for name, pin in sorted(science.splits.items())},
             code_hash=self.record.code_hash,
             task_hash=self.record.task_hash,
+            genesis=self.chain.genesis,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
             network=network,
             sandbox=sandbox,
             sandboxes=sandboxes(view),
         )
-        summary = summary.model_copy(update={"contaminated": worst_found(looks(summary))})
-        return summary.model_copy(
+        looked = looks(summary)
+        summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
+        summary = summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
+        )
+        return summary.model_copy(update={"story": tell(self._known(summary, feedback_base))})
+
+    def _known(self, summary: RunSummary, feedback_base: Baseline | None) -> Known:
+        """What the run's story is told from."""
+
+        def pair_of(submission: Submission) -> Pair:
+            score = self.view.score_of(submission)
+            if score is None or feedback_base is None:
+                raise Unusable("no score")
+            return self._pair(submission, score.submission_id, score.evaluation, feedback_base)
+
+        return Known(
+            run=self.run,
+            record=self.record,
+            view=self.view,
+            entries=self.chain.entries,
+            summary=summary,
+            pair_of=pair_of,
+            engine=feedback_base.engine if feedback_base else None,
         )
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:

@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Protocol, get_args
 
-from autorl_hpc import __version__
-from autorl_hpc.errors import AutorlError
+from autorl_hpc import __version__, states
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.report.across import across_tasks
-from autorl_hpc.report.chain import Chain, read_chain
+from autorl_hpc.report.chain import Chain, genesis_of, read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
-from autorl_hpc.report.find import find_runs, shown
+from autorl_hpc.report.find import Found, find_runs, shown
 from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.leaderboard import leaderboards
+from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
-from autorl_hpc.states import Protocol
+
+READ_AGAIN = "look at its permissions, and report again: a file system's fault most often passes"
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """A run with its folder."""
 
     folder: Path
     summary: RunSummary
 
 
-def merge(paths: Sequence[Path]) -> MergedReport:
+class Take(Protocol):
+    """How a run becomes a summary: by reading all of it, or from what was kept of an earlier reading."""
+
+    def __call__(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
+        """The summary, short or whole.
+
+        Args:
+            chain: the run's chain where it was read already.
+
+        Raises:
+            AutorlError: run.json can't be read.
+        """
+
+
+def read_all(run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
+    """The whole summary by reading everything."""
+    return digest(run, library, chain)
+
+
+def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
     """The merged report of all runs below `paths`.
+
+    A run that can't be read is left out, and the report says so: it never costs the others theirs.
 
     Raises:
         AutorlError: there is nothing to report on.
     """
-    found = find_runs(paths)
+    return merge_found(find_runs(paths), take)
+
+
+def merge_found(found: Found, take: Take = read_all) -> MergedReport:
+    """The merged report of the runs that were found."""
     left_out = list(found.left_out)
     library = Library()
-    taken: list[_Taken] = []
+    taken: list[Taken] = []
+    sites = sites_of(run.path for run in found.runs)
     for run, chain in _without_copies(found.runs, left_out):
         try:
-            taken.append(_Taken(run.path, digest(run, library, chain)))
-        except AutorlError as error:
-            left_out.append(_left_out(run, error))
+            summary = take(run, library, chain)
+        except Exception as error:
+            left_out.append(left_out_of(run, error))
+            continue
+        taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     merged = assemble(runs, {run.experiment for run in runs} or {shown(e.path) for e in found.experiments}, left_out)
@@ -68,7 +98,7 @@ def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: S
     )
 
 
-def _order(one: _Taken) -> tuple[object, ...]:
+def _order(one: Taken) -> tuple[object, ...]:
     run = one.summary
     return (
         run.task,
@@ -83,37 +113,54 @@ def _order(one: _Taken) -> tuple[object, ...]:
     )
 
 
-def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> list[tuple[RunDir, Chain]]:
-    """The runs with their chains; of several copies of one run (the same run.json) the longest whole one."""
-    chains: dict[str, list[tuple[RunDir, Chain]]] = defaultdict(list)
+def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain | None]]:
+    """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
+    copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
         try:
-            chain = read_chain(run)
-        except AutorlError as error:
-            left_out.append(_left_out(run, error))
-            continue
-        chains[chain.genesis].append((run, chain))
-    kept = []
-    for copies in chains.values():
-        best = max(copies, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
-        kept.append(best)
-        for run, chain in copies:
-            if run.path != best[0].path:
-                short = min(len(chain.hashes), len(best[1].hashes))
-                same = chain.hashes[:short] == best[1].hashes[:short]
-                what = (
-                    "a copy of a run that is in the report"
-                    if same
-                    else "another continuation of a run that is in the report"
-                )
-                left_out.append(LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once"))
-    return kept
+            copies[genesis_of(run)].append(run)
+        except Exception as error:
+            left_out.append(left_out_of(run, error))
+    for several in copies.values():
+        if len(several) == 1:
+            yield several[0], None
+        else:
+            yield from _longest(several, left_out)
 
 
-def _left_out(run: RunDir, error: AutorlError) -> LeftOut:
-    return LeftOut(
-        what=shown(run.path.parent, run.run_id), why=clean(error.what) or "", next_step=clean(error.next_step)
-    )
+def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain]]:
+    chains: list[tuple[RunDir, Chain]] = []
+    for run in copies:
+        try:
+            chains.append((run, read_chain(run)))
+        except Exception as error:
+            left_out.append(left_out_of(run, error))
+    if not chains:
+        return
+    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
+    for run, chain in chains:
+        if run.path != best[0].path:
+            short = min(len(chain.hashes), len(best[1].hashes))
+            same = chain.hashes[:short] == best[1].hashes[:short]
+            what = (
+                "a copy of a run that is in the report"
+                if same
+                else "another continuation of a run that is in the report"
+            )
+            left_out.append(LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once"))
+    yield best
+
+
+def left_out_of(run: RunDir, error: Exception) -> LeftOut:
+    """What the report says in place of a run that could not be read."""
+    what = shown(run.path.parent, run.run_id)
+    if isinstance(error, AutorlError):
+        return LeftOut(what=what, why=clean(error.what) or "", next_step=clean(error.next_step))
+    if isinstance(error, OSError):
+        known = from_os_error(error, "reading", error.filename or run.path)
+        return LeftOut(what=what, why=clean(known.what) or "", next_step=READ_AGAIN)
+    why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
+    return LeftOut(what=what, why=clean(why) or "", next_step="run `autorl-hpc verify` on it, and report both")
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
@@ -128,7 +175,7 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     contaminated = sum(bool(run.contaminated) for run in runs)
     if contaminated:
         yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
-    paper = sum(run.protocol is Protocol.PAPER for run in runs)
+    paper = sum(run.protocol is states.Protocol.PAPER for run in runs)
     if paper:
         yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
     twice = [run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1]

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
-from autorl_hpc.report import figures, index_parts, plot
+from autorl_hpc.report import figures, index_parts, plot, run_parts
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.board import OverRuns
 from autorl_hpc.report.charts import svg
@@ -57,12 +57,12 @@ def versus_md(versus: Versus) -> str:
 
 def run_html(run: RunSummary) -> str:
     """One run as a page."""
-    return _environment("html").get_template("run.html.j2").render(run=run)
+    return _environment("html").get_template("run.html.j2").render(run=run, **run_parts.parts(run, html=True))
 
 
 def run_md(run: RunSummary) -> str:
     """One run as Markdown."""
-    return _environment("md").get_template("run.md.j2").render(run=run)
+    return _environment("md").get_template("run.md.j2").render(run=run, **run_parts.parts(run, html=False))
 
 
 def outcome(run: RunSummary) -> str:

@@ -1,4 +1,5 @@
-"""Two small SVG drawings: score against time of one run, and a row of a forest plot. Colours come from the page's CSS."""
+"""Two small SVG drawings: score of one run against time (or what else it used), and a row of a forest plot. Colours come from
+the page's CSS."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.axes import Axis, by_time
 from autorl_hpc.report.summary import Point, RunSummary, ScoreSummary
 from autorl_hpc.states import SubmissionState
 
@@ -22,17 +24,18 @@ BASE_X, SELECTED_X = WIDTH - RIGHT + 18, WIDTH - RIGHT + 40
 STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
-def trajectory(run: RunSummary) -> str:
-    """Feedback score against budget used; base model dashed; report scores at the right. An `<svg>` element."""
-    scale = _Scale(run)
-    parts = [*_axes(scale, run), *_baseline(scale, run)]
+def trajectory(run: RunSummary, axis: Axis | None = None) -> str:
+    """Feedback score against budget used, or another axis; base model dashed; report scores at the right. An `<svg>` element."""
+    scale = _Scale(run, axis or by_time(run))
+    parts = [*_axes(scale), *_baseline(scale, run)]
     parts += _best_so_far(scale, run)
     for point in run.trajectory:
-        parts.append(_mark(scale, point, point.submission_id == run.selected))
+        if scale.axis.place(point) is not None:
+            parts.append(_mark(scale, point, point.submission_id == run.selected))
     parts += _report_marks(scale, run)
     if not any(p.score is not None for p in run.trajectory):
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
-    title = f"Score against time of {run.run_id}"
+    title = f"Score against {scale.axis.name} of {run.run_id}"
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
@@ -68,11 +71,10 @@ def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
 
 
 class _Scale:
-    """Seconds and points to places in the drawing."""
+    """Time (or what else is the axis) and points to places in the drawing."""
 
-    def __init__(self, run: RunSummary) -> None:
-        times = [run.budget_s, run.elapsed_s, *(p.elapsed_s for p in run.trajectory)]
-        self.end_s = max(times) or 1.0
+    def __init__(self, run: RunSummary, axis: Axis) -> None:
+        self.axis = axis
         shown: list[float] = []
         for score in (run.baseline_feedback, run.report, run.baseline_report):
             shown += _ends(score)
@@ -85,8 +87,8 @@ class _Scale:
         if self.high <= self.low:
             self.low, self.high = max(0.0, self.high - self.step), self.low + self.step
 
-    def x(self, seconds: float) -> float:
-        return LEFT + (PLOT_RIGHT - LEFT) * seconds / self.end_s
+    def x(self, place: float) -> float:
+        return LEFT + (PLOT_RIGHT - LEFT) * place / self.axis.end
 
     def y(self, score: float) -> float:
         return PLOT_BOTTOM - (PLOT_BOTTOM - TOP) * (score - self.low) / (self.high - self.low)
@@ -103,7 +105,7 @@ def _nice_step(span: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
 
 
-def _axes(scale: _Scale, run: RunSummary) -> list[str]:
+def _axes(scale: _Scale) -> list[str]:
     parts = []
     value = scale.low
     decimals = 0 if scale.step >= 1 else 1
@@ -112,13 +114,16 @@ def _axes(scale: _Scale, run: RunSummary) -> list[str]:
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 4}" y2="{y:.1f}"/>')
         parts.append(_text(LABELS_END, y + 3.5, f"{value:.{decimals}f}", "end"))
         value += scale.step
-    budget_x = scale.x(run.budget_s)
+    mark = scale.axis.mark
+    budget_x = PLOT_RIGHT if mark is None else scale.x(mark)
     if budget_x < PLOT_RIGHT - 1:  # time that was given back lies beyond the budget
         parts.append(f'<line class="grid" x1="{budget_x:.1f}" y1="{TOP}" x2="{budget_x:.1f}" y2="{PLOT_BOTTOM}"/>')
     parts.append(f'<line class="edge" x1="{PLOT_RIGHT}" y1="{TOP}" x2="{PLOT_RIGHT}" y2="{PLOT_BOTTOM}"/>')
     parts.append(_text(LEFT, HEIGHT - 9, "0", "middle"))
-    parts.append(_text(scale.x(scale.end_s / 2), HEIGHT - 9, fmt.duration(scale.end_s / 2), "middle"))
-    parts.append(_text(PLOT_RIGHT, HEIGHT - 9, fmt.duration(scale.end_s), "end"))
+    end, written = scale.axis.end, scale.axis.written
+    if written(end / 2) not in ("", "0", written(end)):
+        parts.append(_text(scale.x(end / 2), HEIGHT - 9, written(end / 2), "middle"))
+    parts.append(_text(PLOT_RIGHT, HEIGHT - 9, written(end), "end"))
     parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))
     return parts
 
@@ -135,17 +140,17 @@ def _best_so_far(scale: _Scale, run: RunSummary) -> list[str]:
     """A step line of the highest feedback score so far, up to where the run stands or ended."""
     path, best = "", -math.inf
     for point in sorted(run.trajectory, key=lambda p: p.elapsed_s):
-        if point.score is None or point.score <= best:
+        place = scale.axis.place(point)
+        if point.score is None or point.score <= best or place is None:
             continue
         best = point.score
-        x, y = scale.x(point.elapsed_s), scale.y(best)
+        x, y = scale.x(place), scale.y(best)
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    end = max([run.elapsed_s, *(p.elapsed_s for p in run.trajectory)]) if path else 0.0
-    return [f'<path class="best" d="{path}H{scale.x(end):.1f}"/>'] if path else []
+    return [f'<path class="best" d="{path}H{scale.x(scale.axis.now):.1f}"/>'] if path else []
 
 
 def _mark(scale: _Scale, point: Point, selected: bool) -> str:
-    x = scale.x(point.elapsed_s)
+    x = scale.x(scale.axis.place(point) or 0.0)
     title = f"<title>{escape(_told(point))}</title>"
     if point.score is None:
         bottom = PLOT_BOTTOM - 5

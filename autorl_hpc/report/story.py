@@ -87,6 +87,7 @@ class Iteration(Strict):
     settings: tuple[Setting, ...] = ()
     revision: str | None = None
     changes: tuple[Change, ...] = ()
+    more_changes: int = Field(0, ge=0, description="Files changed beyond those in `changes`.")
     diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
     training_steps: int | None = None
     last_loss: float | None = None
@@ -165,6 +166,7 @@ class Story(Strict):
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
+    opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
 
     def short(self) -> Story:

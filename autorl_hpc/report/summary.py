@@ -133,6 +133,16 @@ class Point(Strict):
     fingerprint: Fingerprint | None = Field(None, description="Null: not made yet, or nothing was scored.")
     contamination: Contamination | None = Field(None, description="Null: nobody looked.")
 
+    def short(self, selected: int | None) -> Point:
+        """Without looks that found nothing, and without fingerprint unless it is the selected checkpoint's."""
+        keeps = self.contamination is not None and any(self.contamination.items.values())
+        return self.model_copy(
+            update={
+                "contamination": self.contamination if keeps else None,
+                "fingerprint": self.fingerprint if self.submission_id == selected else None,
+            }
+        )
+
 
 class RunSummary(Record):
     """One run."""
@@ -142,6 +152,7 @@ class RunSummary(Record):
     tool_version: str = Field(description="Of the package that wrote it: the same one gives the same bytes.")
     run_id: str
     experiment: str
+    site: str | None = Field(None, description="Which of several runs/ folders it lies in, in a report over them.")
     task: str
     agent: str
     agent_hash: str
@@ -181,6 +192,7 @@ class RunSummary(Record):
         description="False: its sandbox level never ranks, or its selected checkpoint is an untrained copy or foreign weights."
     )
     flags: tuple[FingerprintFlag, ...] = Field((), description="Of the selected checkpoint's fingerprint.")
+    looks: int = Field(0, description="How often the workspace was looked through for held-out items.")
     contamination_end: Contamination | None = Field(None, description="The look at the workspace at the run's end.")
     contaminated: tuple[Found, ...] = Field((), description="Held-out items found in the workspace; empty: none.")
     fault: Fault | None = None
@@ -193,6 +205,7 @@ class RunSummary(Record):
     split_hashes: dict[str, str]
     code_hash: str
     task_hash: str
+    genesis: str = Field(description="Hash of run.json, with which the chain begins.")
     ledger_head: str = Field(description="Hash of the last entry read: compare it with the one that was printed.")
     ledger_entries: int
     network: str = Field(description="The most open of its attempts; before the first, what was asked for.")
@@ -202,8 +215,10 @@ class RunSummary(Record):
     notes: tuple[str, ...] = ()
 
     def short(self) -> RunSummary:
-        """What the merged report keeps of a run: every figure; diffs, evidence and settings stand in the run's own."""
-        return self.model_copy(update={"story": self.story.short()})
+        """What the merged report keeps of a run: every figure; diffs, evidence, settings, fingerprints and looks that found
+        nothing stand in the run's own."""
+        points = tuple(point.short(self.selected) for point in self.trajectory)
+        return self.model_copy(update={"story": self.story.short(), "trajectory": points})
 
 
 class Comparable(Strict):
@@ -327,3 +342,7 @@ class MergedReport(Record):
     notes: tuple[str, ...] = ()
     run_folders: tuple[str, ...] = Field((), exclude=True, description="Folders of `runs`, in this process only.")
     default_out: str = Field("report", exclude=True)
+
+    def short(self) -> MergedReport:
+        """With every run in short: what is written. Short ones stay as they are."""
+        return self.model_copy(update={"runs": tuple(run.short() for run in self.runs)})

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from autorl_hpc.report.board import Board, BoardRow
-from autorl_hpc.report.evidence import looks, selected_fingerprint
+from autorl_hpc.report.evidence import selected_fingerprint
 from autorl_hpc.report.figures import cells
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.report.text import csv_cell
@@ -76,7 +76,7 @@ def row(run: RunSummary) -> dict[str, Any]:
         "nearest_model": known.nearest_model if known else None,
         "parent": known.parent if known else None,
         "commonest_output_share": known.commonest_output_share if known else None,
-        "looks_at_workspace": len(looks(run)),
+        "looks_at_workspace": run.looks,
         **{f"contaminated_{split}": _found(run, split) for split in Split},
         "smallest_visible_gain_report": run.visible_gain_report,
         **_of_story(run),
@@ -163,7 +163,7 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
 
 def _found(run: RunSummary, split: Split) -> int | None:
     """Held-out items of a split found in the workspace; None where nobody looked."""
-    return sum(found.items for found in run.contaminated if found.split is split) if looks(run) else None
+    return sum(found.items for found in run.contaminated if found.split is split) if run.looks else None
 
 
 def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:

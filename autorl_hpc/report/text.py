@@ -39,6 +39,21 @@ def clean(text: str | None, limit: int = MAX_CHARS) -> str | None:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def clean_code(text: str, limit: int = MAX_CHARS) -> str:
+    """As `clean`, for a line of code or of a log: its spaces stay, tabs are four."""
+    if text.isascii() and text.isprintable() and len(text) <= limit:
+        return text.rstrip()
+    kept = []
+    for char in _ESCAPE.sub("", text[: 20 * limit]).expandtabs(4):
+        category = unicodedata.category(char)
+        if category in ("Cc", "Zl", "Zp"):
+            kept.append(" ")
+        elif category not in ("Cf", "Cs", "Co", "Cn"):
+            kept.append(char)
+    line = "".join(kept).rstrip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
 def markdown(text: object) -> str:
     """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
     shown = clean("" if text is None else str(text)) or ""

@@ -1,74 +1,79 @@
-"""Writes the pages, tables and records of a merged report. The same tree gives the same bytes."""
+"""Writes the pages, tables and records of a report. The same tree gives the same bytes.
+
+All of it can be made again, so nothing here waits for a disk: a file appears whole or not at all, and a crash may lose it.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.report import pages, tables
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import Versus
 
 SUMMARY_NAME = "summary.json"
 COMPARE_NAME = "compare.json"
+RUN_PAGE = "run.html"
+INDEX = "index.html"
+BESIDE = "runs"
+"""The folder beside the index for pages of runs whose own folder can't be written."""
+
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
+
+MAX_NAME_CHARS = 180
+"""Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
 
 
 def run_files(run: RunSummary) -> dict[str, bytes]:
     """The files of one run's report."""
     return {
-        SUMMARY_NAME: readable_json(run.model_dump(mode="json")),
+        SUMMARY_NAME: run.model_dump_json(indent=2).encode() + b"\n",
         "run.md": pages.run_md(run).encode(),
-        "run.html": pages.run_html(run).encode(),
+        RUN_PAGE: pages.run_html(run).encode(),
     }
 
 
 def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
-    """The files of a merged report.
+    """The files of a merged report, which tells of each run in short.
 
     Args:
         links: of each run's place in it, the address of its page.
     """
+    merged = merged.short()
     return {
-        SUMMARY_NAME: readable_json(merged.model_dump(mode="json")),
+        SUMMARY_NAME: merged.model_dump_json(indent=1).encode() + b"\n",
         "summary.csv": tables.as_csv(merged).encode(),
         "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": pages.index_md(merged).encode(),
-        "index.html": pages.index_html(merged, links).encode(),
+        INDEX: pages.index_html(merged, links).encode(),
     }
 
 
 def write_all(merged: MergedReport, out: Path) -> Path:
-    """Writes everything and returns the path of index.html.
+    """Writes the pages of every run, whole summaries all of them, and the merged report; returns the path of index.html.
 
     Raises:
         AutorlError: the folder can't be written.
     """
     out = out.absolute()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        links: dict[int, str] = {}
-        for place, (run, folder) in enumerate(zip(merged.runs, merged.run_folders, strict=True)):
-            home = RunDir(Path(folder))
-            page = _write_run(run, home.report, elsewhere_of(out, place, home))
-            links[place] = quote(Path(os.path.relpath(page, out)).as_posix())
-        _put_files(out, merged_files(merged, links))
-    except OSError as error:
-        raise from_os_error(error, "writing the report", error.filename or out) from error
-    return out / "index.html"
+    folders = [
+        write_run(run, RunDir(Path(folder)), out) for run, folder in zip(merged.runs, merged.run_folders, strict=True)
+    ]
+    return write_merged(merged, folders, out)
 
 
 def versus_files(versus: Versus) -> dict[str, bytes]:
     """The files of a comparison."""
     return {
-        COMPARE_NAME: readable_json(versus.model_dump(mode="json")),
+        COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
         "compare.md": pages.versus_md(versus).encode(),
         "compare.html": pages.versus_html(versus).encode(),
     }
@@ -86,21 +91,58 @@ def write_versus(versus: Versus, out: Path) -> None:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
-def elsewhere_of(out: Path, place: int, home: RunDir) -> Path:
-    """The folder beside the index for the pages of run number `place`, where its own folder can't be written."""
-    return out / "runs" / f"{place + 1:04d}-{home.run_id}"
+def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
+    """Writes one run's report and returns its folder: the run's own, or one beside the index where that is not ours to write.
 
-
-def _write_run(run: RunSummary, home: Path, elsewhere: Path) -> Path:
-    """Writes one run's report into its folder, or beside the index where that is not ours to write."""
+    Raises:
+        AutorlError: neither can be written.
+    """
     files = run_files(run)
     try:
-        folder = _put_files(home, files)
+        try:
+            return _put_files(home.report, files)
+        except OSError as error:
+            if error.errno not in NOT_OURS:
+                raise
+            return _put_files(elsewhere_of(out, run, home), files)
     except OSError as error:
-        if error.errno not in NOT_OURS:
-            raise
-        folder = _put_files(elsewhere, files)
-    return folder / "run.html"
+        raise from_os_error(error, "writing the report", error.filename or out) from error
+
+
+def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reload_s: int | None = None) -> Path:
+    """Writes the merged report and returns the path of index.html.
+
+    Args:
+        folders: where the pages of each of its runs lie.
+        reload_s: the index asks the browser to load it again after so many seconds.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
+    try:
+        files = merged_files(merged, links)
+        if reload_s is not None:
+            files[INDEX] = reloading(files[INDEX], reload_s)
+        _put_files(out, files)
+    except OSError as error:
+        raise from_os_error(error, "writing the report", error.filename or out) from error
+    return out / INDEX
+
+
+def reloading(page: bytes, seconds: int) -> bytes:
+    """A page that the browser loads again by itself."""
+    return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
+
+
+def elsewhere_of(out: Path, run: RunSummary, home: RunDir) -> Path:
+    """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
+    return out / BESIDE / f"{home.run_id[:MAX_NAME_CHARS]}-{run.genesis[:8]}"
+
+
+def link_to(folder: Path, out: Path) -> str:
+    """The address of a run's page in an index in `out`. Folders may have names in no encoding."""
+    return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
 
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
@@ -113,8 +155,8 @@ def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
 def _put(path: Path, data: bytes) -> None:
     """Writes a file unless it says this already: reporting again is cheap and changes no time of change."""
     try:
-        if reading.read_bytes(path) == data:
+        if reading.read_bytes(path, max_bytes=len(data)) == data:
             return
     except (OSError, ValueError):
         pass
-    atomic.write_bytes(path, data)
+    atomic.write_bytes(path, data, durable=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from autorl_hpc import __version__
 from autorl_hpc.files import reading
@@ -14,7 +12,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.report.chain import read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, merged_files, run_files
+from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, link_to, merged_files, run_files
 from autorl_hpc.report.written_extras import check_extras, with_what_was_asked
 from autorl_hpc.states import RunState
 
@@ -130,18 +128,14 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look
 
 def _elsewhere(experiment: ExperimentDir, merged: MergedReport) -> dict[int, Path]:
     """Folders of runs' pages beside the index, by the run's place: of runs that were not the writer's to write into."""
-    folders = enumerate(
-        elsewhere_of(experiment.report, place, RunDir(Path(f))) for place, f in enumerate(merged.run_folders)
-    )
+    homes = zip(merged.runs, map(RunDir, map(Path, merged.run_folders)), strict=True)
+    folders = enumerate(elsewhere_of(experiment.report, run, home) for run, home in homes)
     return {place: folder for place, folder in folders if folder.is_dir()}
 
 
 def _links(experiment: ExperimentDir, merged: MergedReport, elsewhere: dict[int, Path]) -> dict[int, str]:
     pages = {place: RunDir(Path(folder)).report for place, folder in enumerate(merged.run_folders)} | elsewhere
-    return {
-        place: quote(Path(os.path.relpath(folder / "run.html", experiment.report)).as_posix())
-        for place, folder in pages.items()
-    }
+    return {place: link_to(folder, experiment.report) for place, folder in pages.items()}
 
 
 def _told(folder: Path, files: dict[str, bytes], look: Look, name: str = "report/") -> dict[str, Any] | None:

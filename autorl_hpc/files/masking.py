@@ -1,0 +1,162 @@
+"""Secrets in command lines and texts that an agent wrote, masked before they are kept or shown.
+
+A mask is no proof that nothing is left: it knows names that secrets go by and shapes that services give their keys. What
+hides a secret in another shape passes. Every pattern and the scan take time linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+
+_WORD = re.compile(r"[A-Za-z0-9_.\-]+")
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""Parts of a name: HF_TOKEN, apiKey and --api-key are all of two."""
+
+_SEPARATOR = re.compile(r"\\?[\"']?[ \t]{0,8}(?:=>|:=|=|:)[ \t]{0,8}")
+_SPACE = re.compile(r"[ \t]{1,8}")
+_VALUE = re.compile(
+    r"\\?\"[^\"\\\n]*\\?\"?"  # in double quotes, which JSON inside of JSON escapes
+    r"|'[^'\n]*'?"
+    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but its name says enough
+    r"|[^\s\"'`;&|<>,)\]}\\]+"
+)
+_LINE = re.compile(r"[^\"'\n]+")
+_OPENING = re.compile(r"\\?[\"']")
+_CLOSING = re.compile(r"\\?[\"']$")
+
+_ALWAYS = frozenset({"password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "credential"})
+_ALWAYS |= {"credentials", "apikey", "authtoken", "accesstoken", "secretkey", "accesskey", "sshpass", "pgpassword"}
+"""Parts that make a name a secret's wherever they stand."""
+
+_KEY_OF = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "signing", "master"})
+_KEY_OF |= {"service", "subscription", "license", "deploy", "shared", "storage"}
+"""`key` is a secret after one of these; `foreign_key`, `sort-key` are none."""
+
+_NO_SECRET_TOKEN = frozenset({"eos", "bos", "pad", "unk", "mask", "cls", "sep", "stop", "image", "end", "start", "per"})
+_NO_SECRET_TOKEN |= {
+    "special",
+    "first",
+    "last",
+    "next",
+    "think",
+    "video",
+    "audio",
+    "prefix",
+    "suffix",
+    "decoder",
+    "new",
+}
+"""Of models: `pad_token` is no secret, and `max_tokens` ends in another word."""
+
+_SCHEMES = frozenset({"bearer", "basic"})
+_SHORTEST_CREDENTIAL = 8
+"""`basic training` and `bearer of news` are words; credentials are longer than most words, or hold other characters."""
+
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"sk-[A-Za-z0-9_\-]{16,}"  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    r"|(?:hf|gsk|npm|r8|glpat|dop_v1|pypi|nvapi|xai|pplx|tvly|fw|csk)[_\-][A-Za-z0-9_\-]{16,}"
+    r"|(?:ghp|gho|ghu|ghs|ghr)_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|xox[abposr]-[A-Za-z0-9\-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])|AIza[A-Za-z0-9_\-]{30,}"
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"  # JSON web tokens
+    r")"
+)
+_USERINFO = re.compile(r"(?<=://)[^\s/@\"'<>?#]{1,256}@")
+_BRIDGE = re.compile(r"(?<=127\.0\.0\.1:)(\d{1,5}/)[A-Za-z0-9_\-]{32}(?![A-Za-z0-9_\-])")
+"""The grading server's address holds the run's token."""
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,32}PRIVATE KEY-----)?")
+
+
+def masked(text: str) -> str:
+    """`text` with what looks like a secret replaced by `***`; linear in its length, never longer than about it."""
+    text = _PRIVATE_KEY.sub(MASK, text)
+    text = _SHAPES.sub(MASK, text)
+    text = _USERINFO.sub(_without_password, text)
+    text = _BRIDGE.sub(lambda match: match[1] + MASK, text)
+    return _without_named(text)
+
+
+def _without_password(match: re.Match[str]) -> str:
+    user, colon, _ = match[0][:-1].partition(":")
+    return f"{user}:{MASK}@" if colon else f"{MASK}@"
+
+
+def _without_named(text: str) -> str:
+    """Values of names that secrets go by, and credentials after their scheme. One pass: the cursor only moves on."""
+    kept: list[str] = []
+    done = cursor = 0
+    while (word := _WORD.search(text, cursor)) is not None:
+        cursor = word.end()
+        found = _value_after(text, word)
+        if found is not None:
+            start, end = found
+            kept += text[done:start], MASK
+            done = cursor = end
+    return "".join(kept) + text[done:]
+
+
+def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
+    """Where the secret stands that `word` announces."""
+    name = word[0]
+    if len(name) > 128:
+        return None  # no name, but data
+    lowered = name.lower()
+    if lowered in _SCHEMES:
+        space = _SPACE.match(text, word.end())
+        value = _VALUE.match(text, space.end()) if space else None
+        return value.span() if value and len(value[0]) >= _SHORTEST_CREDENTIAL and not value[0].isalpha() else None
+    if lowered.endswith("authorization"):
+        separator = _SEPARATOR.match(text, word.end())
+        rest = _LINE.match(text, _after_quote(text, separator.end())) if separator else None
+        return rest.span() if rest else None
+    if name in ("-u", "--user"):  # curl's
+        space = _SPACE.match(text, word.end())
+        value = _VALUE.match(text, space.end()) if space else None
+        return value.span() if value and ":" in value[0] else None
+    if not _is_secrets_name(name):
+        return None
+    separator = _SEPARATOR.match(text, word.end()) or (
+        _SPACE.match(text, word.end()) if name.startswith("-") and not _is_flag(text, word) else None
+    )
+    value = _VALUE.match(text, separator.end()) if separator else None
+    if value is None or not value[0].strip("\\\"'"):
+        return None
+    return _inside_quotes(value)
+
+
+def _is_flag(text: str, word: re.Match[str]) -> bool:
+    """Whether another option follows at once: `--no-password --host x` names no value."""
+    space = _SPACE.match(text, word.end())
+    return space is None or text.startswith("-", space.end())
+
+
+def _after_quote(text: str, at: int) -> int:
+    quote = _OPENING.match(text, at)
+    return quote.end() if quote else at
+
+
+def _inside_quotes(value: re.Match[str]) -> tuple[int, int]:
+    start, end = value.span()
+    opening = _OPENING.match(value[0])
+    if opening is None:
+        return start, end
+    closing = _CLOSING.search(value[0], max(opening.end(), len(value[0]) - 2))
+    return start + opening.end(), end - (len(closing[0]) if closing else 0)
+
+
+def _is_secrets_name(name: str) -> bool:
+    parts = [part.lower() for part in _PART.findall(name)]
+    if not parts:
+        return False
+    if not _ALWAYS.isdisjoint(parts):
+        return True
+    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last == "token":
+        return before not in _NO_SECRET_TOKEN
+    if last in ("key", "keys") and before:
+        return before in _KEY_OF or name.isupper()
+    return last == "signature" and before in ("amz", "goog")

@@ -1,0 +1,268 @@
+"""The files of an agent's code: what lies in `code/`, and small sources at the top of the workspace.
+
+By descriptors, following no link, opening nothing but folders. What is near the top and looks like source comes first, so
+that a limit cuts off the least likely.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+CODE = "code"
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+MAX_FILES = 4000
+"""Of one revision: more than any agent writes by hand; each version of each is a file on a shared disk."""
+
+MAX_OTHERS = 2000
+"""Of these, files that don't look like source: data must not take the place of code."""
+
+MAX_TOP_FILES = 200
+MAX_FOLDERS = 1000
+MAX_DEPTH = 20
+MAX_LISTED = 50_000
+"""Names read in one walk: a million files in one folder must not cost a second."""
+
+MAX_LISTED_IN_ONE = 20_000
+
+SOURCE_SUFFIXES = frozenset(
+    [
+        ".py",
+        ".pyi",
+        ".ipynb",
+        ".sh",
+        ".bash",
+        ".zsh",
+        ".md",
+        ".rst",
+        ".txt",
+        ".yaml",
+        ".yml",
+        ".json",
+        ".toml",
+        ".cfg",
+        ".ini",
+        ".conf",
+        ".jinja",
+        ".jinja2",
+        ".j2",
+        ".c",
+        ".cc",
+        ".cpp",
+        ".cu",
+        ".cuh",
+        ".h",
+        ".hpp",
+        ".rs",
+        ".go",
+        ".js",
+        ".mjs",
+        ".ts",
+        ".jl",
+        ".r",
+        ".lua",
+        ".pl",
+        ".rb",
+        ".java",
+        ".sql",
+        ".patch",
+        ".diff",
+        ".sbatch",
+        ".slurm",
+        ".tex",
+    ]
+)
+SOURCE_NAMES = frozenset(("makefile", "dockerfile", "justfile", "readme", "license"))
+
+LEFT_OUT_FOLDERS = frozenset(
+    [
+        "__pycache__",
+        "node_modules",
+        "site-packages",
+        ".hg",
+        ".svn",
+        ".venv",
+        "venv",
+        ".conda",
+        ".tox",
+        ".nox",
+        ".cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".ipynb_checkpoints",
+        ".eggs",
+    ]
+)
+"""Made by programs and not written by the agent. Virtual environments of other names are known by what lies in them."""
+
+MARKS_OF_ENVIRONMENTS = frozenset(("pyvenv.cfg", "conda-meta"))
+LEFT_OUT_FILES = frozenset((".env",))
+"""Where API keys lie."""
+
+LEFT_OUT_SUFFIXES = (".pyc", ".pyo")
+GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
+"""How names begin that git takes for its own, on some file system: no tree may hold them (git, path.c and utf8.c)."""
+
+IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
+
+
+@dataclass(frozen=True)
+class Met:
+    """A file or link, while its folder is open."""
+
+    path: bytes
+    folder_fd: int
+    name: str
+    status: os.stat_result
+
+
+@dataclass
+class Tally:
+    """What a walk left out. `more`: there are more than could be counted."""
+
+    files: int = 0
+    by_name: int = 0
+    more: bool = False
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def say(self, reason: str, count: int = 1) -> None:
+        """Counts something that is not exact."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+class Walk:
+    """One walk. `known`: by folder, names of files that were kept before: looked for even if a listing is cut short."""
+
+    def __init__(self, root_fd: int, laid: frozenset[str], known: dict[str, list[str]]) -> None:
+        self.tally = Tally()
+        self._root, self._laid, self._known = root_fd, laid, known
+        self._device = os.fstat(root_fd).st_dev
+        self._listed = self._files = self._others = 0
+
+    def run(self) -> Iterator[Met]:
+        """The files and links, each to be read before the next is asked for. Raises OSError if the workspace can't be read."""
+        yield from self._top()
+        folders: deque[tuple[str, ...]] = deque([(CODE,)])
+        met = 0
+        while folders:
+            parts = folders.popleft()
+            met += 1
+            if met > MAX_FOLDERS or len(parts) > MAX_DEPTH or self._listed >= MAX_LISTED:
+                self.tally.more = True
+                self.tally.say("folders beyond the limits")
+                continue
+            fd = self._open(parts)
+            if fd is None:
+                continue
+            try:
+                yield from self._folder(fd, parts, folders)
+            except OSError:
+                self.tally.say("folders that could not be read")
+            finally:
+                os.close(fd)
+
+    def _top(self) -> Iterator[Met]:
+        """Small sources at the top; `code` itself, if it is no folder."""
+        status = _status(self._root, CODE)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            yield Met(CODE.encode(), self._root, CODE, status)
+        taken = 0
+        for name, is_folder in self._list(self._root, ""):
+            if is_folder or name in self._laid or name.startswith(".") or not is_source(name):
+                continue
+            status = _status(self._root, name)
+            if status is None or not stat.S_ISREG(status.st_mode) or status.st_dev != self._device:
+                continue
+            taken += 1
+            if taken > MAX_TOP_FILES:
+                self.tally.files += 1
+                continue
+            yield Met(os.fsencode(name), self._root, name, status)
+
+    def _folder(self, fd: int, parts: tuple[str, ...], folders: deque[tuple[str, ...]]) -> Iterator[Met]:
+        entries = self._list(fd, "/".join(parts))
+        if len(parts) > 1 and MARKS_OF_ENVIRONMENTS & {name for name, _ in entries}:
+            self.tally.by_name += 1
+            return
+        for name, is_folder in entries:
+            if is_folder:
+                if name.lower() in LEFT_OUT_FOLDERS or _is_gits(name):
+                    self.tally.by_name += 1
+                else:
+                    folders.append((*parts, name))
+            elif _is_left_out(name):
+                self.tally.by_name += 1
+            else:
+                yield from self._file(fd, parts, name)
+
+    def _file(self, fd: int, parts: tuple[str, ...], name: str) -> Iterator[Met]:
+        other = not is_source(name)
+        if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
+            self.tally.files += 1
+            return
+        status = _status(fd, name)
+        if status is None or status.st_dev != self._device:
+            return
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            self._files += 1
+            self._others += other
+            yield Met(os.fsencode("/".join((*parts, name))), fd, name, status)
+
+    def _list(self, fd: int, folder: str) -> list[tuple[str, bool]]:
+        """(name, is a folder), sources first; not all of a folder that holds very many."""
+        found: dict[str, bool] = {}
+        most = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed)
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if len(found) >= most:
+                    self.tally.more = True
+                    self.tally.say("folders with too many files to list")
+                    found |= dict.fromkeys(self._known.get(folder, ()), False)
+                    break
+                found[entry.name] = entry.is_dir(follow_symlinks=False)
+        self._listed += len(found)
+        return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
+
+    def _open(self, parts: tuple[str, ...]) -> int | None:
+        """A folder on the workspace's own device; None: it went away, is no folder any more, or is closed."""
+        fd = os.dup(self._root)
+        try:
+            for part in parts:
+                following = os.open(part, FOLDER_FLAGS, dir_fd=fd)
+                os.close(fd)
+                fd = following
+            if os.fstat(fd).st_dev == self._device:
+                return fd
+            self.tally.say("folders on another device")
+        except PermissionError:
+            self.tally.say("folders that could not be read")
+        except OSError:
+            pass
+        os.close(fd)
+        return None
+
+
+def is_source(name: str) -> bool:
+    """Whether a file's name is one of source, settings or prose."""
+    lower = name.lower()
+    return os.path.splitext(lower)[1] in SOURCE_SUFFIXES or lower in SOURCE_NAMES
+
+
+def _is_left_out(name: str) -> bool:
+    return name in LEFT_OUT_FILES or name.endswith(LEFT_OUT_SUFFIXES) or _is_gits(name)
+
+
+def _is_gits(name: str) -> bool:
+    return (name if name.isascii() else name.translate(IGNORED_BY_HFS)).lower().startswith(GITS_OWN)
+
+
+def _status(fd: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except OSError:
+        return None  # it went away

@@ -1,0 +1,151 @@
+"""Claude Code: `claude -p --output-format stream-json --verbose`. One JSON object a line.
+
+A response comes in several `assistant` lines, one a content block, with one message id and the same usage, of which the
+output is not final; the `result` line has the totals of all models, subagents among them, and of the earlier turns of a
+resumed session where its transcript kept them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from autorl_hpc.recorder.traces.told import (
+    Table,
+    Told,
+    beginning,
+    command,
+    count,
+    dollars,
+    exit_code,
+    length,
+    name,
+    table,
+    tables,
+    total,
+)
+
+FORMAT = "claude-code"
+_EXIT = re.compile(r"\s{0,8}Exit code (\d{1,3})\b")
+_SYNTHETIC = "<synthetic>"
+"""The model of lines that the program itself wrote, such as on an API error."""
+
+
+def knows(line: Table) -> bool:
+    """Whether a line is in this format."""
+    kind = line.get("type")
+    if "session_id" not in line:
+        return False
+    if kind in ("assistant", "user"):
+        return isinstance(line.get("message"), dict)
+    return (kind == "system" and "subtype" in line) or (kind == "result" and "num_turns" in line)
+
+
+def read(line: Table) -> list[Told]:
+    """What a line tells."""
+    session = name(line.get("session_id"))
+    kind = line.get("type")
+    if kind == "system":
+        return _system(line, session)
+    if kind == "assistant":
+        return _assistant(line, session)
+    if kind == "user":
+        return _results(line, session)
+    return _result(line, session) if kind == "result" else []
+
+
+def _system(line: Table, session: str | None) -> list[Told]:
+    if line.get("subtype") == "init":
+        return [Told("session", session=session, model=name(line.get("model")))]
+    if line.get("subtype") == "api_retry":
+        status = line.get("error_status")
+        said = f"{line.get('error')} (HTTP {status})" if isinstance(status, int) else str(line.get("error"))
+        return [Told("error", session=session, text=beginning(said))]
+    return []
+
+
+def _assistant(line: Table, session: str | None) -> list[Told]:
+    message = table(line.get("message"))
+    found = []
+    usage = _usage(table(message.get("usage")))
+    if message.get("model") != _SYNTHETIC and usage.has_figures():
+        found.append(replace(usage, session=session, model=name(message.get("model")), call_id=name(message.get("id"))))
+    for block in tables(message.get("content")):
+        if block.get("type") == "tool_use":
+            tool = name(block.get("name"))
+            found.append(
+                Told(
+                    "tool_call",
+                    session=session,
+                    call_id=name(block.get("id")),
+                    tool=tool,
+                    command=command(tool, block.get("input")),
+                )
+            )
+        elif block.get("type") in ("text", "thinking"):
+            found.append(Told("message", session=session, chars=length(block.get(block["type"]))))
+    if isinstance(line.get("error"), str):
+        found.append(Told("error", session=session, text=beginning(line["error"])))
+    return found
+
+
+def _usage(usage: Table) -> Told:
+    """Of one call. `input_tokens` is what no cache held: reads and writes of the cache come on top of it."""
+    cached = count(usage.get("cache_read_input_tokens"))
+    return Told(
+        "usage",
+        tokens_in=total(count(usage.get("input_tokens")), cached, count(usage.get("cache_creation_input_tokens"))),
+        tokens_out=count(usage.get("output_tokens")),
+        tokens_cached=cached,
+    )
+
+
+def _results(line: Table, session: str | None) -> list[Told]:
+    if line.get("isReplay") is True:
+        return []
+    found = []
+    for block in tables(table(line.get("message")).get("content")):
+        if block.get("type") != "tool_result":
+            continue
+        failed = block.get("is_error") is True
+        said = _text_of(block.get("content"))
+        code = _EXIT.match(said) if failed else None
+        found.append(
+            Told(
+                "tool_result",
+                session=session,
+                call_id=name(block.get("tool_use_id")),
+                ok=not failed,
+                exit_code=exit_code(int(code[1])) if code else None,
+                text=beginning(said) if failed else None,
+            )
+        )
+    return found
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    return next((block["text"] for block in tables(content) if isinstance(block.get("text"), str)), "")
+
+
+def _result(line: Table, session: str | None) -> list[Told]:
+    by_model = [each for each in table(line.get("modelUsage")).values() if isinstance(each, dict)]
+    figures = _of_models(by_model) if by_model else _usage(table(line.get("usage")))
+    usage = replace(figures, session=session, cost_usd=dollars(line.get("total_cost_usd")), is_total=True)
+    failed = line.get("is_error") is True or str(line.get("subtype")).startswith("error")
+    errors = [each for each in line["errors"] if isinstance(each, str)] if isinstance(line.get("errors"), list) else []
+    said = line.get("result") or "; ".join(errors[:20]) or line.get("subtype")
+    end = Told("end", session=session, ok=not failed, text=beginning(said))
+    return [usage, end] if usage.has_figures() else [end]
+
+
+def _of_models(models: list[Table]) -> Told:
+    cached = total(*(count(each.get("cacheReadInputTokens")) for each in models))
+    fresh = (count(each.get(key)) for each in models for key in ("inputTokens", "cacheCreationInputTokens"))
+    return Told(
+        "usage",
+        tokens_in=total(cached, *fresh),
+        tokens_out=total(*(count(each.get("outputTokens")) for each in models)),
+        tokens_cached=cached,
+    )

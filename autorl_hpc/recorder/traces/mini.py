@@ -1,0 +1,120 @@
+"""mini-swe-agent: a trajectory, one JSON document (`*.traj.json`) that is written anew after each step.
+
+Formats `mini-swe-agent-1.1` (actions and return codes in `extra`) and `mini-swe-agent-1` (a code block in the answer, the
+return code in the next message's text).
+"""
+
+from __future__ import annotations
+
+import re
+
+from autorl_hpc.recorder.traces.told import (
+    Table,
+    Told,
+    beginning,
+    command,
+    count,
+    dollars,
+    exit_code,
+    length,
+    name,
+    table,
+    tables,
+    wall,
+)
+
+FORMAT = "mini"
+_RETURN_CODE = re.compile(r"\s{0,8}(?:<exception>[^<]{0,500}</exception>\s{0,8})?<returncode>(-?\d{1,5})</returncode>")
+_BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s{0,8}\n([^`]{1,4096})")
+
+
+def is_document(value: object) -> bool:
+    """Whether it is a trajectory."""
+    told = table(value)
+    by_name = isinstance(told.get("trajectory_format"), str) and told["trajectory_format"].startswith("mini-swe-agent")
+    return isinstance(told.get("messages"), list) and (by_name or "model_stats" in table(told.get("info")))
+
+
+def session(document: Table) -> str | None:
+    """What tells one session from the next one in the same file: its first answer."""
+    for message in tables(document["messages"]):
+        extra = table(message.get("extra"))
+        first = name(table(extra.get("response")).get("id"))
+        if first is not None or extra.get("timestamp") is not None:
+            return first or name(str(extra["timestamp"]))
+    return None
+
+
+def read_message(message: Table) -> list[Told]:
+    """What one message tells."""
+    extra = table(message.get("extra"))
+    at = wall(extra.get("timestamp"))
+    if message.get("role") == "exit":
+        status = extra.get("exit_status")
+        return [Told("end", ok=status == "Submitted", text=beginning(status or message.get("content")), wall=at)]
+    found = _usage(extra, at)
+    if message.get("role") == "assistant" or message.get("object") == "response":
+        return [*found, Told("message", chars=length(message.get("content")), wall=at), *_calls(message, extra, at)]
+    code = exit_code(extra.get("returncode"))
+    if code is None and isinstance(message.get("content"), str) and message.get("role") in ("user", "tool"):
+        told = _RETURN_CODE.match(message["content"])
+        code = int(told[1]) if told else None
+    if code is None:
+        failed = extra.get("interrupt_type")
+        return [*found, Told("error", text=beginning(failed), wall=at)] if isinstance(failed, str) else found
+    said = extra.get("exception_info") or extra.get("raw_output") or message.get("content")
+    result = Told(
+        "tool_result",
+        call_id=name(message.get("tool_call_id") or message.get("call_id")),
+        exit_code=code,
+        ok=code == 0,
+        text=beginning(said) if code else None,
+        wall=at,
+    )
+    return [*found, result]
+
+
+def read_totals(document: Table) -> list[Told]:
+    """What the document says of the whole session: cost and calls, no tokens."""
+    stats = table(table(document.get("info")).get("model_stats"))
+    told = Told(
+        "usage",
+        session=session(document),
+        cost_usd=dollars(stats.get("instance_cost")),
+        calls=count(stats.get("api_calls")),
+        is_total=True,
+    )
+    return [told] if told.has_figures() else []
+
+
+def _usage(extra: Table, at: float | None) -> list[Told]:
+    """Of one call: OpenAI's chat completions, or its responses."""
+    response = table(extra.get("response"))
+    usage = table(response.get("usage"))
+    details = table(usage.get("prompt_tokens_details")) or table(usage.get("input_tokens_details"))
+    by_chat = "prompt_tokens" in usage
+    told = Told(
+        "usage",
+        call_id=name(response.get("id")),
+        model=name(response.get("model")),
+        tokens_in=count(usage.get("prompt_tokens" if by_chat else "input_tokens")),
+        tokens_out=count(usage.get("completion_tokens" if by_chat else "output_tokens")),
+        tokens_cached=count(details.get("cached_tokens")),
+        cost_usd=dollars(extra.get("cost")),
+        wall=at,
+    )
+    return [told] if told.has_figures() else []
+
+
+def _calls(message: Table, extra: Table, at: float | None) -> list[Told]:
+    actions = extra.get("actions")
+    if isinstance(actions, list):
+        return [
+            Told(
+                "tool_call", call_id=name(each.get("tool_call_id")), tool="bash", command=command("bash", each), wall=at
+            )
+            for each in tables(actions)
+        ]
+    content = message.get("content")
+    block = _BLOCK.search(content[:100_000]) if isinstance(content, str) else None
+    return [Told("tool_call", tool="bash", command=beginning(block[1]), wall=at)] if block else []

@@ -1,0 +1,96 @@
+"""OpenCode: `opencode run --format json`. One JSON object a line; a tool call is told when it is over.
+
+`tokens.input` is what no cache held, `tokens.output` leaves out reasoning. Sessions of subagents are not printed.
+"""
+
+from __future__ import annotations
+
+from autorl_hpc.recorder.traces.told import (
+    Table,
+    Told,
+    beginning,
+    command,
+    count,
+    dollars,
+    exit_code,
+    length,
+    name,
+    real,
+    seconds,
+    table,
+    total,
+    wall,
+)
+
+FORMAT = "opencode"
+_TYPES = frozenset({"step_start", "step_finish", "text", "reasoning", "tool_use", "error"})
+
+
+def knows(line: Table) -> bool:
+    """Whether a line is in this format."""
+    return "sessionID" in line and line.get("type") in _TYPES
+
+
+def read(line: Table) -> list[Told]:
+    """What a line tells."""
+    part, kind = table(line.get("part")), line.get("type")
+    session, at = name(line.get("sessionID")), wall(line.get("timestamp"))
+    if kind in ("text", "reasoning"):
+        return [Told("message", session=session, chars=length(part.get("text")), wall=at)]
+    if kind == "tool_use":
+        return _tool(part, session, at)
+    if kind == "step_finish":
+        return _step(part, session, at)
+    if kind == "error":
+        error = table(line.get("error"))
+        said = (
+            table(error.get("data")).get("message") or error.get("message") or error.get("name") or line.get("message")
+        )
+        return [Told("error", session=session, text=beginning(said), wall=at)]
+    return []
+
+
+def _tool(part: Table, session: str | None, at: float | None) -> list[Told]:
+    state, tool, call = table(part.get("state")), name(part.get("tool")), name(part.get("callID"))
+    does = command(tool, state.get("input"))
+    called = Told("tool_call", session=session, call_id=call, tool=tool, command=does, wall=at)
+    if state.get("status") not in ("completed", "error"):
+        return [called]
+    code = exit_code(table(state.get("metadata")).get("exit"))
+    failed = state.get("status") == "error" or bool(code)
+    times = table(state.get("time"))
+    began, ended = real(times.get("start"), 1e14), real(times.get("end"), 1e14)
+    result = Told(
+        "tool_result",
+        session=session,
+        call_id=call,
+        exit_code=code,
+        ok=not failed,
+        text=beginning(state.get("error") or state.get("output")) if failed else None,
+        duration_s=seconds(ended - began, 1000) if began is not None and ended is not None else None,
+        wall=at,
+    )
+    return [called, result]
+
+
+def _step(part: Table, session: str | None, at: float | None) -> list[Told]:
+    tokens = table(part.get("tokens"))
+    cache = table(tokens.get("cache"))
+    cached = count(cache.get("read"))
+    told_in = total(count(tokens.get("input")), cached, count(cache.get("write")))
+    out = total(count(tokens.get("output")), count(tokens.get("reasoning")))
+    everything = count(tokens.get("total"))
+    if everything is not None and told_in is not None and everything >= told_in:
+        out = everything - told_in  # versions differ in whether output holds reasoning
+    usage = Told(
+        "usage",
+        session=session,
+        call_id=name(part.get("id")),
+        tokens_in=told_in,
+        tokens_out=out,
+        tokens_cached=cached,
+        cost_usd=dollars(part.get("cost")),
+        wall=at,
+    )
+    found = [usage] if usage.has_figures() else []
+    return [*found, Told("end", session=session, ok=True, wall=at)] if part.get("reason") == "stop" else found

@@ -1,0 +1,354 @@
+"""What single calls and statements mean for a route: trainers, own loops, samplings, copies, averages, files."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from autorl_hpc.report.routes import given, losses, trainers
+from autorl_hpc.report.routes.averages import averaging, changes_weights
+from autorl_hpc.report.routes.commands import split, understood
+from autorl_hpc.report.routes.events import Event, What
+from autorl_hpc.report.routes.flow import Flow, filters, flow, generates, judges
+from autorl_hpc.report.routes.kinds import Const, Lib, Lit, Made, Value
+from autorl_hpc.report.routes.names import API_CLIENTS
+from autorl_hpc.report.routes.scopes import Scope, statements
+from autorl_hpc.report.routes.shell import Arms
+from autorl_hpc.report.routes.values import Values
+from autorl_hpc.report.routes.words import words
+from autorl_hpc.states import Route
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.routes.walk import Walk
+
+_PROCESSES = frozenset(
+    {
+        "system",
+        "popen",
+        "run",
+        "call",
+        "check_call",
+        "check_output",
+        "Popen",
+        "getoutput",
+        "create_subprocess_shell",
+        "create_subprocess_exec",
+    }
+)
+_WRITERS = frozenset(
+    {"to_json", "save_to_disk", "to_parquet", "to_csv", "write_text", "dump", "write", "writelines", "to_jsonl"}
+)
+MAX_SETTINGS = 500
+"""Noted of one script."""
+_MODEL_WORDS = ("model", "policy", "net", "actor", "critic", "backbone", "llm")
+
+
+def event(what: What, call: ast.AST, scope: Scope, arms: Arms, **more: object) -> Event:
+    """An event at a place in the code."""
+    line = getattr(call, "lineno", 0)
+    return Event(what, scope.source.path, line, scope.source.line(line), arms=arms, **more)  # type: ignore[arg-type]
+
+
+def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arms: Arms) -> None:
+    """Notes what a call means."""
+    func = node.func
+    attr = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    names = {t.name for t in targets if isinstance(t, Lib)}
+    _trainer_made(walk, node, targets, scope, arms)
+    _note(walk, given.of_call(node, targets, attr, scope, walk.values))
+    if attr in ("train", "step", "fit") and isinstance(func, ast.Attribute):
+        _trained(walk, func, node, scope, arms)
+    if attr == "backward" and isinstance(func, ast.Attribute):
+        _loop(walk, node, func, scope, arms)
+    if generates(node, scope, walk.values):
+        walk.add(_sampling(node, scope, arms, walk.values))
+    if attr in _PROCESSES and any(
+        n.startswith(("os.", "subprocess.", "asyncio.")) or n.endswith(".system") for n in names | {_root(func)}
+    ):
+        _process(walk, node, scope, arms)
+    if attr in ("exec", "eval") and isinstance(func, ast.Name):
+        _text(walk, node, scope, arms)
+    if attr in ("run_path", "run_module") and node.args:
+        _script(walk, node, walk.values.text(node.args[0], scope), scope, arms)
+    _files(walk, node, attr, names, scope, arms)
+
+
+def _note(walk: Walk, found: Iterable[given.Given]) -> None:
+    if len(walk.settings) < MAX_SETTINGS:
+        walk.settings += found
+
+
+def _root(func: ast.expr) -> str:
+    at = func
+    for _ in range(20):
+        if not isinstance(at, (ast.Attribute, ast.Call)):
+            break
+        at = at.value if isinstance(at, ast.Attribute) else at.func
+    return f"{at.id}." if isinstance(at, ast.Name) else ""
+
+
+# -- trainers ------------------------------------------------------------------------------------------------------
+
+
+def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arms: Arms) -> None:
+    for target in targets:
+        told = trainers.of_class(target, node, scope, walk.values)
+        if told is None or id(node) in walk.trainers:
+            continue
+        made = event("made", node, scope, arms, route=told.route or Route.UNKNOWN, why=told.why)
+        made.tags.add("policy" if told.route is not None else "no-policy")
+        made.models = trainers.models(node, scope, walk.values)
+        made.objects = trainers.objects(node, scope, walk.values)
+        if trainers.is_idle(node, scope, walk.values):
+            made.tags.add("idle")
+        _told_by_data(made, node, scope, walk.values)
+        walk.trainers[id(node)] = made
+
+
+def _told_by_data(made: Event, node: ast.Call, scope: Scope, values: Values) -> None:
+    """Whether a trainer's data is made of samples, and how they were kept."""
+    data = next((k.value for k in node.keywords if k.arg in ("train_dataset", "dataset", "train_data")), None)
+    if data is None:
+        return
+    _told_by_flow(made, flow(data, scope, values), values)
+
+
+def _told_by_flow(made: Event, found: Flow, values: Values) -> None:
+    made.reads |= paths(found, values)
+    samples = [(n, s) for n, s in found.nodes if generates(n, s, values)]
+    made.sampled = bool(samples)
+    made.kept = made.sampled and filters(found, values) is not None
+    for sample, where in samples[:5]:
+        assert isinstance(sample, ast.Call)
+        asked = _sampling(sample, where, (), values)
+        made.elsewhere |= asked.elsewhere
+        if asked.models and made.models and not asked.models & made.models:
+            made.elsewhere = True
+
+
+def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms: Arms) -> None:
+    receivers = walk.values.of(func.value, scope)
+    made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
+    if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
+        made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
+    for trainer in made:
+        if func.attr == "step" and trainer.route is not Route.PPO:
+            continue
+        walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}
+        what: What = "no-policy" if "no-policy" in trainer.tags else "zero" if "idle" in trainer.tags else "train"
+        ran = Event(
+            what,
+            trainer.path,
+            trainer.line,
+            trainer.says,
+            trainer.route,
+            trainer.why,
+            (*trainer.arms, *(a for a in arms if a not in trainer.arms)),
+        )
+        ran.reads, ran.models, ran.objects = trainer.reads, trainer.models, trainer.objects
+        ran.sampled, ran.kept, ran.elsewhere = trainer.sampled, trainer.kept, trainer.elsewhere
+        walk.add(ran)
+
+
+def _loop(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
+    """An own training loop, told by what flows into its loss."""
+    start = node.args[0] if node.args else func.value
+    found = flow(start, scope, walk.values)
+    told = losses.route_of(signals := losses.signals(found, walk.values))
+    if told is None:
+        walk.add(event("train", node, scope, arms, why="a loss that tells nothing", sure=0.3))
+        return
+    route, word, why = told
+    path, line = signals.lines[word]
+    source = walk.values.sources.get(path)
+    what: What = "zero" if trainers.optimiser_is_idle(walk.reached, walk.values) else "train"
+    made = Event(what, path, line, source.line(line) if source else "", route, f"own loop: {why}", arms, sure=0.85)
+    _told_by_flow(made, found, walk.values)
+    walk.add(made)
+
+
+def ended(walk: Walk) -> None:
+    """Trainers that were made and never run."""
+    for key, made in walk.trainers.items():
+        if key not in walk.trained:
+            walk.add(made)
+
+
+# -- samples, files ------------------------------------------------------------------------------------------------
+
+
+def _sampling(node: ast.Call, scope: Scope, arms: Arms, values: Values) -> Event:
+    made = event("generate", node, scope, arms, sampled=True)
+    func = node.func
+    receiver = func.value if isinstance(func, ast.Attribute) else func
+    models: set[str] = set()
+    for expr, where in islice(flow(receiver, scope, values).nodes, 400):
+        if not isinstance(expr, ast.Call):
+            continue
+        for target in values.of(expr.func, where):
+            if isinstance(target, Lib):
+                made.elsewhere |= target.name.split(".", 1)[0] in API_CLIENTS and not _is_local(expr, where, values)
+                if target.last in ("LLM", "from_pretrained", "pipeline", "AsyncLLM", "Engine", "LLMEngine"):
+                    models |= trainers.models(expr, where, values)
+    made.models = frozenset(models)
+    return made
+
+
+def _is_local(client: ast.Call, scope: Scope, values: Values) -> bool:
+    """Whether a client's or a request's model runs on this node: `base_url="http://localhost:8000/v1"`."""
+    root = client
+    for _ in range(12):
+        inner = root.func
+        while isinstance(inner, ast.Attribute):
+            inner = inner.value
+        made = [v.call for v in values.of(inner, scope) if isinstance(v, Made)]
+        if any(k.arg in ("base_url", "api_base") for k in root.keywords) or not made:
+            break
+        root = made[0]
+    urls = [values.text(k.value, scope) or "" for k in root.keywords if k.arg in ("base_url", "api_base")]
+    return any(host in url for url in urls for host in ("localhost", "127.0.0.1", "0.0.0.0", "[::1]"))
+
+
+def paths(found: Flow, values: Values) -> frozenset[str]:
+    """Base names of files and folders named in a flow."""
+    names: set[str] = set()
+    for node, scope in islice(found.nodes, 2_000):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= _names([node.value])
+        elif isinstance(node, (ast.Attribute, ast.Name, ast.JoinedStr, ast.Call)):
+            names |= _names([v.value for v in values.of(node, scope) if isinstance(v, Const)])
+    return frozenset(names)
+
+
+def _names(texts: Iterable[object]) -> set[str]:
+    found = set()
+    for text in texts:
+        if isinstance(text, str) and 2 < len(text) < 300 and "\n" not in text and ("/" in text or "." in text[1:]):
+            name = posixpath.basename(text.rstrip("/"))
+            if len(name) > 2 and not name.startswith("?"):
+                found.add(name)
+    return found
+
+
+def _files(walk: Walk, node: ast.Call, attr: str, names: set[str], scope: Scope, arms: Arms) -> None:
+    if attr in _WRITERS and isinstance(node.func, ast.Attribute):
+        _written(walk, node, node.func, scope, arms)
+    elif attr == "save_pretrained" and isinstance(node.func, ast.Attribute):
+        if not _is_tokenizer(node.func.value, scope, walk.values):
+            walk.add(event("save", node, scope, arms))
+    elif attr in ("copytree", "copy", "copy2", "copyfile", "symlink") and any(
+        n.startswith(("shutil.", "os.")) for n in names
+    ):
+        source = walk.values.text(node.args[0], scope) if node.args else None
+        if (
+            attr == "copytree"
+            or "safetensors" in (source or "")
+            or (source is None and "safetensors" in scope.source.text)
+        ):
+            walk.add(event("copy", node, scope, arms, why="a model's folder is copied"))
+
+
+def _is_tokenizer(expr: ast.expr, scope: Scope, values: Values) -> bool:
+    names = [t.of.name for t in values.of(expr, scope) if isinstance(t, Made) and isinstance(t.of, Lib)]
+    if names:
+        return all("token" in n.lower() or "processor" in n.lower() or "config" in n.lower() for n in names)
+    return "tok" in words(expr)
+
+
+def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
+    """Rows that are written to a file: are they samples, and kept by what?"""
+    content = node.args[0] if node.args else func.value
+    if func.attr in ("to_json", "save_to_disk", "to_parquet", "to_csv", "to_jsonl"):
+        content = func.value
+    found = flow(content, scope, walk.values)
+    made = event("write", node, scope, arms)
+    _told_by_flow(made, found, walk.values)
+    target = _target_of(node, func)
+    made.writes = paths(flow(target, scope, walk.values), walk.values) if target is not None else frozenset()
+    if made.writes and (made.sampled or made.reads):
+        made.kept = filters(found, walk.values) is not None or _kept_around(node, scope)
+        made.reads -= made.writes
+        walk.add(made)
+
+
+def _target_of(node: ast.Call, func: ast.Attribute) -> ast.expr | None:
+    """The expression that says where rows are written to."""
+    if func.attr in ("write", "writelines", "write_text"):
+        return func.value
+    if func.attr == "dump":
+        return node.args[1] if len(node.args) > 1 else None
+    return node.args[0] if node.args else None
+
+
+def _kept_around(node: ast.Call, scope: Scope) -> bool:
+    """Whether a condition on an answer stands around a statement."""
+    body = getattr(scope.node, "body", [])
+    for statement, tests in statements(body if isinstance(body, list) else []):
+        if isinstance(statement, ast.Expr) and statement.lineno <= node.lineno <= (statement.end_lineno or 0):
+            return any(judges(test) for test in tests)
+    return False
+
+
+# -- programs, text, averages --------------------------------------------------------------------------------------
+
+
+def _process(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
+    for line in command_words(node.args, scope, walk.values):
+        walk.run(understood(line), event("generate", node, scope, arms), arms)
+
+
+def command_words(args: Sequence[ast.expr], scope: Scope, values: Values) -> list[list[str]]:
+    """The words of the command that a call starts, given as a text or as a list."""
+    if not args:
+        return []
+    found: list[list[str]] = []
+    lists = [v for v in values.of(args[0], scope) if isinstance(v, Lit) and isinstance(v.expr, (ast.List, ast.Tuple))]
+    for each in lists[:4]:
+        elements = each.expr.elts if isinstance(each.expr, (ast.List, ast.Tuple)) else []
+        line = [values.text(e, each.scope) or ("python" if "executable" in words(e) else "?") for e in elements[:200]]
+        found.append(line)
+    text = values.text(args[0], scope)
+    if text is not None and not lists:
+        if len(args) > 1 and (rest := [values.text(a, scope) for a in args[1:]]) and all(rest):
+            return [[text, *[r for r in rest if r]]]
+        return [["bash", "-c", text]] if any(c in text for c in ";&|\n") else [split(text)]
+    return found
+
+
+def _text(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
+    """`exec` of a text: followed where it is constant or a file's, else opaque."""
+    inner = node.args[0] if node.args else None
+    if isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "compile" and inner.args:
+        inner = inner.args[0]
+    text = walk.values.text(inner, scope)
+    if text is not None:
+        walk.run(understood(["python", "-c", text]), event("generate", node, scope, arms), arms)
+        return
+    opened = [
+        n
+        for n in islice(ast.walk(node), 40)
+        if isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("open", "Path")
+    ]
+    path = walk.values.text(opened[0].args[0], scope) if opened and opened[0].args else None
+    if path is not None:
+        _script(walk, node, path, scope, arms)
+    elif isinstance(node.func, ast.Name) and node.func.id == "exec":
+        walk.add(event("opaque", node, scope, arms, why="runs a text that is not in the code"))
+
+
+def _script(walk: Walk, node: ast.Call, path: str | None, scope: Scope, arms: Arms) -> None:
+    if path is not None:
+        walk.run(understood(["python", path]), event("generate", node, scope, arms), arms)
+
+
+def statement(walk: Walk, node: ast.stmt, scope: Scope, arms: Arms) -> None:
+    """Notes what a statement means that is no call."""
+    _note(walk, given.of_assignment(node, scope, walk.values))
+    if isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
+        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))
+    why = averaging(node, scope, walk.values)
+    if why is not None:
+        walk.add(event("average", node, scope, arms, route=Route.AVERAGING, why=why))

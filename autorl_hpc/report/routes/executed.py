@@ -1,0 +1,219 @@
+"""The route really taken: trainers that logged steps, weights that changed, scripts that were run."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.records.recorded import TrainingPoint
+from autorl_hpc.report.routes.commands import split, understood
+from autorl_hpc.report.routes.logged import Stage, stages
+from autorl_hpc.report.routes.told import Commanded, Executed, Planned
+from autorl_hpc.report.story import EvidenceLine
+from autorl_hpc.report.text import clean
+from autorl_hpc.states import Route
+
+SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
+RL = (Route.GRPO, Route.PPO, Route.RL)
+PREFERENCE = (Route.DPO, Route.PREFERENCE)
+
+BETWEEN_TOLERANCE = 0.05
+"""Of the distance between two models: what lies on the straight line between them is off by the sketches' error, 1.1 % of each of
+two distances, and by rounding. Training leaves that line at once: weights have millions of dimensions."""
+
+BETWEEN_SHARE = 0.03
+"""A point nearer to either end than this is that end and no average."""
+
+SURE_ENOUGH = 0.6
+"""Confidence from which a plan stands for a script that ran and logged nothing."""
+
+
+def executed(
+    training: Sequence[TrainingPoint],
+    commands: Sequence[Commanded],
+    fingerprint: Fingerprint | None,
+    planned: Planned,
+    *,
+    is_base: bool = False,
+    parent: Route | None = None,
+    parent_fingerprint: Fingerprint | None = None,
+    submitted: bool = True,
+) -> Executed:
+    """The route of one submission's window, or of the run.
+
+    `parent`: executed route of the earlier submission that the fingerprint names; `parent_fingerprint`: its fingerprint.
+    `submitted`: False where there is no checkpoint; then nothing but the logs tells.
+    """
+    origin = _origin(fingerprint, is_base)
+    logged = stages(training)
+    steps = sum(stage.steps for stage in logged)
+    if origin is not None:
+        notes = (f"{steps} training steps were logged, and these weights show none of them",) if steps else ()
+        return Executed(Route.COPY, origin, steps, notes)
+    effective = [stage for stage in logged if stage.had_effect]
+    idle = tuple(f"{s.source}: all steps with learning rate 0" for s in logged if not s.had_effect)
+    if effective:
+        return _by_logs(effective, planned, parent, steps, idle)
+    return _without_logs(commands, fingerprint, planned, parent_fingerprint, submitted, steps, idle)
+
+
+def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...] | None:
+    """The lines by which a checkpoint is nothing but another one; None: it isn't."""
+    if is_base:
+        return (EvidenceLine(where="ledger: submission", says="the content is the base model's, tensor by tensor"),)
+    if fingerprint is None:
+        return None
+    where = f"ledger: fingerprint of submission {fingerprint.submission_id}"
+    if "untrained_copy" in fingerprint.flags:
+        return (EvidenceLine(where=where, says=f"untrained_copy, relative delta {fingerprint.relative_delta}"),)
+    if "foreign_weights" in fingerprint.flags:
+        says = (
+            f"foreign_weights: nearest to {clean(fingerprint.nearest_model, 100)}, distance {fingerprint.nearest_delta}"
+        )
+        return (EvidenceLine(where=where, says=says),)
+    return None
+
+
+# -- by training logs ----------------------------------------------------------------------------------------------
+
+
+def _by_logs(
+    found: Sequence[Stage], planned: Planned, parent: Route | None, steps: int, notes: tuple[str, ...]
+) -> Executed:
+    routes = [_refined(stage, planned) for stage in found]
+    evidence = [_line(stage, route) for stage, route in zip(found, routes, strict=True)]
+    rl = [route for route in routes if route in RL or route is Route.SFT_RL]
+    supervised = [route for route in routes if route in SUPERVISED]
+    preference = [route for route in routes if route in PREFERENCE]
+    if parent is not None:
+        evidence.append(
+            EvidenceLine(where="ledger: fingerprint", says=f"goes on from a submission whose route was {parent}")
+        )
+    came = parent is not None and (parent in SUPERVISED or parent is Route.SFT_RL)
+    if rl and (supervised or came):
+        route = Route.SFT_RL
+        if supervised and routes.index(rl[0]) < routes.index(supervised[0]) and not came:
+            notes = (*notes, "RL came first, supervised training after it")
+    elif supervised and parent is not None and parent.is_rl:
+        route = Route.SFT_RL
+        notes = (*notes, "RL came first, supervised training after it")
+    else:
+        route = (rl or preference or supervised or [planned.route if _is_training(planned.route) else Route.UNKNOWN])[
+            -1
+        ]
+    return Executed(route, tuple(evidence[:8]), steps, notes)
+
+
+def _refined(stage: Stage, planned: Planned) -> Route:
+    """What a log tells, and code refines: a log can't tell where SFT's data came from, nor what a subclass's loss is."""
+    known = (planned.route, *(a.route for a in planned.alternatives))
+    if stage.route is Route.SFT:
+        return next((r for r in (Route.REJECTION_SAMPLING, Route.DISTILLATION) if r is planned.route), Route.SFT)
+    if stage.route is Route.RL and stage.why == "logs a reward":
+        return next((r for r in known if r in RL), Route.RL)
+    if stage.route is Route.UNKNOWN and _is_training(planned.route) and planned.route is not Route.SFT_RL:
+        return planned.route
+    return stage.route
+
+
+def _is_training(route: Route) -> bool:
+    return route not in (Route.NONE, Route.COPY, Route.AVERAGING, Route.UNKNOWN)
+
+
+def _line(stage: Stage, route: Route) -> EvidenceLine:
+    figures = [f"{stage.steps} steps", f"{stage.why} -> {route}"]
+    for name in ("loss", "reward", "kl"):
+        first, last = getattr(stage.first, name), getattr(stage.last, name)
+        if first is not None and last is not None:
+            figures.append(f"{name} {first:.4g} to {last:.4g}")
+    where = f"{clean(stage.source, 150)}, {stage.first.elapsed_s:.0f} s to {stage.last.elapsed_s:.0f} s"
+    return EvidenceLine(where=where, says=clean(", ".join(figures), 200) or "")
+
+
+# -- without any -------------------------------------------------------------------------------------------------
+
+
+def _without_logs(
+    commands: Sequence[Commanded],
+    fingerprint: Fingerprint | None,
+    planned: Planned,
+    parent: Fingerprint | None,
+    submitted: bool,
+    steps: int,
+    notes: tuple[str, ...],
+) -> Executed:
+    merged = _merges(commands, planned)
+    between = _between(fingerprint, parent)
+    if submitted and (merged or between):
+        return Executed(Route.AVERAGING, (*merged, *between), steps, notes)
+    if not submitted:
+        return Executed(Route.NONE, (), steps, (*notes, "no training step was logged"))
+    ran = _ran(commands, planned)
+    changed = fingerprint is not None and bool(fingerprint.relative_delta)
+    if (
+        changed
+        and fingerprint is not None
+        and ran
+        and _is_training(planned.route)
+        and planned.confidence >= SURE_ENOUGH
+    ):
+        weights = EvidenceLine(
+            where=f"ledger: fingerprint of submission {fingerprint.submission_id}",
+            says=f"the weights changed, relative delta {fingerprint.relative_delta:.3g}",
+        )
+        note = "no step was logged: by the script that ran and the weights that changed"
+        return Executed(planned.route, (*ran, weights), steps, (*notes, note))
+    why = (
+        "the weights changed and no step was logged" if changed else "no step was logged, and the weights are not known"
+    )
+    return Executed(Route.UNKNOWN, ran, steps, (*notes, why))
+
+
+def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
+    """Command lines that average models: a merging tool, or a script that the code says does it."""
+    tools = [c for c in commands if c.command and understood(split(c.command)).target.startswith("mergekit")]
+    if tools:
+        return tuple(_command(c) for c in tools[:3])
+    return _ran(commands, planned) if planned.route is Route.AVERAGING else ()
+
+
+def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
+    """Command lines that ran a script on which the plan rests."""
+    names = {posixpath.basename(path) for path in planned.scripts}
+    found = []
+    for each in commands:
+        command = understood(split(each.command or ""))
+        if command.kind in ("script", "shell") and posixpath.basename(command.target) in names:
+            found.append(_command(each))
+    return tuple({line.says: line for line in reversed(found)}.values())[::-1][:3]
+
+
+def _command(each: Commanded) -> EvidenceLine:
+    return EvidenceLine(where=f"process at {each.elapsed_s:.0f} s", says=clean(each.command, 200) or "")
+
+
+def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tuple[EvidenceLine, ...]:
+    """Whether the weights lie on the straight line between the base model and an earlier submission."""
+    if fingerprint is None or parent is None or not parent.relative_delta:
+        return ()
+    whole, here, rest = parent.relative_delta, fingerprint.relative_delta, fingerprint.parent_delta
+    if here is None or rest is None or min(here, rest) < BETWEEN_SHARE * whole:
+        return ()
+    if abs(here + rest - whole) > BETWEEN_TOLERANCE * whole:
+        return ()
+    says = f"on the line between the base model and submission {parent.submission_id}: {here:.3g} + {rest:.3g} of {whole:.3g}"
+    return (EvidenceLine(where=f"ledger: fingerprint of submission {fingerprint.submission_id}", says=says),)
+
+
+def mode_kept(mode: str, route: Route) -> bool | None:
+    """Whether an executed route is what a mode asked for; None: nothing tells, or the mode is none that we know.
+
+    `sft-only`: supervised training and nothing else. `rl-only`: a policy that learned from rewards of its own samples, and no
+    supervised stage; DPO and its relatives learn from given pairs and are neither. Nothing trained is not what either asked for.
+    """
+    if mode == "free":
+        return True
+    if route in (Route.UNKNOWN, Route.AVERAGING) or mode not in ("sft-only", "rl-only"):
+        return None
+    return route in SUPERVISED if mode == "sft-only" else route in RL

@@ -1,0 +1,246 @@
+"""A run cut at its submissions: what was done from one to the next, and what it gave."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
+from autorl_hpc.report.failures import failure_of
+from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
+from autorl_hpc.report.routes import Planned, executed, planned, settings
+from autorl_hpc.report.story import EvidenceLine, Iteration, RouteTold
+from autorl_hpc.report.summary import Point
+from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
+from autorl_hpc.report.telling.known import Known
+from autorl_hpc.report.telling.places import waits_of
+from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
+from autorl_hpc.report.telling.training import Trained, trained_by
+from autorl_hpc.states import Route, SubmissionState
+
+Command = ProcessSeen | TraceEvent
+NO_PLAN = Planned(Route.UNKNOWN)
+"""Of code that nobody recorded."""
+
+MAX_FAILED = 20
+"""Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From one submission, or the start, to the next.
+
+    Attributes:
+        revision: the code when the submission was made; None: not recorded.
+        commands: command lines that were seen in it.
+        gain: on the base model over the same items; None: no items were opened.
+    """
+
+    point: Point
+    begin_s: float
+    revision: str | None
+    trained: Trained
+    commands: Sequence[Command]
+    exits: Sequence[Exit]
+    gain: FeedbackGain | None
+
+    @property
+    def end_s(self) -> float:
+        """When the submission was made."""
+        return self.point.elapsed_s
+
+
+def stretches_of(known: Known) -> list[Stretch]:
+    """The run's stretches in order, the time after the last submission left out."""
+    points = known.points
+    times = [p.elapsed_s for p in points]
+    begins = [0.0, *times][: len(times)]
+    gains = feedback_gains(known.view, known.summary.selected, known.pair_of)
+    trained = trained_by(known.recorded.training.records, times)
+    return [
+        Stretch(
+            point=point,
+            begin_s=begin_s,
+            revision=_revision(known, point),
+            trained=of_it,
+            commands=_between(known.commands, begin_s, point.elapsed_s),
+            exits=exits_between(known, begin_s, point.elapsed_s),
+            gain=gains.get(point.submission_id),
+        )
+        for point, begin_s, of_it in zip(points, begins, trained, strict=True)
+    ]
+
+
+def _revision(known: Known, point: Point) -> str | None:
+    return known.view.submissions[point.submission_id].code_revision or known.code.at(point.elapsed_s)
+
+
+def _between(commands: Sequence[Command], begin_s: float, end_s: float) -> Sequence[Command]:
+    first, end = (bisect_right(commands, s, key=lambda c: c.elapsed_s) for s in (begin_s, end_s))
+    return commands[first:end]
+
+
+def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
+    """The last programs that failed in a stretch of time."""
+    found = [p for p in known.failed_programs if begin_s < p.elapsed_s <= end_s]
+    return [Exit(p.command, p.exit_code, p.elapsed_s) for p in found[-MAX_FAILED:]]
+
+
+def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration, ...]:
+    """One iteration for each stretch."""
+    told: list[Iteration] = []
+    routes: dict[int, Route] = {}
+    parsed: dict[Any, Any] = {}
+    waits = waits_of(known.entries)
+    best: float | None = None
+    base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
+    before: Stretch | None = None
+    for stretch in stretches:
+        point = stretch.point
+        route, keys = _route(known, stretch, parsed, routes)
+        routes[point.submission_id] = route.executed
+        if point.score is not None:
+            best = point.score if best is None else max(best, point.score)
+        change = known.code.change(before.revision if before else None, stretch.revision)
+        gain = stretch.gain
+        told.append(
+            Iteration(
+                submission_id=point.submission_id,
+                status=point.status,
+                score=point.score,
+                improvement=None if point.score is None or base is None else point.score - base,
+                improvement_low=gain.low if gain else None,
+                improvement_high=gain.high if gain else None,
+                won=gain.won if gain else None,
+                lost=gain.lost if gain else None,
+                won_ids=gain.won_ids if gain else (),
+                lost_ids=gain.lost_ids if gain else (),
+                best_so_far=best,
+                elapsed_s=point.elapsed_s,
+                duration_s=max(0.0, point.elapsed_s - stretch.begin_s),
+                waited_s=waits.get(point.submission_id),
+                tokens=known.spent.tokens_at(point.elapsed_s),
+                cost_usd=known.spent.cost_at(point.elapsed_s),
+                gpu_hours=known.usage.gpu_hours(point.elapsed_s),
+                route=route,
+                settings=keys,
+                revision=stretch.revision,
+                changes=change.changes,
+                more_changes=change.more_changes,
+                diff=change.diff,
+                training_steps=stretch.trained.steps,
+                last_loss=stretch.trained.last_loss,
+                last_reward=stretch.trained.last_reward,
+                failure=shown_failure(
+                    failure_of(_facts(known, stretch, before, base)),
+                    hide_code=known.hidden_files,
+                    hide_all=known.hides_all,
+                ),
+            )
+        )
+        before = stretch
+    return tuple(told)
+
+
+def _route(
+    known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]
+) -> tuple[RouteTold, tuple[Any, ...]]:
+    """Planned and executed route of one stretch, and the key settings of its code."""
+    point = stretch.point
+    sources = known.code.sources(stretch.revision)
+    lines = [command.command for command in stretch.commands if command.command]
+    plan = planned(sources, lines, parsed) if sources else NO_PLAN
+    fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
+    parent = fingerprint.parent if fingerprint else None
+    done = executed(
+        stretch.trained.points,
+        stretch.commands,
+        fingerprint,
+        plan,
+        is_base=point.is_base,
+        parent=routes.get(parent) if parent is not None else None,
+        parent_fingerprint=known.view.fingerprints.get(parent) if parent is not None else None,
+        submitted=point.status is not SubmissionState.REFUSED,
+    )
+    route = RouteTold(
+        planned=plan.route,
+        executed=done.route,
+        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+        executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+    )
+    return route, shown_settings(settings(sources, lines, parsed)) if sources else ()
+
+
+def facts_of(known: Known, stretches: Sequence[Stretch], base: float | None) -> list[IterationFacts]:
+    """What the classifier of failures is told of each stretch."""
+    befores = [None, *stretches]  # one more than there are stretches
+    return [_facts(known, stretch, before, base) for stretch, before in zip(stretches, befores, strict=False)]
+
+
+def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float | None) -> IterationFacts:
+    point = stretch.point
+    submission = known.view.submissions[point.submission_id]
+    excerpt = known.log.excerpt(stretch.begin_s, stretch.end_s) if _needs_log(point, base) else None
+    return IterationFacts(
+        submission_id=point.submission_id,
+        status=point.status,
+        score=point.score,
+        base_score=base,
+        score_before=_built_on(known, point, before, base),
+        gain=gain_of(known, stretch, base),
+        fault=point.fault,
+        code=submission.code,
+        message=submission.message or point.reason,
+        flags=point.fingerprint.flags if point.fingerprint else (),
+        contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
+        hard_coded=_found_in_code(point),
+        training=stretch.trained.points,
+        logs=(excerpt,) if excerpt else (),
+        exits=stretch.exits,
+    )
+
+
+def _built_on(known: Known, point: Point, before: Stretch | None, base: float | None) -> float | None:
+    """Feedback score of the checkpoint that the weights are nearest to; without a fingerprint, of the submission before."""
+    if point.fingerprint is None or point.fingerprint.reason:
+        return before.point.score if before else base
+    parent = point.fingerprint.parent
+    return base if parent is None else next((p.score for p in known.points if p.submission_id == parent), None)
+
+
+def _needs_log(point: Point, base: float | None) -> bool:
+    """Logs are read only for what did not help."""
+    return point.status is not SubmissionState.SCORED or base is None or point.score is None or point.score <= base
+
+
+def gain_of(known: Known, stretch: Stretch | None, base: float | None) -> Gain | None:
+    """A stretch's gain on the feedback split, as the classifier of failures takes it."""
+    if stretch is None or stretch.point.score is None or base is None:
+        return None
+    gain, where = stretch.gain, _where(known, stretch.point.submission_id)
+    points = stretch.point.score - base
+    return Gain(points, gain.low if gain else None, gain.high if gain else None, where)
+
+
+def _where(known: Known, number: int) -> str:
+    """The ledger entry of a submission's score."""
+    seq = known.score_entries.get(known.view.submissions[number].same_as or number)
+    return "ledger" if seq is None else f"ledger entry {seq:06d}"
+
+
+def _found_in_code(point: Point) -> tuple[EvidenceLine, ...]:
+    """Files of the agent's code in which held-out items stood, by name and number; never the items."""
+    found = point.contamination.found if point.contamination else ()
+    return tuple(
+        EvidenceLine(where=one.file, says=f"{one.items} items of the {one.split} split")
+        for one in found
+        if one.file.startswith("code/")
+    )
+
+
+def whole_log(known: Known) -> tuple[LogExcerpt, ...]:
+    """The end of the agent's log."""
+    excerpt = known.log.end()
+    return (excerpt,) if excerpt else ()

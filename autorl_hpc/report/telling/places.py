@@ -1,0 +1,85 @@
+"""Where a run ran and with what: jobs, nodes, versions, and how long submissions waited, from its ledger."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from autorl_hpc.records.exchange import Engine
+from autorl_hpc.records.ledger import Writer
+from autorl_hpc.records.recorded import TraceEvent
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.text import clean
+from autorl_hpc.states import EntryKind
+
+
+class Written(Protocol):
+    """A ledger entry as far as it is needed here."""
+
+    @property
+    def kind(self) -> EntryKind: ...
+    @property
+    def at(self) -> str: ...
+    @property
+    def writer(self) -> Writer: ...
+    @property
+    def body(self) -> Any: ...
+
+
+MAX_NAMED = 40
+"""Of jobs, nodes and models; a run that was requeued for weeks is told by its last ones."""
+
+
+def jobs_of(entries: Sequence[Written]) -> tuple[str, ...]:
+    """`supervisor 123_4`, `grader 456`: each job that wrote into the ledger, in order."""
+    return _named(f"{e.writer.role} {e.writer.job_id}" for e in entries if e.writer.job_id)
+
+
+def nodes_of(entries: Sequence[Written]) -> tuple[str, ...]:
+    """`supervisor on node7`: in order."""
+    return _named(f"{e.writer.role} on {e.writer.host}" for e in entries if e.writer.host)
+
+
+def _named(names: Iterable[str]) -> tuple[str, ...]:
+    distinct = list(dict.fromkeys(clean(name) or "" for name in names))
+    return tuple(distinct[-MAX_NAMED:])
+
+
+def versions_of(record: RunRecord, engine: Engine | None, trace: Sequence[TraceEvent]) -> dict[str, str]:
+    """Of the suite and what it ran on, of the engine that scored, and what the agent's trace says of itself."""
+    found = {clean(name) or "": clean(value) or "" for name, value in sorted(record.versions.items())}
+    if engine is not None:
+        found["engine"] = clean(f"{engine.backend}, {engine.dtype} on {engine.device}") or ""
+        found |= {f"engine: {clean(name)}": clean(value) or "" for name, value in sorted(engine.versions.items())}
+    models = sorted({event.model for event in trace if event.model})
+    if models:
+        found["driver's model, by the trace"] = clean(", ".join(models)) or ""
+    formats = sorted({event.format for event in trace})
+    if formats:
+        found["trace"] = clean(", ".join(formats)) or ""
+    return found
+
+
+def waits_of(entries: Sequence[Written]) -> dict[int, float]:
+    """Seconds from each submission's entry to its score's, by number.
+
+    By the wall clocks of two nodes, which may differ by some seconds: shown, and nothing is decided by it.
+    """
+    taken: dict[int, str] = {}
+    waits: dict[int, float] = {}
+    for linked in entries:
+        if linked.kind is EntryKind.SUBMISSION:
+            taken.setdefault(linked.body.submission_id, linked.at)
+        elif linked.kind is EntryKind.SCORE and linked.body.submission_id in taken:
+            seconds = _between(taken[linked.body.submission_id], linked.at)
+            if seconds is not None:
+                waits.setdefault(linked.body.submission_id, max(0.0, seconds))
+    return waits
+
+
+def _between(begin: str, end: str) -> float | None:
+    try:
+        return (dt.datetime.fromisoformat(end) - dt.datetime.fromisoformat(begin)).total_seconds()
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,91 @@
+"""What a run used: GPUs, CPU, memory, disk and idle time, from the recorder's samples and the ledger's attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autorl_hpc.files.spans import Span, joined, seconds_of, without
+from autorl_hpc.records.recorded import UsageSample
+
+HOUR_S = 3600.0
+IDLE_SHARE = 0.05
+"""Of one core, and of each GPU: a shell that sleeps and an agent's program that waits for its driver use less, the
+smallest training more."""
+
+LONGEST_GAP_S = 60.0
+"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The samples of a run, taken together. Null: not measured.
+
+    Attributes:
+        attempts: when each attempt went on.
+        gpus: by attempt, how many GPUs were seen; an attempt without a sample is not in it.
+        gpu_use: mean share of the time that kernels ran, over all GPUs.
+        still: when neither a core nor a GPU was at work.
+    """
+
+    attempts: Mapping[int, Span] = field(default_factory=dict)
+    gpus: Mapping[int, int] = field(default_factory=dict)
+    gpu_model: str | None = None
+    gpu_use: float | None = None
+    cpu_hours: float | None = None
+    memory_peak_bytes: int | None = None
+    disk_peak_bytes: int | None = None
+    still: tuple[Span, ...] | None = None
+
+    def gpu_hours(self, until_s: float = float("inf")) -> float | None:
+        """GPU-hours that the agent had from the start to `until_s`: GPUs times time, at work or not. None: no GPU was seen."""
+        if not any(self.gpus.values()):
+            return None
+        had = [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
+        return sum(count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in had)
+
+    def idle_s(self, driver: Sequence[Span]) -> float | None:
+        """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
+        return None if self.still is None else seconds_of(without(self.still, driver))
+
+
+def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span], every: int = 1) -> Usage:
+    """The samples of a run, taken together.
+
+    Args:
+        every: of a long run, only every so many-th sample is among them.
+    """
+    longest_gap_s = LONGEST_GAP_S * every
+    gpus: dict[int, int] = {}
+    cpu_s: dict[int, float] = {}
+    last: dict[int, UsageSample] = {}
+    used = gpu_s = 0.0
+    still: list[Span] = []
+    cores_known = False
+    for sample in samples:  # one pass: a long run has twenty thousand
+        attempt = sample.attempt
+        gpus[attempt] = max(gpus.get(attempt, 0), len(sample.gpus))
+        if sample.cpu_s is not None:
+            cpu_s[attempt] = max(cpu_s.get(attempt, 0.0), sample.cpu_s)
+        before, last[attempt] = last.get(attempt), sample
+        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= longest_gap_s:
+            continue
+        shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
+        if shares:
+            used += seconds * sum(shares) / len(shares)
+            gpu_s += seconds
+        if sample.cpu_s is not None and before.cpu_s is not None:
+            cores_known = True
+            if max([(sample.cpu_s - before.cpu_s) / seconds, *shares]) < IDLE_SHARE:
+                still.append((before.elapsed_s, sample.elapsed_s))
+    models = {gpu.name for sample in last.values() for gpu in sample.gpus} - {""}
+    return Usage(
+        attempts=attempts,
+        gpus=gpus,
+        gpu_model=", ".join(sorted(models)) or None,
+        gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
+        cpu_hours=sum(cpu_s.values()) / HOUR_S if cpu_s else None,
+        memory_peak_bytes=max((s.memory_bytes for s in samples if s.memory_bytes is not None), default=None),
+        disk_peak_bytes=max((s.disk_bytes for s in samples if s.disk_bytes is not None), default=None),
+        still=joined(still) if cores_known else None,
+    )

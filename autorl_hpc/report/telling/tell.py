@@ -1,0 +1,184 @@
+"""One run's story, whole. Pure from the run's files: the same files give the same story."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autorl_hpc.records.recorded import CodeRevision
+from autorl_hpc.report.failures import failure_of
+from autorl_hpc.report.failures.facts import Gain, RunFacts
+from autorl_hpc.report.routes import executed, mode_kept, planned
+from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
+from autorl_hpc.report.telling.gains import opened
+from autorl_hpc.report.telling.iterations import (
+    NO_PLAN,
+    Stretch,
+    exits_between,
+    facts_of,
+    gain_of,
+    iterations_of,
+    stretches_of,
+    whole_log,
+)
+from autorl_hpc.report.telling.known import Known
+from autorl_hpc.report.telling.metrics import reference_metrics
+from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of, waits_of
+from autorl_hpc.report.telling.shown import shown_failure, shown_lines
+from autorl_hpc.report.telling.skill import skill_metrics
+from autorl_hpc.report.text import clean
+from autorl_hpc.states import Fault, Route, SubmissionState
+
+MAX_NOTES = 12
+RECORDER_EVENTS = "recorder"
+"""Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
+
+NO_TROUBLE = ("recorder_started", "recorder_ended")
+
+
+def tell(known: Known) -> Story:
+    """The story of a run; what nobody recorded is null or empty."""
+    stretches = stretches_of(known)
+    iterations = iterations_of(known, stretches)
+    summary, view = known.summary, known.view
+    compared = opened(view, summary.selected)
+    return Story(
+        route=(route := _route(known, iterations)),
+        mode_kept=mode_kept(summary.mode, route.executed),
+        iterations=iterations,
+        failure=_failure(known, stretches, iterations),
+        metrics=reference_metrics(
+            known.points,
+            base_score=summary.baseline_feedback.score if summary.baseline_feedback else None,
+            elapsed_s=summary.elapsed_s,
+            allowed_s=summary.budget_s + summary.given_back_s,
+            ended=view.sealed is not None,
+            refused_unrecorded=view.sealed.refused_unrecorded if view.sealed else 0,
+        ),
+        resources=_resources(known),
+        skill=skill_metrics(
+            summary.agent,
+            known.points,
+            known.recorded,
+            known.events,
+            started=bool(view.attempts),
+            said_something=known.log.size() > 0,
+        ),
+        jobs=jobs_of(known.entries),
+        nodes=nodes_of(known.entries),
+        versions=versions_of(known.record, known.engine, known.recorded.trace.records),
+        opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
+        recorder=tuple(_notes(known)[:MAX_NOTES]),
+    )
+
+
+def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
+    """Of the selected checkpoint; before there is one, of the best, else of the last; without a submission, of all that was done."""
+    best = known.view.best()
+    for wanted in (known.summary.selected, best.submission_id if best else None):
+        for iteration in iterations:
+            if iteration.submission_id == wanted:
+                return iteration.route
+    if iterations:
+        return iterations[-1].route
+    revision = known.code.revisions[-1].revision if known.code.revisions else None
+    sources = known.code.sources(revision)
+    lines = [command.command for command in known.commands if command.command]
+    plan = planned(sources, lines) if sources else NO_PLAN
+    points = known.recorded.training.records
+    if not sources and not points:
+        return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
+    done = executed(points, known.commands, None, plan, submitted=False)
+    return RouteTold(
+        planned=plan.route,
+        executed=done.route,
+        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+        executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+    )
+
+
+def _failure(known: Known, stretches: Sequence[Stretch], iterations: Sequence[Iteration]) -> Failure | None:
+    """Why the run did not help, if it did not."""
+    summary, view = known.summary, known.view
+    base = summary.baseline_feedback.score if summary.baseline_feedback else None
+    chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
+    best = view.best()
+    chosen = chosen or next((s for s in stretches if best and s.point.submission_id == best.submission_id), None)
+    gain = summary.improvement
+    facts = RunFacts(
+        budget_s=summary.budget_s,
+        elapsed_s=summary.elapsed_s,
+        iterations=facts_of(known, stretches, base),
+        ended_by=summary.ended_by,
+        fault=Fault.CLUSTER if summary.excluded == "infrastructure" and summary.fault is None else summary.fault,
+        reason=summary.reason,
+        refused=summary.refused,
+        first_accepted_s=next((p.elapsed_s for p in known.points if p.status is not SubmissionState.REFUSED), None),
+        feedback_gain=gain_of(known, chosen, base),
+        report_gain=Gain(gain.difference, gain.low, gain.high, f"ledger entry {len(known.entries):06d}")
+        if gain is not None and gain.how != "base_kept"
+        else None,
+        optimism_gap=summary.gap.gap if summary.gap else None,
+        flags=summary.flags,
+        contaminated_items=sum(found.items for found in summary.contaminated),
+        training=known.recorded.training.records,
+        logs=whole_log(known),
+        exits=exits_between(known, 0.0, summary.elapsed_s),
+    )
+    return shown_failure(failure_of(facts), hide_code=known.hidden_files, hide_all=known.hides_all)
+
+
+def _resources(known: Known) -> Resources:
+    usage, spent = known.usage, known.spent
+    waits = waits_of(known.entries)
+    gpus = max(usage.gpus.values(), default=0)
+    return Resources(
+        gpu_hours=usage.gpu_hours(),
+        gpus=gpus or None,
+        gpu_model=clean(usage.gpu_model),
+        gpu_use=usage.gpu_use,
+        cpu_hours=usage.cpu_hours,
+        memory_peak_bytes=usage.memory_peak_bytes,
+        disk_peak_bytes=usage.disk_peak_bytes,
+        tokens_in=spent.tokens_in,
+        tokens_out=spent.tokens_out,
+        tokens_cached=spent.tokens_cached,
+        cost_usd=spent.cost_usd,
+        driver_calls=spent.driver_calls,
+        tool_calls=spent.tool_calls,
+        tool_failures=spent.tool_failures,
+        idle_s=usage.idle_s(spent.driver_spans),
+        wait_s=sum(waits.values()) if waits else None,
+        revisions=len(known.code.revisions) if known.recorded.revisions.present else None,
+    )
+
+
+def _notes(known: Known) -> list[str]:
+    """What the recorder missed, and its crashes."""
+    notes = list(known.recorded.troubles)
+    events = [event for event in known.events if event["event"] not in NO_TROUBLE]
+    notes += [_event(event) for event in events if event["event"].startswith(RECORDER_EVENTS)]
+    notes += _of_revisions(known.code.revisions)
+    if known.recorded.usage.present:
+        unseen = [str(number) for number in known.attempts if number not in known.usage.gpus]
+        if unseen:
+            notes.append(
+                f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others"
+            )
+    notes += list(dict.fromkeys(known.code.troubles))
+    if known.spent.skipped:
+        notes.append(f"{known.spent.skipped} lines of the agent's trace were too long to be read")
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES - 1 :] = [f"and {len(notes) - MAX_NOTES + 1} more"]
+    return [clean(note) or "" for note in notes]
+
+
+def _event(event: dict[str, object]) -> str:
+    told = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("event", "at"))
+    return f"{str(event['event']).replace('_', ' ')}: {told}" if told else str(event["event"]).replace("_", " ")
+
+
+def _of_revisions(revisions: Sequence[CodeRevision]) -> list[str]:
+    """What the states of the code don't hold."""
+    notes = [f"code: {reason}" for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
+    left_out = max((r.left_out for r in revisions), default=0)
+    return notes + ([f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else [])

@@ -1,0 +1,4 @@
+#!/bin/sh
+mkdir -p output
+cp -r "$MODEL_PATH" output/baseline
+./submit output/baseline

@@ -1,0 +1,1 @@
+llamafactory-cli train sft.yaml && llamafactory-cli export export.yaml

@@ -1,0 +1,1 @@
+FORCE_TORCHRUN=1 llamafactory-cli train pref.yaml

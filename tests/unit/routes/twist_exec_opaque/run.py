@@ -1,0 +1,4 @@
+import base64
+import sys
+
+exec(base64.b64decode(sys.stdin.read()))

@@ -1,0 +1,3 @@
+from trl import SFTTrainer
+
+SFTTrainer(model="models/base", train_dataset=[]).train()

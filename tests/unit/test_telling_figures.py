@@ -1,0 +1,223 @@
+"""The figures of a run's story against values computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TrainingPoint, UsageSample
+from autorl_hpc.report.compare import Pair
+from autorl_hpc.report.items import Items
+from autorl_hpc.report.story import ReferenceMetrics
+from autorl_hpc.report.summary import Point
+from autorl_hpc.report.telling.gains import feedback_gain
+from autorl_hpc.report.telling.lines import Lines, Recorded
+from autorl_hpc.report.telling.metrics import reference_metrics
+from autorl_hpc.report.telling.resources import Usage, usage_of
+from autorl_hpc.report.telling.skill import skill_metrics
+from autorl_hpc.report.telling.training import trained_by
+from autorl_hpc.scoring import stats
+from autorl_hpc.states import Fault, SubmissionState
+
+IDS = tuple("abcdef")
+CLUSTERS = ("x", "x", "y", "y", "z", "z")
+AT = "2026-01-01T00:00:00.000+00:00"
+
+
+def submitted(number: int, at_s: float, score: float | None = None, **more: Any) -> Point:
+    status = more.pop("status", SubmissionState.SCORED if score is not None else SubmissionState.REFUSED)
+    return Point(submission_id=number, manifest_id=f"m{number}", elapsed_s=at_s, status=status, score=score, **more)
+
+
+def metrics(*points: Point, **more: Any) -> ReferenceMetrics:
+    given: dict[str, Any] = {"base_score": 20.0, "elapsed_s": 900.0, "allowed_s": 1000.0, "ended": True}
+    return reference_metrics(points, **{**given, **more})
+
+
+def test_reference_metrics_of_a_whole_run() -> None:
+    flagged = Fingerprint(submission_id=6, content_hash="0" * 64, flags=("untrained_copy",))
+    found = metrics(
+        submitted(1, 50.0),
+        submitted(2, 100.0, 20.0, is_base=True),
+        submitted(3, 200.0, 15.0),
+        submitted(4, 300.0, 30.0),
+        submitted(5, 400.0, status=SubmissionState.FAILED, fault=Fault.ARTIFACT),
+        submitted(6, 500.0, 30.0, fingerprint=flagged),
+        submitted(7, 600.0, 20.0, same_as=2),
+        submitted(8, 700.0, 25.0),
+        submitted(9, 750.0, status=SubmissionState.FAILED, fault=Fault.GRADER),
+        submitted(10, 800.0, status=SubmissionState.ACCEPTED),
+        refused_unrecorded=2,
+    )
+    # Six scored of: six scored, one refused, two refused and not kept, one that failed by its own fault.
+    assert found.valid_submission_rate == pytest.approx(6 / 10)
+    assert found.first_valid_idx == 2 and found.first_valid_delay == 100.0
+    assert found.time_to_first_improvement == 300.0  # 20 is the base model's score, and 15 is below it
+    assert found.time_to_best == 300.0  # the earlier of two equal ones
+    assert found.monotonic_ratio == pytest.approx(2 / 5)  # 20 15 30 30 20 25: up twice in five steps
+    assert found.copy_model_count == 3  # the base, what equals it, and what is only noise away
+    assert found.time_used_ratio == pytest.approx(0.9) and found.last_submit_gap == 100.0
+
+
+def test_reference_metrics_that_nobody_knows() -> None:
+    assert metrics() == ReferenceMetrics(time_used_ratio=0.9)
+    one = metrics(submitted(1, 10.0, 30.0), base_score=None, ended=False)
+    assert one == ReferenceMetrics(
+        valid_submission_rate=1.0, first_valid_idx=1, first_valid_delay=10.0, time_to_best=10.0
+    )
+    waiting = metrics(submitted(1, 10.0, status=SubmissionState.ACCEPTED))
+    assert waiting.valid_submission_rate is None and waiting.last_submit_gap == 890.0
+    refused = metrics(submitted(1, 10.0))
+    assert refused.valid_submission_rate == 0.0 and refused.first_valid_idx is None and refused.time_to_best is None
+    zero = metrics(submitted(1, 10.0, 0.0))  # a score of 0 is a score, which the reference takes for none
+    assert zero.valid_submission_rate == 1.0 and zero.time_to_best == 10.0
+
+
+def sample(
+    at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any
+) -> UsageSample:
+    gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
+    return UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more)
+
+
+def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
+    attempts = {1: (0.0, 3600.0), 2: (3600.0, 5400.0), 3: (5400.0, 7200.0)}
+    found = usage_of([sample(5.0, 1, None, 0.5, 0.5), sample(3700.0, 2, None, 0.5)], attempts)
+    assert found.gpus == {1: 2, 2: 1} and found.gpu_model == "H100"
+    assert found.gpu_hours() == pytest.approx(2 * 1.0 + 1 * 0.5)  # nobody looked in the third attempt
+    assert found.gpu_hours(1800.0) == pytest.approx(1.0) and found.gpu_hours(4500.0) == pytest.approx(2.25)
+    assert usage_of([sample(5.0)], attempts).gpu_hours() is None  # no GPU was seen: not zero
+    assert Usage().gpu_hours() is None and Usage().idle_s(()) is None
+
+
+def test_gpu_use_cpu_and_peaks() -> None:
+    found = usage_of(
+        [
+            sample(0.0, 1, 0.0, 0.0, memory_bytes=5, disk_bytes=70),
+            sample(10.0, 1, 20.0, 0.5, memory_bytes=9),
+            sample(40.0, 1, 50.0, 0.9, memory_bytes=7, disk_bytes=60),
+            sample(500.0, 1, 60.0, 0.1),  # nobody looked for 460 s: the share says nothing of them
+            sample(500.0, 2, 3.0, 0.1),
+            sample(510.0, 2, 36.0, None),
+        ],
+        {1: (0.0, 500.0), 2: (500.0, 510.0)},
+    )
+    assert found.gpu_use == pytest.approx((10 * 0.5 + 30 * 0.9) / 40)
+    assert found.cpu_hours == pytest.approx((60 + 36) / 3600)
+    assert (found.memory_peak_bytes, found.disk_peak_bytes) == (9, 70)
+
+
+def test_idle_is_when_nothing_works_and_no_driver_is_waited_for() -> None:
+    samples = [
+        sample(0.0, 1, 0.0, 0.0),
+        sample(10.0, 1, 0.1, 0.0),  # idle: a hundredth of a core
+        sample(20.0, 1, 9.0, 0.0),  # a core works
+        sample(30.0, 1, 9.1, 0.8),  # a GPU works
+        sample(40.0, 1, 9.2, 0.0),  # idle
+        sample(50.0, 1, 9.3, 0.0),  # idle
+    ]
+    found = usage_of(samples, {1: (0.0, 50.0)})
+    assert found.idle_s(()) == pytest.approx(30.0)
+    assert found.idle_s(((5.0, 32.0), (45.0, 60.0))) == pytest.approx(5.0 + 8.0 + 5.0)
+    assert usage_of([sample(0.0), sample(10.0)], {}).idle_s(()) is None  # CPU was not measured
+    apart = [sample(0.0, 1, 0.0, 0.0), sample(100.0, 1, 1.0, 0.0)]
+    assert usage_of(apart, {}).idle_s(()) is None and usage_of(apart, {}, every=2).idle_s(()) == 100.0
+
+
+def trained(at_s: float, step: int | None, source: str = "a", **more: Any) -> TrainingPoint:
+    return TrainingPoint(elapsed_s=at_s, at=AT, step=step, source=source, **more)
+
+
+def test_training_steps_between_submissions() -> None:
+    points = [
+        trained(10.0, 10, loss=2.0),
+        trained(20.0, 50, loss=1.0, reward=0.1),
+        trained(30.0, 60),  # the same training goes on after the submission at 25
+        trained(35.0, 5, loss=3.0),  # a new one in the same place
+        trained(36.0, 7, "b"),
+        trained(37.0, None, "b", loss=0.5),
+    ]
+    first, second, third = trained_by(points, [25.0, 40.0, 50.0])
+    assert (first.steps, first.last_loss, first.last_reward) == (50, 1.0, 0.1)
+    assert (second.steps, second.last_loss, second.last_reward) == (10 + 5 + 7, 0.5, None)
+    assert (third.steps, third.last_loss) == (None, None) and third.points == ()
+
+
+def items(*outcomes: float) -> Items:
+    return Items(tuple(f"q{i}" for i in range(len(outcomes))), outcomes, 0.1)
+
+
+def test_feedback_gains_have_the_noise_of_the_items() -> None:
+    base, new = [1.0] * 10 + [0.0] * 30, [0.0] * 2 + [1.0] * 18 + [0.0] * 20
+    found = feedback_gain(Pair(items(*base), items(*new)))
+    assert found is not None and (found.won, found.lost) == (10, 2)
+    assert found.difference == pytest.approx(20.0)
+    assert found.won_ids == tuple(f"q{i}" for i in range(10, 20)) and found.lost_ids == ("q0", "q1")
+    expected = stats.tango(10, 2, 40)
+    assert (found.low, found.high) == (pytest.approx(100 * expected.low), pytest.approx(100 * expected.high))
+    graded = feedback_gain(Pair(items(0.0, 0.5, 0.2, 0.1), items(0.5, 0.5, 0.6, 0.4)))
+    assert graded is not None and graded.won is None
+    # Differences 0.5, 0, 0.4, 0.3: mean 0.3, standard deviation 0.21602, t(3) = 3.18245.
+    assert graded.difference == pytest.approx(30.0)
+    assert graded.low == pytest.approx(30.0 - 3.182446 * 21.60247 / 2, abs=1e-3)
+
+
+def test_clusters_count_as_one_observation_each() -> None:
+    # Three clusters of two; sums of differences 2, 0, 1; mean 0.5; deviations of sums 1, -1, 0: variance 3/2 * 2 / 36.
+    base, new = Items(IDS, (0.0,) * 6, 0.1, clusters=CLUSTERS), Items(IDS, (1.0, 1.0, 0.0, 0.0, 1.0, 0.0), 0.1)
+    found = feedback_gain(Pair(base, new))
+    half = 4.302653 * (1.5 * 2 / 36) ** 0.5  # t with two degrees of freedom
+    assert found is not None and found.difference == pytest.approx(50.0) and (found.won, found.lost) == (3, 0)
+    assert found.low == pytest.approx(100 * (0.5 - half), abs=1e-3) and found.high == 100.0
+
+
+def process(at_s: float, command: str, exit_code: int | None, what: str = "ended") -> ProcessSeen:
+    fields = {"elapsed_s": at_s, "at": AT, "pid": 1, "parent": 0, "began_s": 0.0, "what": what}
+    return ProcessSeen.model_validate({**fields, "command": command, "exit_code": exit_code})
+
+
+def test_skill_metrics() -> None:
+    points = [submitted(1, 50.0), submitted(2, 60.0, status=SubmissionState.FAILED, fault=Fault.CLUSTER)]
+    points += [submitted(3, 500.0, 30.0), submitted(4, 600.0)]
+    seen = [
+        process(100.0, "/usr/bin/python3 train.py", 1),
+        process(110.0, "grep -q x y", 1),  # an answer, no failure
+        process(120.0, "python train.py", -15),  # stopped by the agent
+        process(130.0, "python train.py", None),
+        process(140.0, "torchrun train.py", 2),
+        process(150.0, "python train.py", 1, "began"),
+        process(550.0, "python train.py", 1),  # nothing was scored after it
+    ]
+    recorded = Recorded(processes=Lines(tuple(seen), True))
+    events = [{"event": "agent_started"}]
+    found = skill_metrics("codex", points, recorded, events, started=True, said_something=True)
+    assert found.without_human_help is True and found.recovered_from == 1 + 2 and found.stage_reached == "evaluation"
+    assert (
+        skill_metrics("shell", (), Recorded(), events, started=True, said_something=False).without_human_help is False
+    )
+    attached = [*events, {"event": "attached"}]
+    assert (
+        skill_metrics("codex", (), Recorded(), attached, started=True, said_something=False).without_human_help is False
+    )
+    unknown = skill_metrics("codex", (), Recorded(), (), started=True, said_something=False)
+    assert unknown.without_human_help is None and unknown.recovered_from == 0 and unknown.stage_reached == "none"
+    assert skill_metrics("codex", (), Recorded(), (), started=False, said_something=False).recovered_from is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "points", "said", "stage"),
+    [
+        (Recorded(), (), True, "design"),
+        (Recorded(processes=Lines((process(1.0, "ls", 0),), True)), (), False, "design"),
+        (Recorded(training=Lines((trained(1.0, 0),), True)), (), False, "none"),
+        (Recorded(training=Lines((trained(1.0, 3),), True)), (), False, "execution"),
+        (Recorded(), (submitted(1, 1.0),), False, "none"),
+        (Recorded(), (submitted(1, 1.0, status=SubmissionState.ACCEPTED),), False, "execution"),
+        (Recorded(), (submitted(1, 1.0, 0.0),), False, "evaluation"),
+    ],
+)
+def test_stage_reached(recorded: Recorded, points: tuple[Point, ...], said: bool, stage: str) -> None:
+    found = skill_metrics("codex", points, recorded, (), started=True, said_something=said)
+    assert found.stage_reached == stage

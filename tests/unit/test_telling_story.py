@@ -1,0 +1,324 @@
+"""A run with everything that a recorder leaves, told: by its iterations, in its summary and in the merged one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import recordmaker as make
+from treemaker import Tree, TreeRun, outcomes
+
+from autorl_hpc.files.events import append_event
+from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.report import api
+from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.story import (
+    EvidenceLine,
+    ReferenceMetrics,
+    Resources,
+    RouteTold,
+    Setting,
+    SkillMetrics,
+    Story,
+)
+from autorl_hpc.report.summary import RunSummary
+from autorl_hpc.report.telling import changes, gains
+from autorl_hpc.report.telling.shown import shown_lines, shown_settings
+from autorl_hpc.states import EntryKind, Fault, Route, Split
+
+KEY = "hf_" + "abcdefghij" * 3
+SFT = f"""import os
+from trl import SFTConfig, SFTTrainer
+os.environ["HF_TOKEN"] = "{KEY}"
+args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)
+trainer = SFTTrainer(model=os.environ["MODEL_PATH"], args=args, train_dataset=data)
+trainer.train()
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "runs" / "exp")
+
+
+def told(run: TreeRun) -> RunSummary:
+    return digest(run.dir, Library())
+
+
+def recorded_run(tree: Tree) -> TreeRun:
+    """Three submissions: refused, 12 of 40, 20 of 40 (the base model solves 10); one GPU, two calls of the driver."""
+    run = tree.run(agent="codex", driver="gpt-x", mode="sft-only").start()
+    append_event(run.dir.events, "agent_started", attempt=1, elapsed_s=0.0)
+    run.dir.agent_log.write_text("hello\n")
+    first = make.code(run, 40.0, {"code/train.py": SFT, "code/old.py": "x = 1\n"})
+    run.refuse(50.0, "no config.json", code_revision=first)
+    second = make.code(run, 90.0, {"code/train.py": SFT.replace("2e-5", "1e-5")})
+    run.submit(100.0, outcomes(40, range(12)), code_revision=second)
+    make.code(run, 300.0, {"code/train.py": SFT.replace("2e-5", "5e-6")})  # not told by the submission: found by time
+    run.submit(400.0, outcomes(40, range(5, 25)))
+    make.add(run, "training", *(make.point(60.0 + i, i, trainer="SFTTrainer", loss=3.0 - i) for i in range(1, 3)))
+    make.add(run, "training", make.point(200.0, 9, trainer="SFTTrainer", loss=0.5, source="output/v2/log"))
+    make.add(
+        run,
+        "trace",
+        make.event(10.0, "usage", tokens_in=1000, tokens_out=50, cost_usd=0.25, model="gpt-x"),
+        make.event(150.0, "usage", tokens_in=2000, tokens_out=70, cost_usd=0.5),
+        make.event(151.0, "tool_call", tool="shell", command="python code/train.py", call_id="1"),
+        make.event(190.0, "tool_result", call_id="1", ok=True),
+    )
+    make.add(run, "usage", make.usage(5.0, 1.0, (0.5,)), make.usage(10.0, 6.0, (0.7,), memory_bytes=9))
+    make.add(run, "processes", make.process(55.0, "python code/train.py"))
+    make.add(run, "processes", make.process(99.0, "python code/train.py", "ended", exit_code=1))
+    return run
+
+
+def test_iterations_by_hand(tree: Tree) -> None:
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    story = told(run).story
+    first, second, third = story.iterations
+    assert (first.status, first.score, first.improvement, first.best_so_far) == ("refused", None, None, None)
+    assert (second.score, second.improvement, second.best_so_far) == (30.0, 5.0, 30.0)
+    assert (third.score, third.improvement, third.best_so_far) == (50.0, 25.0, 50.0)
+    assert [one.duration_s for one in story.iterations] == [50.0, 50.0, 300.0]
+    # The second solves items 0 to 11, the third 5 to 24, the base model 0 to 9.
+    assert (second.won, second.lost, second.won_ids) == (2, 0, ("q10", "q11"))
+    assert (third.won, third.lost, third.lost_ids) == (15, 5, ("q0", "q1", "q2", "q3", "q4"))
+    assert second.improvement_low is not None and second.improvement_low < 5.0 < (second.improvement_high or 0.0)
+    assert [one.tokens for one in story.iterations] == [1050, 1050, 3120]
+    assert [one.cost_usd for one in story.iterations] == [0.25, 0.25, 0.75]
+    assert [one.gpu_hours for one in story.iterations] == pytest.approx([50 / 3600, 100 / 3600, 400 / 3600])
+    assert [one.training_steps for one in story.iterations] == [None, 2, 9]
+    assert [one.last_loss for one in story.iterations] == [None, 1.0, 0.5]
+    assert third.revision not in (None, second.revision) and len(story.opened) == 2
+    assert story.resources.gpu_hours == pytest.approx(600 / 3600) and story.resources.gpus == 1
+    assert (story.resources.tokens_in, story.resources.tokens_out, story.resources.tool_calls) == (3000, 120, 1)
+    assert story.resources.revisions == 3 and story.resources.memory_peak_bytes == 9
+    assert story.metrics.first_valid_idx == 2 and story.metrics.last_submit_gap == 200.0
+    assert story.skill == SkillMetrics(without_human_help=True, recovered_from=2, stage_reached="evaluation")
+    assert story.nodes and story.nodes[0].startswith("supervisor on ") and story.versions["engine: tiny"] == "1"
+    assert story.recorder == ()
+
+
+def test_routes_and_settings_of_the_code(tree: Tree) -> None:
+    story = told(recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))).story
+    second, third = story.iterations[1:]
+    assert (second.route.planned, second.route.executed) == (Route.SFT, Route.SFT)
+    assert story.route.executed is third.route.executed is Route.SFT
+    rates = [s.value for one in story.iterations for s in one.settings if s.name == "learning_rate"]
+    assert [float(rate) for rate in rates] == [2e-5, 1e-5, 5e-6]
+    assert second.route.planned_by and "train.py" in second.route.planned_by[0].where
+
+
+def test_changes_from_one_iteration_to_the_next(tree: Tree) -> None:
+    first, second, third = told(recorded_run(tree)).story.iterations
+    assert [(c.path, c.added, c.removed, c.what) for c in first.changes] == [
+        ("code/old.py", 1, 0, "added"),
+        ("code/train.py", 6, 0, "added"),
+    ]
+    assert [(c.path, c.added, c.removed, c.what) for c in second.changes] == [
+        ("code/old.py", 0, 1, "removed"),
+        ("code/train.py", 1, 1, "changed"),
+    ]
+    assert second.diff is not None and third.diff is not None
+    assert "-x = 1" in second.diff.split("\n")
+    assert '-args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)' in second.diff.split(
+        "\n"
+    )
+    assert "learning_rate=5e-6" in third.diff and "old.py" not in third.diff
+    assert KEY not in first.diff and 'HF_TOKEN"] = "***"' in first.diff if first.diff else False
+
+
+def test_a_diff_is_bounded_cleaned_and_hides_what_is_held_out(tree: Tree) -> None:
+    run = tree.run(seed=1).start()
+    many = {f"code/f{i:03d}.py": "a\n" for i in range(changes.MAX_CHANGES + 7)}
+    long = "".join(f"line {i}\n" for i in range(5000))
+    revision = make.code(run, 1.0, {**many, "code/long.py": long})
+    run.submit(2.0, outcomes(40, range(10)), code_revision=revision)
+    hostile = "\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\r\n" + "y" * 10_000
+    leak = {"code/hostile.py": hostile, "code/leak.py": "the question itself\n", "code/\x1b[1m\nodd|.py": "z\n"}
+    run.submit(3.0, outcomes(40, range(10)), code_revision=make.code(run, 2.5, {**many, **leak}))
+    found = (Contaminated(file="code/leak.py", split=Split.REPORT, how="exact", items=1, first_items=("q7",)),)
+    look = Contamination(submission_id=2, whole={Split.REPORT: 1}, items={Split.REPORT: 1}, found=found, complete=True)
+    run.write(EntryKind.CONTAMINATION, look)
+    first, second = told(run).story.iterations
+    assert len(first.changes) == changes.MAX_CHANGES and first.more_changes == 8
+    assert first.diff is not None and len(first.diff.split("\n")) <= changes.MAX_DIFF_LINES + 1
+    assert second.diff is not None
+    assert "question itself" not in second.diff and "held-out items were found" in second.diff
+    assert not set("\x1b\x07\r\u202e") & set(second.diff + "".join(c.path for c in second.changes))
+    assert max(map(len, second.diff.split("\n"))) <= changes.MAX_LINE_CHARS
+    assert any(c.path == "code/ odd|.py" for c in second.changes)
+
+
+def test_more_found_than_is_listed_hides_all_words(tree: Tree) -> None:
+    run = recorded_run(tree)
+    look = Contamination(submission_id=1, found_unlisted=3, complete=True)
+    run.write(EntryKind.CONTAMINATION, look)
+    story = told(run).story
+    assert all("SFTConfig" not in (one.diff or "") for one in story.iterations)
+    assert all("SFT" not in line.says for one in story.iterations for line in one.route.planned_by)
+
+
+def test_a_run_that_nobody_recorded(tree: Tree) -> None:
+    run = told(tree.finished(seed=0, solved=40))
+    story = run.story
+    assert story.route.planned is Route.UNKNOWN and story.resources == Resources(wait_s=story.resources.wait_s)
+    assert [one.diff for one in story.iterations] == [None, None] and story.recorder == ()
+    for one in story.iterations:
+        assert (one.tokens, one.gpu_hours, one.cost_usd, one.training_steps, one.revision) == (None,) * 5
+        assert one.settings == () and one.changes == ()
+    assert story.metrics == ReferenceMetrics(
+        valid_submission_rate=1.0,
+        first_valid_idx=1,
+        first_valid_delay=100.0,
+        time_to_first_improvement=100.0,
+        time_to_best=400.0,
+        monotonic_ratio=1.0,
+        time_used_ratio=0.5,
+        last_submit_gap=200.0,
+    )
+    assert story.skill.without_human_help is None  # there are no events that would tell
+    queued = told(tree.run(seed=1)).story
+    assert queued.iterations == () and queued.route == RouteTold() and queued.failure is None
+    assert queued.skill == SkillMetrics() and queued.metrics == ReferenceMetrics()
+
+
+@pytest.mark.parametrize("name", ["trace", "usage", "processes", "training", "revisions"])
+def test_a_damaged_file_costs_only_what_stood_in_it(tree: Tree, name: str) -> None:
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    whole = told(run)
+    path = run.dir.recorded(name)
+    path.write_bytes(b"\x00\xff garbage\n" * 3 + b'{"elapsed_s": 1')
+    damaged = told(run)
+    assert f"4 lines of {path.name} can't be read" in damaged.story.recorder[0]
+    assert damaged.improvement == whole.improvement and damaged.story.metrics == whole.story.metrics
+    assert [one.score for one in damaged.story.iterations] == [one.score for one in whole.story.iterations]
+
+
+def test_damaged_code_is_said(tree: Tree) -> None:
+    run = recorded_run(tree)
+    for path in (run.dir.code_git / "objects").rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_bytes(b"damaged")
+    story = told(run).story
+    assert all(one.diff is None and one.changes == () for one in story.iterations)
+    assert any("code.git" in note for note in story.recorder)
+
+
+def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
+    run = recorded_run(tree)
+    append_event(run.dir.events, "recorder_trouble", watch="usage", message="nvidia-smi \x1b[31m: no answer")
+    for i in range(30):
+        append_event(run.dir.events, "recorder_trouble", watch="training", message=f"trouble {i}")
+    append_event(run.dir.events, "recorder_started", pid=3)
+    run.interrupt(450.0)
+    run.start(450.0)
+    notes = told(run).story.recorder
+    assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
+    assert not any("started" in note for note in notes)
+    assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
+
+
+def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gains, "MAX_PAIRED", 3)
+    run = tree.run(seed=4).start()
+    for at, solved in enumerate((12, 11, 14, 13, 16, 18, 10), 1):
+        run.submit(float(at), outcomes(40, range(solved)), final=solved == 13)
+    story = told(run.seal().close(outcomes(100, range(30)))).story
+    assert [(one.submission_id, one.won) for one in story.iterations if one.won is not None] == [(4, 3)]
+    assert story.opened == (4,)
+    assert all(one.improvement is not None for one in story.iterations)
+
+
+def test_items_of_an_altered_file_give_no_interval(tree: Tree) -> None:
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    path = run.dir.items / "000002.feedback.jsonl.gz"
+    path.chmod(0o644)
+    path.write_bytes(b"x")
+    second = told(run).story.iterations[1]
+    assert second.improvement == 5.0 and second.improvement_low is None and second.won is None
+
+
+def test_waits_are_from_entry_to_entry(tree: Tree) -> None:
+    run = tree.run(seed=5).start()
+    number = run.submit(10.0)
+    time.sleep(0.05)
+    run.score(number, outcomes(40, range(5)))
+    run.submit(20.0)
+    story = told(run).story
+    waited = story.iterations[0].waited_s
+    assert waited is not None and 0.04 < waited < 5.0 and story.resources.wait_s == waited
+    assert story.iterations[1].waited_s is None
+
+
+def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    api.write_reports(api.build([tree.path]), None)
+    own = json.loads((run.dir.report / "summary.json").read_text())
+    merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
+    assert own["story"]["iterations"][1]["diff"] and own["story"]["iterations"][1]["won_ids"]
+    short = merged["story"]["iterations"][1]
+    assert short["diff"] is None and short["changes"] == [] and short["won_ids"] == [] and short["settings"] == []
+    for name in ("score", "improvement", "improvement_low", "tokens", "cost_usd", "gpu_hours", "training_steps", "won"):
+        assert short[name] == own["story"]["iterations"][1][name]
+    assert merged["story"]["metrics"] == own["story"]["metrics"]
+
+
+def test_infrastructure_is_the_failure_of_a_lost_run(tree: Tree) -> None:
+    run = tree.run(seed=6).start().seal(1.0, fault=Fault.CLUSTER)
+    run.close(selected_by="infrastructure", report=None, fault=Fault.CLUSTER, reason="node lost")
+    failure = told(run).story.failure
+    assert failure is not None and failure.kind == "infrastructure"
+
+
+def test_the_same_files_tell_the_same_story(tree: Tree) -> None:
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    assert told(run).story == told(run).story
+    assert Story.model_validate_json(told(run).story.model_dump_json()) == told(run).story
+
+
+def test_a_long_run_is_told_quickly(tree: Tree) -> None:
+    run = tree.run(seed=7).start()
+    for number in range(1, 51):
+        run.submit(200.0 * number, outcomes(40, range(number % 20)))
+    make.add(run, "training", *(make.point(5.0 * i, i, loss=1.0) for i in range(2000)))
+    make.add(run, "trace", *(make.event(10.0 * i, "usage", tokens_in=9, tokens_out=1) for i in range(1000)))
+    make.add(run, "usage", *(make.usage(5.0 * i, 4.0 * i, (0.5,)) for i in range(2000)))
+    told(run)  # imports, adapters of the records
+    best = min(_timed(run) for _ in range(5))
+    assert best < 0.5  # some 40 ms on a core of its own; the bound leaves room for a loaded machine
+
+
+def _timed(run: TreeRun) -> float:
+    began = time.process_time()
+    told(run)
+    return time.process_time() - began
+
+
+def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:
+    lines = [
+        EvidenceLine(where="train.py:3", says=f"    os.environ['HF_TOKEN'] = '{KEY}'  \x1b[31m\u202e"),
+        EvidenceLine(where="code/leak.py:9", says="the question itself"),
+        EvidenceLine(where="leak.py:9", says="the question itself"),
+        EvidenceLine(where="agent.log, byte 77", says="the question itself"),
+        EvidenceLine(where="x" * 1000, says="y" * 1000),
+    ]
+    assert len(shown_lines([EvidenceLine(where=f"a.py:{i}", says="x") for i in range(30)])) == 8
+    found = shown_lines(lines * 3, hide_code={"code/leak.py", "agent.log"})
+    assert len(found) == 5 and found[0].says == "os.environ['HF_TOKEN'] = '***'"
+    assert all(line.says.startswith("(not shown") for line in found[1:4])
+    assert len(found[4].where) <= 160 and len(found[4].says) <= 240
+    assert all(line.says.startswith("(not shown") for line in shown_lines(lines, hide_all=True))
+    secret = shown_settings(
+        [Setting(name="api_key", value=KEY, where="a.py:1"), Setting(name="beta", value="0.1", where="")]
+    )
+    assert [one.value for one in secret] == ["***", "0.1"]
