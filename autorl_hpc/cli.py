@@ -183,31 +183,33 @@ def report(
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw PNG and SVG files too.")] = True,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
+    every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the report lies.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge ledgers into one report: index.html, summary.json, .csv, .md, leaderboard.csv, figures/, and one per run.
 
+    Results folders of AutoRL-Bench are read too. Runs that did not change since the last report are not read again.
+
     Example: autorl-hpc report runs/ --compare claude-code codex
     """
-    from autorl_hpc.report import api
+    from autorl_hpc.report import api, refresh
 
-    merged = api.build(paths)
-    merged = api.with_paper(merged) if paper else merged
-    versus = api.compare(merged, *compare) if compare is not None else None
-    where = api.write_reports(merged, out, figures=figures)
-    if versus is not None:
-        api.write_comparison(versus, where.parent)
-    if as_json:
-        print_json((versus or merged).model_dump(mode="json"))
+    options = refresh.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
+    if watch:
+        from autorl_hpc.report.watching import watch_report
+
+        watch_report(paths, out, options, every, _say)
         return
-    from rich.console import Console
-
-    from autorl_hpc.report.terminal import print_comparison, print_summary
-
-    if versus is not None:
-        print_comparison(versus, Console(), where.parent)
+    done = refresh.refresh(paths, out, options)
+    if as_json:
+        sys.stdout.write(done.json_text(compare is not None))
     else:
-        print_summary(merged, Console(), where)
+        print(done.index) if quiet else api.show(done, compare)
 
 
 cli_evidence.add_to(app)

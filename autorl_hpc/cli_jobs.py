@@ -36,7 +36,7 @@ def _report(experiment: ExperimentDir) -> None:
     """What the report job does when its experiment is over: the report, and where the chains stand then."""
     from autorl_hpc.report import api
 
-    api.write_reports(api.build([experiment.path]), None)
+    api.bring_up_to_date([experiment.path])
     print("\n".join(api.keep_heads(experiment)), flush=True)
 
 

@@ -43,10 +43,10 @@ def list_names(folder: Path) -> list[str]:
             return sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY_PREFIX))
         except FileNotFoundError:
             return []
-        except NotADirectoryError:
+        except (NotADirectoryError, PermissionError):
             raise
-        except OSError:
-            if attempt == RETRIES - 1:
+        except OSError as error:
+            if attempt == RETRIES - 1 or error.errno == errno.ELOOP:
                 raise
             time.sleep(RETRY_PAUSE_S * 2**attempt)
     return []

@@ -9,6 +9,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.report.summary import MergedReport
 
 if TYPE_CHECKING:
+    from autorl_hpc.report.refresh import Refreshed
     from autorl_hpc.report.versus import Versus
 
 
@@ -77,15 +78,39 @@ def write_comparison(versus: Versus, folder: Path) -> None:
     write_versus(versus, folder)
 
 
-def refresh(paths: list[Path], out: Path | None = None) -> Path:
-    """Brings the report on all runs below `paths` up to date, reading only what changed; returns the path of index.html.
+def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
+    """The report on all runs below `paths`, reading only what changed since the last one; see `report.refresh`.
 
     Raises:
         AutorlError: there is nothing to report on, or the folder can't be written.
     """
-    from autorl_hpc.report import refresh
+    from autorl_hpc.report.refresh import refresh
 
-    return refresh.refresh(paths, out).index
+    return refresh(paths, out)
+
+
+def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
+    """Prints the report's table for this terminal, or the comparison of two sides; of a report that had not changed, as kept."""
+    import io
+    import sys
+
+    from rich.console import Console
+
+    from autorl_hpc.report.terminal import print_comparison, print_summary
+
+    here = Console()
+
+    def render(merged: MergedReport) -> str:
+        page = Console(file=io.StringIO(), width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
+        if sides is None:
+            print_summary(merged, page, done.index)
+        else:
+            print_comparison(compare(merged, *sides), page, done.index.parent)
+        text = page.file.getvalue()  # type: ignore[attr-defined]
+        return str(text)
+
+    name = f"{here.width} {here.is_terminal} {here.no_color} {done.index} {sides}"
+    sys.stdout.write(done.text(name, render))
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:

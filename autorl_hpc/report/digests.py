@@ -1,7 +1,9 @@
-"""Digests that are kept: of each run its summary in short, in the report's own folder, under the key of what it was made of.
+"""Digests that are kept: of each run its summary in short, beside the run's pages, under the key of what it was made of.
 
-A kept digest is no record. One that is damaged, of other code, or of a run that has changed since is made again; nothing of it
-is used unless its own hash holds. Who can write here can write the report beside it: `verify` reads neither.
+So the report over a whole runs/ folder finds what the report of each experiment has read already. A kept digest is no record:
+one that is damaged, of other code, or of a run that has changed since is made again, and nothing of it is used unless its own
+hash holds. It is taken from nobody else: only of files that belong to the user who reports. In a tree that was copied no key
+holds, for inodes and times of change are others there. `verify` reads none of this.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.report.chain import genesis_of
 from autorl_hpc.report.stamps import Stamp, bases_key, code_stamp, run_key, stamp
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.write import BESIDE, RUN_PAGE, SUMMARY_NAME
+from autorl_hpc.report.write import BESIDE, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 
-FOLDER = ".digests"
+DIGEST_NAME = ".digest"
 HEAD_BYTES = 16 * 1024
 """The first line of a kept digest is far shorter."""
 
@@ -41,15 +45,13 @@ class Head(NamedTuple):
         key: see `stamps.run_key`.
         numbers: submissions whose items it looked at.
         deep: see `stamps.run_key`.
-        beside: the folder of the run's pages beside the index; None: they lie in the run.
-        written: stamps of these pages as they were written.
+        written: stamps of the pages beside it as they were written.
         sha256: of the digest's bytes.
     """
 
     key: str
     numbers: list[int]
     deep: bool
-    beside: str | None
     written: list[Stamp]
     sha256: str
 
@@ -59,17 +61,16 @@ class Kept:
     """A digest that still stands.
 
     Attributes:
-        folder: where the run's pages lie.
+        folder: where it and the run's pages lie.
     """
 
-    path: Path
-    head: Head
     folder: Path
+    head: Head
 
     def summary(self) -> RunSummary | None:
         """The summary in short; None if its bytes are not what was kept."""
         try:
-            data = reading.read_bytes(self.path).partition(b"\n")[2]
+            data = own_bytes(self.folder / DIGEST_NAME, reading.MAX_RECORD_BYTES).partition(b"\n")[2]
             if hashlib.sha256(data).hexdigest() != self.head.sha256:
                 return None
             return RunSummary.model_validate_json(data)
@@ -78,25 +79,34 @@ class Kept:
 
 
 class Digests:
-    """The digests that are kept in one report's folder."""
+    """The digests of the runs in one report."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.folder = out, out / FOLDER
+        self.out = out
         self._bases: dict[Path, str] = {}
 
     def look(self, run: RunDir) -> Kept | None:
         """The digest of a run, if there is one and nothing that it was made of has changed."""
-        path = self._path(run)
-        head = _read_head(path)
+        return self._look(run, run.report) or self._beside(run)
+
+    def _beside(self, run: RunDir) -> Kept | None:
+        if not (self.out / BESIDE).is_dir():
+            return None
+        try:
+            return self._look(run, elsewhere_of(self.out, genesis_of(run), run))
+        except AutorlError:
+            return None
+
+    def _look(self, run: RunDir, folder: Path) -> Kept | None:
+        head = _read_head(folder / DIGEST_NAME)
         if head is None:
             return None
         try:
-            if head.key != self.key(run, head.numbers, deep=head.deep):
+            if head.key != self.key(run, head.numbers, deep=head.deep) or head.written != _page_stamps(folder):
                 return None
-            pages = run.report if head.beside is None else self.out / BESIDE / head.beside
-            return Kept(path, head, pages) if _page_stamps(pages) == head.written else None
         except (OSError, ValueError):
             return None
+        return Kept(folder, head)
 
     def key(self, run: RunDir, numbers: Sequence[int], *, deep: bool = False) -> str:
         """The key of a run as it stands now; take it before the run is read.
@@ -109,36 +119,21 @@ class Digests:
             self._bases[home] = bases_key(ExperimentDir(home))
         return run_key(run, numbers, self._bases[home], deep=deep)
 
-    def keep(self, run: RunDir, key: str, numbers: Sequence[int], summary: RunSummary, pages: Path) -> None:
-        """Keeps a digest. That this fails (no space, no permission) costs time at the next report and nothing else."""
+    def keep(self, folder: Path, key: str, numbers: Sequence[int], summary: RunSummary) -> None:
+        """Keeps a digest beside the run's pages. That this fails costs time at the next report and nothing else."""
         data = summary.model_dump_json().encode()
         head = Head(
             key=key,
             numbers=list(numbers),
             deep=summary.damage is not None,
-            beside=None if pages == run.report else pages.name,
-            written=_page_stamps(pages),
+            written=_page_stamps(folder),
             sha256=hashlib.sha256(data).hexdigest(),
         )
         line = canonical_json({**head._asdict(), "code": code_stamp()})
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic.write_bytes(self._path(run), line + b"\n" + data, durable=False)
+            atomic.write_bytes(folder / DIGEST_NAME, line + b"\n" + data, durable=False)
         except OSError:
             pass
-
-    def forget_others(self, runs: Sequence[RunDir]) -> None:
-        """Removes the digests of runs that are no longer below the given folders."""
-        wanted = {self._path(run).name for run in runs}
-        try:
-            for name in set(reading.list_names(self.folder)) - wanted:
-                if name.endswith(".digest"):
-                    atomic.unlink_quietly(self.folder / name)
-        except OSError:
-            pass
-
-    def _path(self, run: RunDir) -> Path:
-        return self.folder / f"{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:32]}.digest"
 
 
 def numbers_of(summary: RunSummary) -> list[int]:
@@ -149,6 +144,20 @@ def numbers_of(summary: RunSummary) -> list[int]:
     return sorted(own | set(summary.story.opened))
 
 
+def own_bytes(path: Path, max_bytes: int) -> bytes:
+    """The first bytes of a file that belongs to this user.
+
+    Raises:
+        OSError, ValueError: it is not there, a link, no file, or somebody else's.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise ValueError(f"{path} is not a file of this user's")
+        return file.read(max_bytes)
+
+
 def _page_stamps(folder: Path) -> list[Stamp]:
     return [stamp(folder / name) for name in RUN_FILES]
 
@@ -156,13 +165,7 @@ def _page_stamps(folder: Path) -> list[Stamp]:
 def _read_head(path: Path) -> Head | None:
     """The first line of a kept digest, None if it is damaged, of other code, or none of ours."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
-            line, end, _ = os.read(fd, HEAD_BYTES).partition(b"\n")
-        finally:
-            os.close(fd)
+        line, end, _ = own_bytes(path, HEAD_BYTES).partition(b"\n")
         value = json.loads(line) if end else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -172,10 +175,8 @@ def _read_head(path: Path) -> Head | None:
 def _head(value: Any) -> Head | None:
     if not isinstance(value, dict) or value.pop("code", None) != code_stamp() or set(value) != set(Head._fields):
         return None
-    numbers, beside = value["numbers"], value["beside"]
+    numbers = value["numbers"]
     if not isinstance(value["key"], str) or not isinstance(value["sha256"], str) or type(value["deep"]) is not bool:
-        return None
-    if beside is not None and (not isinstance(beside, str) or "/" in beside or beside in ("", ".", "..")):
         return None
     if not isinstance(numbers, list) or len(numbers) > MAX_NUMBERS:
         return None

@@ -42,6 +42,8 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
     texts = {
         name: clean(getattr(known, name)) for name in ("reason", "largest_tensor", "nearest_model", "exchanged_of")
     }
+    if all(text is getattr(known, name) or text == getattr(known, name) for name, text in texts.items()):
+        return known
     return known.model_copy(update=texts)
 
 
@@ -53,6 +55,8 @@ def contamination_of(view: RunView, number: int | None) -> Contamination | None:
     known = next((one for one in view.contaminations if one.submission_id == number), None)
     if known is None:
         return None
+    if not known.found and known.reason is None:
+        return known
     files = tuple(one.model_copy(update={"file": clean(one.file) or "?"}) for one in known.found)
     more = known.found_unlisted + max(0, len(files) - MANY_FILES)
     update = {"found": files[:MANY_FILES], "found_unlisted": more, "reason": clean(known.reason)}

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.records import read_experiment
+from autorl_hpc.report.reference import MAX_FOLDERS, ReferenceFolders, find_reference
+from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import LeftOut
 from autorl_hpc.report.text import clean
 
@@ -19,6 +21,9 @@ REPORT_FOLDER = "report"
 SEVERAL_ROOTS_OUT = "autorl-report"
 """Runs of several sites share no folder of ours: their report goes into the current directory under this name."""
 
+MISSING = "missing"
+PERMISSIONS = "ask its owner to let you read it, and report again"
+VERIFY = "run `autorl-hpc verify` on it"
 NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launch` made, such as runs/quickstart"
 
 
@@ -27,14 +32,35 @@ class Found:
     """What lies below the given paths.
 
     Attributes:
+        said: what was left out: experiment, run_id, why, what to do.
+        imports: results folders of AutoRL-Bench.
         out: where the merged report goes unless the user says otherwise.
     """
 
     experiments: list[ExperimentDir] = field(default_factory=list)
     runs: list[RunDir] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    said: list[tuple[Path, str, str, str]] = field(default_factory=list)
+    imports: list[ReferenceFolders] = field(default_factory=list)
     out: Path = Path(REPORT_FOLDER)
     _paths: set[Path] = field(default_factory=set)
+
+    @property
+    def sites(self) -> dict[Path, str]:
+        """Names of the runs/ folders, empty if it is one alone."""
+        return sites_of(run.path for run in self.runs)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """What is not in the report, by experiment and run."""
+        sites = self.sites
+        return [
+            LeftOut(what=shown(path, run_id, sites.get(path.parent)), why=clean(why) or "", next_step=next_step)
+            for path, run_id, why, next_step in self.said
+        ]
+
+    def leave_out(self, experiment: Path, run_id: str, why: str, next_step: str) -> None:
+        """Says that a run or, without a run_id, something about an experiment is not in the report."""
+        self.said.append((experiment, run_id, why, next_step))
 
     def add_run(self, path: Path) -> None:
         """Adds a run once, by whatever path it was reached."""
@@ -47,26 +73,53 @@ class Found:
         experiment = ExperimentDir(path)
         if experiment not in self.experiments:
             self.experiments.append(experiment)
-        here = [name for name in reading.list_names(path) if _holds(path / name, RUN_FILE)]
-        for name in here:
-            self.add_run(path / name)
-        for run_id in sorted(set(self._planned(experiment)) - set(here)):
-            self.left_out.append(
-                LeftOut(what=shown(path, run_id), why="run.json is missing", next_step="launch the experiment again")
-            )
+        here = self._runs_in(path)
+        told = {name for name, _ in here}
+        for name, why in here:
+            if why is None:
+                self.add_run(path / name)
+            else:
+                self.leave_out(path, name, f"can't be opened: {why}", PERMISSIONS)
+        for run_id in sorted(set(self._planned(experiment)) - told):
+            self.leave_out(path, run_id, "run.json is missing", "launch the experiment again")
+
+    def _runs_in(self, path: Path) -> list[tuple[str, str | None]]:
+        """Names of run folders, and of folders that can't be opened with the reason."""
+        ours = {folder.name for folder in ExperimentDir(path).folders()[1:]}
+        try:
+            names = reading.list_names(path)
+        except OSError as error:
+            self.leave_out(path, "", f"can't be opened: {error.strerror}", PERMISSIONS)
+            return []
+        found = []
+        for name in names:
+            if name not in ours and (why := _trouble(path / name, RUN_FILE)) is not MISSING:
+                found.append((name, why))
+        return found
+
+    def add_reference(self, path: Path) -> bool:
+        """Adds what AutoRL-Bench left below `path`; whether there was anything."""
+        there = find_reference(path)
+        if there:
+            self.imports.append(there)
+        if there.cut_short:
+            why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
+            self.leave_out(path, "", why, "give the folder of the results")
+        return bool(there)
 
     def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
         try:
             return read_experiment(experiment).runs
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
-            self.left_out.append(LeftOut(what=shown(experiment.path), why=why))
+            self.leave_out(experiment.path, "", why, VERIFY)
             return ()
 
 
-def shown(experiment: Path, run_id: str = "") -> str:
+def shown(experiment: Path, run_id: str = "", site: str | None = None) -> str:
     """An experiment or a run of it, for people: folders are named by anybody."""
-    return clean(f"{experiment.name}/{run_id}".removesuffix("/")) or "(no name)"
+    parts = [*([site] if site else []), experiment.name, *([run_id] if run_id else [])]
+    return clean("/".join(parts)) or "(no name)"
 
 
 def find_runs(paths: Sequence[Path]) -> Found:
@@ -81,16 +134,17 @@ def find_runs(paths: Sequence[Path]) -> Found:
     homes: list[Path] = []
     for given in paths:
         path = given.resolve()
-        before = len(found.runs) + len(found.left_out)
+        before = len(found.runs) + len(found.said)
         seen = len(found.experiments)
         homes.append(_look(path, found, given))
         if (
-            len(found.runs) + len(found.left_out) == before
+            len(found.runs) + len(found.said) == before
             and len(found.experiments) == seen
             and not _known(path, found)
+            and not found.add_reference(path)
         ):
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
-    if not found.runs:
+    if not found.runs and not found.imports:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
     found.out = homes[0] if len(set(homes)) == 1 else _shared_home(homes)
     return found
@@ -102,6 +156,8 @@ def _look(path: Path, found: Found, given: Path) -> Path:
         names = reading.list_names(path)
     except NotADirectoryError:
         raise AutorlError("this is a file, not a folder", where=given, next_step=NEXT_STEP) from None
+    except OSError as error:
+        raise from_os_error(error, "opening this folder", given) from error
     if not names and not path.is_dir():
         raise AutorlError("this folder is not there", where=given, next_step=NEXT_STEP)
     if RUN_FILE in names:
@@ -110,10 +166,12 @@ def _look(path: Path, found: Found, given: Path) -> Path:
     if EXPERIMENT_FILE in names:
         found.add_experiment(path)
         return ExperimentDir(path).report
-    inside = [path / name for name in names if _holds(path / name, EXPERIMENT_FILE)]
-    runs = [
-        path / name for name in names if _holds(path / name, RUN_FILE)
-    ]  # an experiment that lost its experiment.json
+    inside, runs = [], []
+    for folder in (path / name for name in names):
+        if _holds(folder, RUN_FILE):  # the given folder is an experiment that lost its experiment.json
+            runs.append(folder)
+        elif _holds(folder, EXPERIMENT_FILE) or (folder.name != Root(path).runs.name and _has_runs(folder)):
+            inside.append(folder)
     if not inside and not runs and Root(path).runs.name in names:
         return _look(Root(path).runs, found, given)
     for experiment in inside:
@@ -121,6 +179,14 @@ def _look(path: Path, found: Found, given: Path) -> Path:
     for run in runs:
         found.add_run(run)
     return path / REPORT_FOLDER
+
+
+def _has_runs(folder: Path) -> bool:
+    """Whether there are runs in it, as in an experiment that lost its experiment.json."""
+    try:
+        return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
+    except OSError:
+        return False
 
 
 def _known(path: Path, found: Found) -> bool:
@@ -134,7 +200,14 @@ def _shared_home(homes: Sequence[Path]) -> Path:
 
 
 def _holds(folder: Path, name: str) -> bool:
+    return _trouble(folder, name) is None
+
+
+def _trouble(folder: Path, name: str) -> str | None:
+    """None if `folder` holds `name`, MISSING if it doesn't or is no folder, else why that can't be told."""
     try:
-        return name in reading.list_names(folder)
-    except OSError:
-        return False
+        return None if name in reading.list_names(folder) else MISSING
+    except NotADirectoryError:
+        return MISSING
+    except OSError as error:
+        return error.strerror or type(error).__name__

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from autorl_hpc.files import reading
 from autorl_hpc.records.ledger import Evaluation
@@ -108,7 +109,7 @@ def _parse(path: Path, wanted: str) -> Items:
         raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
     try:
         lines = reading.gunzip(data).splitlines()
-        rows = json.loads(b"[" + b",".join(lines) + b"]")  # one call: a tenth of the time of one a line
+        rows = from_json(b"[" + b",".join(lines) + b"]")  # one call: a tenth of the time of one a line
         ids = tuple(str(row["id"]) for row in rows)
         outcomes = tuple(float(row["outcome"]) for row in rows)
         outputs = Counter(row.get("output_sha256") for row in rows)

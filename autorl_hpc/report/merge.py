@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, get_args
 
@@ -16,11 +17,14 @@ from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.find import Found, find_runs, shown
 from autorl_hpc.report.groups import group_runs
+from autorl_hpc.report.imported import imported_summary
 from autorl_hpc.report.leaderboard import leaderboards
-from autorl_hpc.report.sites import sites_of
+from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 
+COPIES = "nothing, if it is a copy; two continuations come of a launch in each of two copies"
+UNNAMED = "unnamed"
 READ_AGAIN = "look at its permissions, and report again: a file system's fault most often passes"
 
 
@@ -41,8 +45,17 @@ class Take(Protocol):
             chain: the run's chain where it was read already.
 
         Raises:
-            AutorlError: run.json can't be read.
+            Unwritten: nothing can be written.
+            Exception: the run can't be read; it is left out, and why is said.
         """
+
+
+class Unwritten(Exception):
+    """A run was read, and its pages can't be written: that is no reason to leave it out, but one to stop."""
+
+    def __init__(self, why: AutorlError) -> None:
+        super().__init__(why.what)
+        self.why = why
 
 
 def read_all(run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
@@ -66,14 +79,18 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     left_out = list(found.left_out)
     library = Library()
     taken: list[Taken] = []
-    sites = sites_of(run.path for run in found.runs)
-    for run, chain in _without_copies(found.runs, left_out):
+    sites = found.sites
+    said = _Said(left_out, sites)
+    for run, chain in _without_copies(found.runs, said):
         try:
             summary = take(run, library, chain)
+        except Unwritten as error:
+            raise error.why from error
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
             continue
         taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
+    taken += [_imported(one, place) for place in found.imports for one in read_reference(place)]
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     merged = assemble(runs, {run.experiment for run in runs} or {shown(e.path) for e in found.experiments}, left_out)
@@ -113,28 +130,33 @@ def _order(one: Taken) -> tuple[object, ...]:
     )
 
 
-def _without_copies(runs: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain | None]]:
+def _imported(run: ReferenceRun, found: ReferenceFolders) -> Taken:
+    folder = run.folder or found.tables[0].parent / (Path(run.name).name or UNNAMED)
+    return Taken(folder, imported_summary(run))
+
+
+def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain | None]]:
     """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
     copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
         try:
             copies[genesis_of(run)].append(run)
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
     for several in copies.values():
         if len(several) == 1:
             yield several[0], None
         else:
-            yield from _longest(several, left_out)
+            yield from _longest(several, said)
 
 
-def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tuple[RunDir, Chain]]:
+def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain]]:
     chains: list[tuple[RunDir, Chain]] = []
     for run in copies:
         try:
             chains.append((run, read_chain(run)))
         except Exception as error:
-            left_out.append(left_out_of(run, error))
+            said.unreadable(run, error)
     if not chains:
         return
     best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
@@ -147,35 +169,48 @@ def _longest(copies: Iterable[RunDir], left_out: list[LeftOut]) -> Iterator[tupl
                 if same
                 else "another continuation of a run that is in the report"
             )
-            left_out.append(LeftOut(what=shown(run.path.parent, run.run_id), why=f"{what}: counted once"))
+            said.leave_out(run, f"{what}: counted once", COPIES)
     yield best
 
 
-def left_out_of(run: RunDir, error: Exception) -> LeftOut:
-    """What the report says in place of a run that could not be read."""
-    what = shown(run.path.parent, run.run_id)
-    if isinstance(error, AutorlError):
-        return LeftOut(what=what, why=clean(error.what) or "", next_step=clean(error.next_step))
-    if isinstance(error, OSError):
-        known = from_os_error(error, "reading", error.filename or run.path)
-        return LeftOut(what=what, why=clean(known.what) or "", next_step=READ_AGAIN)
-    why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
-    return LeftOut(what=what, why=clean(why) or "", next_step="run `autorl-hpc verify` on it, and report both")
+@dataclass
+class _Said:
+    """What the report says in place of runs that are not in it."""
+
+    left_out: list[LeftOut]
+    sites: dict[Path, str]
+
+    def leave_out(self, run: RunDir, why: str, next_step: str | None) -> None:
+        what = shown(run.path.parent, run.run_id, self.sites.get(run.path.parent.parent))
+        self.left_out.append(LeftOut(what=what, why=clean(why) or "", next_step=clean(next_step)))
+
+    def unreadable(self, run: RunDir, error: Exception) -> None:
+        """Of a run that could not be read."""
+        if isinstance(error, AutorlError):
+            self.leave_out(run, error.what, error.next_step or READ_AGAIN)
+        elif isinstance(error, OSError):
+            self.leave_out(run, from_os_error(error, "reading", error.filename or run.path).what, READ_AGAIN)
+        else:
+            why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
+            self.leave_out(run, why, "run `autorl-hpc verify` on it, and report both")
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     """What holds for the report as a whole."""
-    unranked = sum(run.sandbox in NEVER_RANKS for run in runs)
+    unranked = sum(run.sandbox in NEVER_RANKS for run in runs if run.imported is None)
     if unranked:
         yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"
     for flag in UNRANKING:
         flagged = sum(flag in run.flags for run in runs)
         if flagged:
             yield f"not ranked: the selected checkpoint of {flagged} of {len(runs)} runs is flagged {flag}"
+    imported = sum(run.imported is not None for run in runs)
+    if imported:
+        yield f"imported: {imported} of {len(runs)} runs are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
     contaminated = sum(bool(run.contaminated) for run in runs)
     if contaminated:
         yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
-    paper = sum(run.protocol is states.Protocol.PAPER for run in runs)
+    paper = sum(run.protocol is states.Protocol.PAPER for run in runs if run.imported is None)
     if paper:
         yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
     twice = [run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1]

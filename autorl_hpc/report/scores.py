@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from autorl_hpc.files.view import RunView
@@ -50,8 +50,7 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
         low, high = stats.wilson_share(evaluation.score / POINTS, evaluation.clusters)
         return _made(POINTS * low, POINTS * high, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-        low, high = stats.wilson(evaluation.correct, evaluation.n)
-        return _made(POINTS * low, POINTS * high, "Wilson")
+        return _made(*_wilson_points(evaluation.correct, evaluation.n), "Wilson")
     if items is None or len(items.outcomes) < 3:
         return ScoreInterval()
     mean = stats.mean_t_interval(items.outcomes)
@@ -67,6 +66,13 @@ def _made(low: float | None, high: float | None, kind: ItemsInterval) -> ScoreIn
 def needs_items(evaluation: Evaluation) -> bool:
     """Whether the interval of a score comes from outcomes per item, not from their number alone."""
     return evaluation.score is not None and (evaluation.correct is None or evaluation.clusters is not None)
+
+
+@lru_cache(maxsize=10_000)
+def _wilson_points(correct: int, n: int) -> tuple[float, float]:
+    """A report has the same counts over and over."""
+    low, high = stats.wilson(correct, n)
+    return POINTS * low, POINTS * high
 
 
 def score_summary(evaluation: Evaluation, submission_id: int | None, items: Items | None = None) -> ScoreSummary:

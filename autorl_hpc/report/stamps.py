@@ -21,6 +21,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.share import PACKAGE, share
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.recorded import RECORDED
+from autorl_hpc.report.reference import META, SCORES, ReferenceFolders
 from autorl_hpc.states import Split
 
 Stamp = list[int] | None
@@ -82,15 +83,17 @@ def run_key(run: RunDir, numbers: Iterable[int], bases: str, *, deep: bool = Fal
         [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])],
         len(names),
         hashlib.sha256(last).hexdigest(),
-        [stamp(path) for path in (*_watched(run), *items)],
+        [stamp(f"{run.path}/{name}") for name in _watched()] + [stamp(path) for path in items],
         [stamp(path) for path in deeper],
         bases,
     ]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-def _watched(run: RunDir) -> list[str]:
-    """Everything in a run's folder that a digest may look at, beside the items of single submissions."""
+@cache
+def _watched() -> list[str]:
+    """Everything in a run's folder that a digest may look at, beside the items of single submissions; relative to it."""
+    run = RunDir(Path())
     paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log, run.agent_times]
     paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link]
     return [str(path) for path in (*paths, *(run.recorded(name) for name in RECORDED))]
@@ -100,6 +103,13 @@ def left_out_key(run: RunDir) -> str:
     """The key of a run that is in no report, for it can't be read or is a copy: it may become readable."""
     paths = [run.path, run.ledger, run.record, run.sealed_ledger]
     told = [os.fsencode(run.path).hex(), [stamp(path) for path in paths], [os.access(path, os.R_OK) for path in paths]]
+    return hashlib.sha256(canonical_json(told)).hexdigest()
+
+
+def imports_key(found: ReferenceFolders) -> str:
+    """The key of results of AutoRL-Bench."""
+    paths = [*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables]
+    told = [[os.fsencode(path).hex(), stamp(path)] for path in paths]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 

@@ -152,6 +152,9 @@ class RunSummary(Record):
     tool_version: str = Field(description="Of the package that wrote it: the same one gives the same bytes.")
     run_id: str
     experiment: str
+    imported: str | None = Field(
+        None, description="Whose results these are; null: our own. Imported ones are unproven."
+    )
     site: str | None = Field(None, description="Which of several runs/ folders it lies in, in a report over them.")
     task: str
     agent: str

@@ -33,6 +33,8 @@ def row(run: RunSummary) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "experiment": run.experiment,
+        "site": run.site,
+        "imported": run.imported,
         "task": run.task,
         "agent": run.agent,
         "driver": run.driver,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ from autorl_hpc.records.evidence import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.board import BoardCell, OverRuns
 from autorl_hpc.report.pages import outcome
+from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from autorl_hpc.report.versus import Versus
 
 Justify = Literal["left", "right"]
+
+MAX_ROWS = 200
+"""More rows than anybody reads in a terminal; a thousand take rich a second."""
 
 WIDE = 110
 """Below this many columns, mode, base, best feedback and its luck, gap, submissions and budget are left to the page."""
@@ -37,9 +42,11 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name, justify in _columns(wide):
         table.add_column(name, justify=justify, no_wrap=name not in ("agent", "outcome"), overflow="fold")
-    for run in merged.runs:
+    for run in merged.runs[:MAX_ROWS]:
         table.add_row(*(Text(cell) for cell in _row(run, wide)))
     console.print(table)
+    if len(merged.runs) > MAX_ROWS:
+        console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
     if not wide:
         for line in _base_lines(merged):
             console.print(Text(line))
@@ -54,7 +61,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     if merged.paper is not None:
         console.print(Text("the paper's published results, of another protocol and engine, stand on the page, apart"))
     console.print(Text(_legend(wide)))
-    console.print(Text(f"report: {where}"), soft_wrap=True)
+    console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
@@ -102,13 +109,23 @@ def head_lines(merged: MergedReport) -> list[str]:
     """The head of each experiment whose chains are whole, as `verify` gives it for all of its runs."""
     found: dict[Path, list[RunHead]] = {}
     for run, folder in zip(merged.runs, merged.run_folders, strict=True):
-        if run.damage is None:
+        if run.damage is None and run.imported is None and _in_utf8(folder):
             head = RunHead(run_id=Path(folder).name, entries=run.ledger_entries, head=run.ledger_head)
             found.setdefault(Path(folder).parent, []).append(head)
+    names = {root: f"{name}/" for root, name in sites_of(experiment / "run" for experiment in found).items()}
     return [
-        f"head of {path.name}: {heads_of(ExperimentDir(path), heads).head} ({len(heads)} runs)"
+        f"head of {names.get(path.parent, '')}{path.name}: {heads_of(ExperimentDir(path), heads).head} ({len(heads)} runs)"
         for path, heads in sorted(found.items())
     ]
+
+
+def _in_utf8(path: str) -> bool:
+    """Whether a path can be told in a record."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _legend(wide: bool) -> str:

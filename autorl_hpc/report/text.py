@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 MAX_CHARS = 500
 """A note or a reason longer than this is cut: a report is read by people."""
+
+SHORT_CHARS = 40
+"""Words of states, numbers and names: a table has the same ones over and over."""
 
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
@@ -14,7 +18,7 @@ _ESCAPE = re.compile(
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]?"
 )
-_MARKDOWN = re.compile(r"([\\`*_\[\]|~])|^([-+#=]|\d+(?=[.)]))")
+_MARKUP = re.compile(r"([\\`*_\[\]|~])|^([-+#=]|\d+(?=[.)]))")
 """Markup anywhere, and what makes a heading or a list at the start."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "|", "%")
@@ -56,10 +60,18 @@ def clean_code(text: str, limit: int = MAX_CHARS) -> str:
 
 def markdown(text: object) -> str:
     """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
-    shown = clean("" if text is None else str(text)) or ""
+    told = "" if text is None else str(text)
+    return _short_markdown(told) if len(told) <= SHORT_CHARS else _markdown(told)
+
+
+def _markdown(text: str) -> str:
+    shown = clean(text) or ""
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    shown = _MARKDOWN.sub(_escaped, shown)
+    shown = _MARKUP.sub(_escaped, shown)
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+
+
+_short_markdown = lru_cache(maxsize=10_000)(_markdown)
 
 
 def _escaped(match: re.Match[str]) -> str:

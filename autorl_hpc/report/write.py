@@ -28,7 +28,7 @@ BESIDE = "runs"
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
 
-MAX_NAME_CHARS = 180
+MAX_NAME_BYTES = 180
 """Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
 
 
@@ -99,12 +99,14 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
     """
     files = run_files(run)
     try:
+        if run.imported is not None:
+            return _put_files(elsewhere_of(out, run.genesis, home), files)
         try:
             return _put_files(home.report, files)
         except OSError as error:
             if error.errno not in NOT_OURS:
                 raise
-            return _put_files(elsewhere_of(out, run, home), files)
+            return _put_files(elsewhere_of(out, run.genesis, home), files)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
 
@@ -135,9 +137,10 @@ def reloading(page: bytes, seconds: int) -> bytes:
     return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
-def elsewhere_of(out: Path, run: RunSummary, home: RunDir) -> Path:
+def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
     """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
-    return out / BESIDE / f"{home.run_id[:MAX_NAME_CHARS]}-{run.genesis[:8]}"
+    name = os.fsdecode(os.fsencode(home.run_id)[:MAX_NAME_BYTES])
+    return out / BESIDE / f"{name}-{genesis[:8]}"
 
 
 def link_to(folder: Path, out: Path) -> str:

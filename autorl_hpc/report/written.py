@@ -129,7 +129,7 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look
 def _elsewhere(experiment: ExperimentDir, merged: MergedReport) -> dict[int, Path]:
     """Folders of runs' pages beside the index, by the run's place: of runs that were not the writer's to write into."""
     homes = zip(merged.runs, map(RunDir, map(Path, merged.run_folders)), strict=True)
-    folders = enumerate(elsewhere_of(experiment.report, run, home) for run, home in homes)
+    folders = enumerate(elsewhere_of(experiment.report, run.genesis, home) for run, home in homes)
     return {place: folder for place, folder in folders if folder.is_dir()}
 
 

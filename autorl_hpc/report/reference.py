@@ -1,0 +1,232 @@
+"""Results folders of AutoRL-Bench (rdagent/scenarios/rl/autorl_bench of microsoft/RD-Agent), found and read.
+
+A run of the reference leaves `workspace/<task>/<run_id>_<agent>/` with scores.json (a list, one object a submission) and
+run_meta.json (start and end in epoch seconds, timeout), and a row in results.csv beside workspace/. All of it lay where the
+agent could write: nothing here is proven, and every byte is taken as hostile.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files import reading
+
+SCORES, META, RESULTS = "scores.json", "run_meta.json", "results.csv"
+LOGS = ("run.log", "agent.log")
+OURS = ("submissions", "results", "run.json")
+"""Our own workspaces have a run_meta.json too, and these."""
+
+COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
+"""Columns of results.csv without which it is another table of that name."""
+
+DEPTH = 4
+"""`autorl_bench/workspace/<task>/<run>`: a folder that holds the folder of results is looked through too."""
+
+MAX_FOLDERS = 20_000
+"""A home directory given by mistake has millions."""
+
+MAX_ROWS, MAX_SUBMISSIONS = 100_000, 10_000
+_WORKSPACE = re.compile(r"^(?P<run_id>[0-9]{8}T[0-9]{6}(?:_p[0-9]{1,5})?)_(?P<agent>.{1,200})$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What a run of the reference left.
+
+    Attributes:
+        folder: its workspace; None: only its row is here.
+        scores: the objects of scores.json as they are; None: it is not there, as after a run without a submission.
+        troubles: what could not be read, in words.
+        genesis: hash of everything that was read.
+    """
+
+    name: str
+    task: str
+    agent: str
+    folder: Path | None
+    scores: tuple[Any, ...] | None
+    meta: dict[str, Any]
+    row: dict[str, str]
+    base_model: str | None
+    troubles: tuple[str, ...]
+    genesis: str
+
+
+@dataclass
+class ReferenceFolders:
+    """Workspaces and tables of results below one path."""
+
+    workspaces: list[Path] = field(default_factory=list)
+    tables: list[Path] = field(default_factory=list)
+    cut_short: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.workspaces or self.tables)
+
+
+def find_reference(path: Path) -> ReferenceFolders:
+    """The reference's workspaces and tables at or below `path`, no link followed."""
+    found = ReferenceFolders()
+    level = [path]
+    seen = 0
+    for _ in range(DEPTH + 1):
+        below: list[Path] = []
+        for folder in level:
+            seen += 1
+            if seen > MAX_FOLDERS:
+                found.cut_short = True
+                return found
+            below += _look(folder, found)
+        level = below
+    return found
+
+
+def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
+    """Takes what `folder` is; returns the folders in it that are worth a look."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
+        if not names & set(OURS) and (SCORES in names or (META in names and names & set(LOGS))):
+            found.workspaces.append(folder)
+            return []
+        if RESULTS in names and _rows(folder / RESULTS) is not None:
+            found.tables.append(folder / RESULTS)
+        return [folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
+    """Every run: workspaces with their rows, then the rows whose workspaces are not here."""
+    rows = [row for table in found.tables for row in _rows(table) or ()]
+    by_name: dict[str, dict[str, str]] = {}
+    for row in rows:
+        by_name.setdefault(_name_of(row), row)
+    for folder in found.workspaces:
+        yield _from_workspace(folder, by_name.pop(folder.name, {}))
+    for row in by_name.values():
+        yield _from_row(row)
+
+
+def _name_of(row: dict[str, str]) -> str:
+    """The name of a row's workspace."""
+    return Path(row["workspace"]).name or f"{row['run_id']}_{row['agent']}"
+
+
+def _rows(table: Path) -> list[dict[str, str]] | None:
+    """The rows of results.csv; None if it is no table of the reference's."""
+    try:
+        text = reading.read_bytes(table).decode("utf-8", "replace").replace("\0", "")
+        reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
+        if not set(reader.fieldnames or ()) >= COLUMNS:
+            return None
+        rows = []
+        for row in reader:
+            rows.append({str(name): value for name, value in row.items() if isinstance(value, str)})
+            if len(rows) == MAX_ROWS:
+                break
+        return rows
+    except (OSError, ValueError, csv.Error):
+        return None
+
+
+def _from_workspace(folder: Path, row: dict[str, str]) -> ReferenceRun:
+    troubles: list[str] = []
+    scores, first = _json(folder / SCORES, list, troubles)
+    meta, second = _json(folder / META, dict, troubles)
+    if meta is None and not any(META in trouble for trouble in troubles):
+        troubles.append(f"{META} is missing: budget and time are unknown")
+    if scores is not None and len(scores) > MAX_SUBMISSIONS:
+        troubles.append(f"{SCORES} has {len(scores)} entries: only the first {MAX_SUBMISSIONS} are shown")
+        scores = scores[:MAX_SUBMISSIONS]
+    named = _WORKSPACE.match(folder.name)
+    return ReferenceRun(
+        name=folder.name,
+        task=row.get("task") or folder.parent.name,
+        agent=row.get("agent") or (named["agent"] if named else folder.name),
+        folder=folder,
+        scores=None if scores is None else tuple(scores),
+        meta=meta or {},
+        row=row,
+        base_model=row.get("base_model") or _base_model(folder),
+        troubles=tuple(troubles),
+        genesis=_genesis(folder.name, row, first, second),
+    )
+
+
+def _from_row(row: dict[str, str]) -> ReferenceRun:
+    return ReferenceRun(
+        name=_name_of(row),
+        task=row["task"],
+        agent=row["agent"],
+        folder=None,
+        scores=None,
+        meta={},
+        row=row,
+        base_model=row.get("base_model") or None,
+        troubles=("its workspace is not here: only its row in results.csv is known",),
+        genesis=_genesis(_name_of(row), row, b"", b""),
+    )
+
+
+def _genesis(name: str, row: dict[str, str], *data: bytes) -> str:
+    told = json.dumps([name, row, [hashlib.sha256(one).hexdigest() for one in data]], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:
+    """A JSON file of that kind with its bytes; None where there is none, or none that can be used, which is then told."""
+    try:
+        data = reading.read_bytes(path)
+    except FileNotFoundError:
+        return None, b""
+    except (OSError, ValueError) as error:
+        troubles.append(
+            f"{path.name} can't be read: {getattr(error, 'strerror', None) or 'it is too large or no file'}"
+        )
+        return None, b""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        troubles.append(f"{path.name} is not JSON: damaged, or cut off while it was written")
+        return None, data
+    if not isinstance(value, kind):
+        troubles.append(f"{path.name} holds something else than the reference writes")
+        return None, data
+    return value, data
+
+
+def _base_model(folder: Path) -> str | None:
+    """The name of the base model's link, `models/<org>/<name>`; None unless there is one alone."""
+    try:
+        models = folder / "models"
+        found = [f"{org}/{name}" for org in reading.list_names(models) for name in reading.list_names(models / org)]
+    except OSError:
+        return None
+    return found[0] if len(found) == 1 else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, from JSON or from a cell; None for anything else, truth values among it."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, str))
+        or (isinstance(value, str) and len(value) > 40)
+    ):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None

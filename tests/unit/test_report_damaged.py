@@ -1,0 +1,385 @@
+"""Trees that are live, half-written, damaged or hostile: the report is made, counts no damaged run, and says what is not in it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from treemaker import Tree, outcomes
+
+from autorl_hpc.files import reading
+from autorl_hpc.report import api, refresh
+from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(reading, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(reading, "UNSEEN_PATIENCE_S", 0.0)
+    monkeypatch.setattr(reading, "UNSEEN_PAUSE_S", 0.0)
+
+
+def build(path: Path) -> Tree:
+    tree = Tree(path / "runs" / "exp")
+    for seed, solved in enumerate((30, 45, 50)):
+        tree.finished(seed=seed, solved=solved)
+    live = tree.run(seed=3).start()
+    live.submit(5.0, outcomes(40, range(15)))
+    live.clock(40.0)
+    return tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return build(tmp_path)
+
+
+def left(merged: MergedReport) -> LeftOut:
+    """The one thing that was left out."""
+    (one,) = merged.left_out
+    assert one.why and one.next_step
+    return one
+
+
+def counted(merged: MergedReport) -> list[float]:
+    return [run.improvement.difference for run in merged.runs if run.counted and run.improvement]
+
+
+def write(path: Path, data: bytes) -> None:
+    if path.exists():
+        path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"run_id": "x"', b"[]", b"null", b"\xff\xfe", b"[" * 200_000])
+def test_run_json_damaged(tree: Tree, data: bytes) -> None:
+    write(tree.runs[0].dir.record, data)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] and left(merged).what == f"exp/{tree.runs[0].dir.run_id}"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 200_000, b'{"at":NaN}'])
+@pytest.mark.parametrize("name", ["000001.json", "000004.json", "000008.json", "ledger.jsonl"])
+def test_entries_damaged(tree: Tree, data: bytes, name: str) -> None:
+    run = tree.runs[0].dir
+    write(run.sealed_ledger if name == "ledger.jsonl" else run.ledger / name, data)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] or (data == b"" and name == "ledger.jsonl")
+    bad = merged.runs[0]
+    assert (bad.damage and bad.excluded == "damaged") or data == b""
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 200_000])
+def test_experiment_json_damaged(tree: Tree, data: bytes) -> None:
+    write(tree.experiment.resolved, data)
+    merged = api.build([tree.path])
+    assert counted(merged) == [5, 20, 25] and left(merged).what == "exp" and "would not be noticed" in left(merged).why
+
+
+def test_a_run_whose_folder_is_gone(tree: Tree) -> None:
+    shutil.rmtree(tree.runs[0].dir.path)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] and left(merged).why == "run.json is missing"
+
+
+def test_an_experiment_that_lost_its_experiment_json_among_others(tree: Tree) -> None:
+    other = Tree(tree.path.with_name("other"))
+    other.finished(seed=8, solved=60)
+    other.experiment.resolved.unlink()
+    merged = api.build([tree.path.parent])
+    assert counted(merged) == [5, 20, 25, 35] and left(merged).what == "other"
+
+
+def test_an_empty_ledger_and_none_at_all(tree: Tree) -> None:
+    shutil.rmtree(tree.runs[0].dir.ledger)
+    for path in tree.runs[3].dir.ledger.iterdir():
+        path.unlink()
+    merged = api.build([tree.path])
+    assert counted(merged) == [5, 20, 25], "the sealed copy of the first holds all of it"
+    assert merged.runs[3].state == "queued"
+
+
+def test_items_missing_cut_or_of_another(tree: Tree) -> None:
+    one, two, three = (run.dir.items / "000002.report.jsonl.gz" for run in tree.runs[:3])
+    one.unlink()
+    two.write_bytes(two.read_bytes()[:-30])
+    three.write_bytes(one.with_name("000002.feedback.jsonl.gz").read_bytes())
+    merged = api.build([tree.path])
+    assert counted(merged) == [5, 20, 25]
+    for run in merged.runs[:3]:
+        assert run.improvement is not None and run.improvement.how == "scores_only" and run.improvement.low is None
+        assert any("no interval" in note for note in run.notes)
+
+
+def test_baselines_missing(tree: Tree) -> None:
+    shutil.rmtree(tree.experiment.baselines)
+    merged = api.build([tree.path])
+    assert counted(merged) == [] and merged.excluded == {"unfinished": 1, "incomplete": 3}
+
+
+def _newer(path: Path) -> None:
+    write(path, json.dumps({**json.loads(path.read_bytes()), "schema_version": 99, "new": [1]}).encode())
+
+
+def test_newer_versions(tree: Tree) -> None:
+    _newer(tree.runs[0].dir.record)
+    _newer(tree.runs[1].dir.ledger / "000005.json")
+    merged = api.build([tree.path])
+    assert counted(merged) == [25] and len(merged.left_out) == 2
+    for one in merged.left_out:
+        assert "newer autorl-hpc" in one.why and "newer" in (one.next_step or "")
+
+
+def test_links_to_runs_and_copies(tree: Tree, tmp_path: Path) -> None:
+    run = tree.runs[0].dir.path
+    run.with_name("linked").symlink_to(run)
+    run.with_name("nowhere").symlink_to(tmp_path / "nothing")
+    run.with_name("loop").symlink_to("loop")
+    shutil.copytree(tree.runs[1].dir.path, run.with_name("copied"))
+    merged = api.build([tree.path])
+    assert counted(merged) == [5, 20, 25]
+    why = {one.what: one.why for one in merged.left_out}
+    assert "counted once" in why.pop("exp/linked", why.pop(f"exp/{run.name}", ""))
+    assert "counted once" in why.pop("exp/copied", why.pop(f"exp/{tree.runs[1].dir.run_id}", ""))
+    assert list(why) == ["exp/loop"] and "symbolic links" in why["exp/loop"]
+
+
+def test_names_in_no_encoding(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.finished(seed=0, solved=30)
+    tree.runs[0].dir.path.rename(tree.path / os.fsdecode(b"run-\xff"))
+    (tree.path / os.fsdecode(b"junk-\xfe")).mkdir()
+    tree.experiment.resolved.unlink()
+    tree.path.rename(tree.path.with_name(os.fsdecode(b"caf\xe9")))
+    done = refresh.refresh([tmp_path / "runs"])
+    assert done.merged is not None and counted(done.merged) == [5]
+    assert b'href="../caf%E9/run-%FF/report/run.html"' in done.index.read_bytes()
+    assert "report:" in done.text("80", lambda merged: _table(merged, done.index))
+    assert refresh.refresh([tmp_path / "runs"]).changed is False
+
+
+def _table(merged: MergedReport, index: Path) -> str:
+    import io
+
+    from rich.console import Console
+
+    from autorl_hpc.report.terminal import print_summary
+
+    out = io.StringIO()
+    print_summary(merged, Console(file=out, width=80), index)
+    return out.getvalue()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, below: Path, number: int, times: int = 10**9) -> None:
+    """Every look below a folder fails so many times: what another user's folder, or a file server, answers."""
+    left = [times]
+
+    def refuse(real: Callable[..., object]) -> Callable[..., object]:
+        def look(path: object, *rest: object, **more: object) -> object:
+            if isinstance(path, (str, os.PathLike)) and Path(path).is_relative_to(below) and left[0] > 0:
+                left[0] -= 1
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *rest, **more)
+
+        return look
+
+    for name in ("listdir", "open", "stat"):
+        monkeypatch.setattr(os, name, refuse(getattr(os, name)))
+
+
+def test_a_run_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, tree.runs[0].dir.path, errno.EACCES)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25]
+    assert "Permission denied" in left(merged).why and "owner" in (left(merged).next_step or "")
+
+
+def test_a_ledger_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, tree.runs[0].dir.ledger, errno.EACCES)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] and "Permission denied" in (merged.runs[0].damage or "")
+
+
+def test_baselines_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, tree.experiment.baselines, errno.EACCES)
+    tree_of_others = Tree(tree.path.with_name("other"))
+    tree_of_others.finished(seed=7, solved=60)
+    merged = api.build([tree.path.parent])
+    assert counted(merged) == [35] and len(merged.left_out) + merged.excluded.get("incomplete", 0) >= 3
+
+
+@pytest.mark.parametrize("where", ["path", "ledger", "items", "record"])
+def test_a_stale_handle_passes(tree: Tree, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    refusing(monkeypatch, getattr(tree.runs[0].dir, where), errno.ESTALE, times=2)
+    merged = api.build([tree.path])
+    assert counted(merged) == [5, 20, 25] and merged.left_out == ()
+
+
+def test_a_stale_handle_that_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, tree.runs[0].dir.record, errno.ESTALE)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] and "Stale" in left(merged).why
+
+
+def test_a_run_that_goes_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = refresh.digest
+
+    def slow(run: object, *rest: object) -> RunSummary:
+        gone = tree.runs[2].dir.path
+        if gone.exists() and run != tree.runs[2].dir:
+            shutil.rmtree(gone)
+        return real(run, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(refresh, "digest", slow)
+    done = refresh.refresh([tree.path])
+    assert done.merged is not None and len(done.merged.runs) >= 3
+
+
+def test_entries_that_come_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer links entries between the report's listing and its reads: what is read is a whole chain."""
+    real, live = os.listdir, tree.runs[3]
+
+    def then_more(path: object) -> list[str]:
+        names = real(path)  # type: ignore[call-overload]
+        if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}") == str(live.dir.ledger) and len(names) < 8:
+            monkeypatch.setattr(os, "listdir", real)
+            live.submit(50.0)
+            monkeypatch.setattr(os, "listdir", then_more)
+        return list(names)
+
+    monkeypatch.setattr(os, "listdir", then_more)
+    merged = api.build([tree.path])
+    assert merged.runs[3].damage is None and merged.runs[3].state == "running"
+    assert (live.dir.ledger / "000005.json").exists()
+
+
+def test_unfinished_writes_and_strangers(tree: Tree) -> None:
+    run = tree.runs[0].dir
+    for folder in (run.ledger, run.items, run.path, tree.path, tree.experiment.baselines):
+        (folder / ".tmp-000009.json.77.ab").write_bytes(b"{")
+        (folder / "core.1234").write_bytes(b"\0" * 100)
+        (folder / "junk").mkdir()
+        os.mkfifo(folder / "pipe.json") if folder != run.ledger else None
+    assert counted(api.build([tree.path])) == [5, 20, 25]
+
+
+def test_a_fifo_in_place_of_a_record(tree: Tree) -> None:
+    for path in (tree.runs[0].dir.record, tree.runs[3].dir.clock, tree.runs[1].dir.items / "000002.report.jsonl.gz"):
+        path.unlink()
+        os.mkfifo(path)
+    merged = api.build([tree.path])
+    assert counted(merged) == [20, 25] and "is no file" in left(merged).why
+
+
+def test_a_defect_of_ours_costs_one_run(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = refresh.digest
+
+    def defect(run: object, *rest: object) -> RunSummary:
+        if run == tree.runs[0].dir:
+            raise ZeroDivisionError("division by zero")
+        return real(run, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(refresh, "digest", defect)
+    done = refresh.refresh([tree.path])
+    assert done.merged is not None and counted(done.merged) == [20, 25]
+    assert "defect of autorl-hpc" in left(done.merged).why and "ZeroDivisionError" in left(done.merged).why
+
+
+# Random damage: one file of a small tree, one change a seed.
+
+SEEDS = 200
+
+
+def _flip(rng: random.Random, path: Path, data: bytes) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
+
+
+def _cut(rng: random.Random, path: Path, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data))]
+
+
+def _twice(rng: random.Random, path: Path, data: bytes) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + data[rng.randrange(place + 1) :]
+
+
+def _noise(rng: random.Random, path: Path, data: bytes) -> bytes:
+    place = rng.randrange(len(data))
+    return data[:place] + rng.randbytes(rng.randrange(1, 40)) + data[place:]
+
+
+def _gone(rng: random.Random, path: Path, data: bytes) -> None:
+    return None
+
+
+def _other(rng: random.Random, path: Path, data: bytes) -> bytes:
+    """The bytes of another file of the folder: entries swapped, items of another submission."""
+    others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
+    return rng.choice(others).read_bytes() if others else data
+
+
+DAMAGE = (_flip, _cut, _twice, _noise, _gone, _other)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, RunSummary]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        tree = build(tmp_path_factory.mktemp("pristine"))
+        yield tree.path, {run.genesis: run for run in api.build([tree.path]).runs}
+
+
+def _victims(tree: Path) -> list[Path]:
+    return sorted(path for path in tree.rglob("*") if path.is_file() and "report" not in path.relative_to(tree).parts)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["all is read", "digests are kept"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_damage(pristine: tuple[Path, dict[str, RunSummary]], tmp_path: Path, seed: int, kept: bool) -> None:
+    source, good = pristine
+    path = tmp_path / "runs" / "exp"
+    shutil.copytree(source, path)
+    if kept:
+        refresh.refresh([path])
+    rng = random.Random(seed)
+    victim = rng.choice(_victims(path))
+    before = victim.read_bytes()
+    damage = rng.choice(DAMAGE)
+    after = damage(rng, victim, before) if before else before
+    if after is None:
+        victim.unlink()
+    else:
+        write(victim, after)
+    merged = api.build([path]) if not kept else MergedReport.model_validate_json(refresh.refresh([path]).json_text())
+    _check(merged, good, path, victim, changed=after != before, kept=kept)
+
+
+def _check(
+    merged: MergedReport, good: dict[str, RunSummary], path: Path, victim: Path, *, changed: bool, kept: bool
+) -> None:
+    told = " ".join(
+        [*(one.why for one in merged.left_out), *(n for r in merged.runs for n in (*r.notes, r.damage or ""))]
+    )
+    for run in merged.runs:
+        if run.counted:
+            same = good[run.genesis]
+            assert run.improvement is not None and same.improvement is not None
+            assert run.improvement.difference == same.improvement.difference
+            assert run.selected == same.selected and run.ledger_head == same.ledger_head
+    inside = victim.relative_to(path).parts
+    of_chain = len(inside) > 1 and (inside[1] in ("run.json", "ledger.jsonl") or inside[1] == "ledger")
+    if not of_chain or not changed or kept or (inside[1] == "ledger.jsonl" and not victim.exists()):
+        return  # that copy may be missing: the chain itself is whole
+    assert all(run.run_id != inside[0] for run in merged.runs if run.counted), (
+        f"{victim} was damaged and its run counts"
+    )
+    if inside[1] != "ledger" or (path / inside[0] / "ledger.jsonl").exists():
+        assert told  # in a ledger without a sealed copy, entries that are missing at the end can't be told

@@ -1,0 +1,269 @@
+"""Results folders of AutoRL-Bench, made up in the exact shape that its code writes; damaged and hostile ones too."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from treemaker import Tree
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.report import api, refresh
+from autorl_hpc.report.summary import MergedReport, RunSummary
+
+COLUMNS = (
+    *("run_id", "timestamp", "task", "agent", "driver_model", "base_model", "baseline", "best_score", "improvement"),
+    *("submissions", "duration_s", "success", "workspace"),
+)
+START = datetime(2026, 2, 3, 14, 30, 5)
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def entry(number: int, score: Any, minutes: float, baseline: float | None = 6.37, **more: Any) -> dict[str, Any]:
+    """One object of scores.json."""
+    return {
+        "submission_id": number,
+        "timestamp": (START + timedelta(minutes=minutes)).isoformat(),
+        "model_path": f"output/v{number}",
+        "score": score,
+        "baseline_score": baseline,
+        "improvement": None if baseline is None or not isinstance(score, float) else round(score - baseline, 6),
+        "elapsed_seconds": 300.0,
+        **more,
+    }
+
+
+def workspace(
+    root: Path, scores: Any, *, task: str = "gsm8k", agent: str = "openhands", start: datetime = START
+) -> Path:
+    """A workspace as the reference leaves it: folders, links to the shared caches, logs, its two records."""
+    folder = root / "workspace" / task / f"{start:%Y%m%dT%H%M%S}_{agent}"
+    for name in ("code", "output", "reports", "models/Qwen"):
+        (folder / name).mkdir(parents=True)
+    (folder / "models" / "Qwen" / "Qwen2.5-0.5B").symlink_to("/nowhere/models/Qwen/Qwen2.5-0.5B")
+    (folder / "data").symlink_to("/nowhere/datasets/gsm8k")
+    (folder / "run.log").write_text("2026-02-03 14:30:05 | INFO | === AutoRL-Bench ===\n")
+    (folder / "agent.log").write_text("...\n")
+    meta = {"start_time": 1770129005, "timeout_s": 43200, "last_submit_time": 1770140000, "end_time": 1770165005}
+    (folder / "run_meta.json").write_text(json.dumps(meta, indent=2))
+    if scores is not None:
+        (folder / "scores.json").write_text(scores if isinstance(scores, str) else json.dumps(scores, indent=2))
+    return folder
+
+
+def results(root: Path, rows: list[dict[str, Any]]) -> None:
+    """results.csv beside workspace/."""
+    with open(root / "results.csv", "a", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def row(folder: Path, **more: Any) -> dict[str, Any]:
+    run_id, _, agent = folder.name.partition("_")
+    return {
+        "run_id": run_id,
+        "timestamp": START.strftime("%Y-%m-%d %H:%M:%S"),
+        "task": folder.parent.name,
+        "agent": agent,
+        "driver_model": "gpt-5.2",
+        "base_model": "Qwen/Qwen2.5-0.5B",
+        "baseline": 6.37,
+        "best_score": 41.2,
+        "improvement": 34.83,
+        "submissions": 3,
+        "duration_s": 36000,
+        "success": True,
+        "workspace": str(folder),
+        **more,
+    }
+
+
+GOOD = [entry(1, 31.5, 65), entry(2, 41.2, 185), entry(3, 38.0, 305)]
+
+
+def one(merged: MergedReport) -> RunSummary:
+    (run,) = merged.runs
+    return run
+
+
+def test_a_whole_results_folder(tmp_path: Path) -> None:
+    root = tmp_path / "autorl_bench"
+    folder = workspace(root, GOOD)
+    results(root, [row(folder)])
+    merged = api.build([root])
+    run = one(merged)
+    assert (run.imported, run.task, run.agent, run.driver) == ("AutoRL-Bench", "gsm8k", "openhands", "gpt-5.2")
+    assert (run.base_model, run.protocol, run.sandbox, run.network) == ("Qwen/Qwen2.5-0.5B", "paper", "none", "open")
+    assert (run.budget_s, run.elapsed_s, run.state, run.accepted) == (43200, 36000, "finished", 3)
+    assert [point.elapsed_s for point in run.trajectory] == [3600, 10800, 18000]  # when dropped, not when answered
+    assert run.selected == 2 and run.report is not None and run.report.score == 41.2 and run.report.low is None
+    assert run.improvement is not None and run.improvement.how == "scores_only" and run.improvement.p_value is None
+    assert run.improvement.difference == pytest.approx(34.83) and run.counted and not run.ranked
+    assert any("never ranked" in note for note in run.notes) and any(
+        note.startswith("imported") for note in merged.notes
+    )
+
+
+@pytest.mark.parametrize("given", ["", "workspace", "workspace/gsm8k", "workspace/gsm8k/20260203T143005_openhands"])
+def test_any_folder_of_it(tmp_path: Path, given: str) -> None:
+    workspace(tmp_path / "bench", GOOD)
+    run = one(api.build([tmp_path / "bench" / given]))
+    assert run.run_id == "gsm8k-20260203T143005_openhands" and run.base_model == "Qwen/Qwen2.5-0.5B"
+    assert run.driver == "unknown"
+
+
+def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    for seed in range(2):
+        tree.finished(seed=seed, solved=40, task="gsm8k", agent="openhands", base_model="Qwen/Qwen2.5-0.5B")
+    for second in range(2):
+        workspace(tmp_path / "bench", GOOD, start=START + timedelta(seconds=second))
+    merged = api.build([tmp_path / "runs", tmp_path / "bench"])
+    kinds = [{merged.runs[place].imported for place in cell.places} for group in merged.groups for cell in group.cells]
+    assert len(merged.groups) == 2 and sorted(map(str, kinds)) == ["{'AutoRL-Bench'}", "{None}"]
+    assert all(not run.ranked for run in merged.runs if run.imported)
+    assert all(run.site is None for run in merged.runs)
+
+
+def test_failures_that_stand_as_zero(tmp_path: Path) -> None:
+    scores = [entry(1, 0.0, 10, error="CUDA out of memory"), entry(2, 0.0, 20), entry(3, 12.5, 30)]
+    workspace(tmp_path, scores)
+    run = one(api.build([tmp_path]))
+    first, second, third = run.trajectory
+    assert (first.status, first.score, first.reason) == ("failed", None, "CUDA out of memory")
+    assert (second.status, second.score, third.score) == ("scored", 0.0, 12.5)
+    assert any("1 of 3 submissions have the score 0.0 and no error" in note for note in run.notes)
+    assert (run.failed, run.accepted) == (1, 3)
+
+
+def test_a_base_model_at_zero_is_not_counted(tmp_path: Path) -> None:
+    workspace(tmp_path, [entry(1, 40.0, 10, baseline=0.0)])
+    run = one(api.build([tmp_path]))
+    assert (run.counted, run.excluded) == (False, "incomplete") and any("0.0" in note for note in run.notes)
+
+
+def test_no_submission_keeps_the_base(tmp_path: Path) -> None:
+    folder = workspace(tmp_path, None)
+    assert one(api.build([tmp_path])).excluded == "incomplete"  # its base model's score is told nowhere
+    results(tmp_path, [row(folder, best_score=0, improvement="", submissions=0)])
+    run = one(api.build([tmp_path]))
+    assert run.improvement is not None and (run.improvement.difference, run.improvement.how) == (0, "base_kept")
+
+
+def test_only_the_table_is_left(tmp_path: Path) -> None:
+    rows = [
+        row(Path("/gone/workspace/gsm8k/20260203T143005_openhands")),
+        row(Path("/gone/workspace/alfworld/20260203T150000_p5001_codex"), agent="codex", best_score=0, submissions=4),
+    ]
+    results(tmp_path, rows)
+    codex, openhands = sorted(api.build([tmp_path]).runs, key=lambda run: run.agent)
+    assert openhands.report is not None and openhands.report.score == 41.2 and openhands.counted
+    assert (codex.report, codex.improvement, codex.excluded) == (None, None, "incomplete")
+    assert all(any("only its row" in note for note in run.notes) for run in (codex, openhands))
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    folder = workspace(tmp_path, GOOD[:1])
+    meta = json.loads((folder / "run_meta.json").read_text())
+    (folder / "run_meta.json").write_text(json.dumps({**meta, "end_time": None}))
+    run = one(api.build([tmp_path]))
+    assert (run.state, run.counted, run.excluded) == ("interrupted", False, "unfinished")
+    assert run.elapsed_s == 3600
+
+
+NAN = '[{"submission_id": 1, "score": NaN, "timestamp": "x", "baseline_score": 6.0}]'
+
+
+@pytest.mark.parametrize(
+    "scores",
+    ["", "{", "[", "{}", "null", "3", json.dumps(GOOD)[:-40], "[" * 100_000, '"' + "x" * 1000 + '"', "\ud800"],
+)
+def test_damaged_scores(tmp_path: Path, scores: str) -> None:
+    folder = workspace(tmp_path, None)
+    (folder / "scores.json").write_bytes(scores.encode("utf-8", "surrogatepass"))
+    run = one(api.build([tmp_path]))
+    assert run.excluded == "damaged" and run.improvement is None
+    assert any(note.startswith("left out: scores.json") for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    "score", [None, True, "a lot", [], {}, -3.0, 100.5, 1e400, 10**400, math.nan, "12" * 100], ids=lambda s: str(s)[:8]
+)
+def test_scores_that_are_none(tmp_path: Path, score: Any) -> None:
+    workspace(tmp_path, json.dumps([entry(1, 20.0, 5), entry(2, score, 10)]))
+    run = one(api.build([tmp_path]))
+    assert run.trajectory[1].status == "failed" and run.trajectory[1].score is None and run.selected == 1
+    MergedReport.model_validate_json(api.build([tmp_path]).model_dump_json())
+
+
+@pytest.mark.parametrize("damage", [7, None, "x", [], {"submission_id": 1}])
+def test_entries_that_are_none(tmp_path: Path, damage: Any) -> None:
+    workspace(tmp_path, [damage, *GOOD])
+    run = one(api.build([tmp_path]))
+    assert len(run.trajectory) == 4 and run.selected == 3 and run.failed == 1
+
+
+@pytest.mark.parametrize(
+    "meta", ["", "{", "[]", '{"start_time": "x", "timeout_s": -5, "end_time": 1e400}', "[" * 100_000]
+)
+def test_damaged_meta(tmp_path: Path, meta: str) -> None:
+    folder = workspace(tmp_path, GOOD)
+    (folder / "run_meta.json").write_text(meta)
+    run = one(api.build([tmp_path]))
+    assert run.budget_s > 0 and run.report is not None and run.report.score == 41.2
+
+
+def test_hostile_folders(tmp_path: Path) -> None:
+    folder = workspace(
+        tmp_path, [entry(1, 20.0, 5, model_path="<script>\x1b[31m" * 50, error="=cmd()|<img src=x>\n# x")]
+    )
+    (folder / "loop").symlink_to(tmp_path)
+    (folder.parent / "link").symlink_to(folder)
+    other = workspace(tmp_path, GOOD, agent="b" * 180)
+    (other / "scores.json").unlink()
+    os.mkfifo(other / "scores.json")
+    results(tmp_path, [row(folder, agent="<script>alert(1)</script>", task="../../etc", workspace="/x/..")])
+    (tmp_path / "results.csv").open("a").write('"\n,,,,"\0bad\n')
+    done = refresh.refresh([tmp_path], tmp_path / "out")
+    assert done.merged is not None and len(done.merged.runs) >= 2
+    for page in (tmp_path / "out").rglob("*.html"):
+        text = page.read_text()
+        assert "<script>" not in text and "<img" not in text and "\x1b" not in text
+    inside = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*.html")}
+    assert inside == {"index.html", "runs"}
+
+
+def test_nothing_is_written_into_their_folders(tmp_path: Path) -> None:
+    folder = workspace(tmp_path / "bench", GOOD)
+    before = sorted(folder.rglob("*"))
+    done = refresh.refresh([tmp_path / "bench"], tmp_path / "out")
+    assert sorted(folder.rglob("*")) == before
+    (page,) = (tmp_path / "out" / "runs").iterdir()
+    assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html"}
+    assert f'href="runs/{page.name}/run.html"' in done.index.read_text()
+    assert refresh.refresh([tmp_path / "bench"], tmp_path / "out").changed is False
+    (folder / "scores.json").write_text(json.dumps(GOOD[:1]))
+    again = refresh.refresh([tmp_path / "bench"], tmp_path / "out")
+    assert again.merged is not None and len(again.merged.runs[0].trajectory) == 1
+
+
+def test_our_own_workspace_and_other_tables_are_none_of_it(tmp_path: Path) -> None:
+    ours = tmp_path / "scratch" / "w"
+    for name in ("submissions", "results", "code"):
+        (ours / name).mkdir(parents=True)
+    (ours / "run_meta.json").write_text("{}")
+    (ours / "agent.log").touch()
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(AutorlError, match="no run below"):
+        api.build([tmp_path])
