@@ -103,6 +103,7 @@ class TrainingPoint(Seen):
     learning_rate: float | None = None
     grad_norm: float | None = None
     more: dict[str, float] = Field(default_factory=dict)
+    not_finite: tuple[str, ...] = Field((), description="Figures, by the trainer's names, that were NaN or infinite.")
 
 
 class CodeRevision(Seen):

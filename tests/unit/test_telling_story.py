@@ -25,7 +25,7 @@ from autorl_hpc.report.story import (
     Story,
 )
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.telling import changes, gains
+from autorl_hpc.report.telling import changes, gains, iterations
 from autorl_hpc.report.telling.shown import shown_lines, shown_settings
 from autorl_hpc.states import EntryKind, Fault, Route, Split
 
@@ -322,3 +322,15 @@ def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:
         [Setting(name="api_key", value=KEY, where="a.py:1"), Setting(name="beta", value="0.1", where="")]
     )
     assert [one.value for one in secret] == ["***", "0.1"]
+
+
+def test_a_defect_costs_the_story_and_not_the_scores(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise RecursionError
+
+    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+    whole = told(run)
+    monkeypatch.setattr(iterations, "settings", breaks)
+    broken = told(run)
+    assert broken.story == Story(recorder=("the story could not be told: RecursionError",))
+    assert broken.model_copy(update={"story": whole.story}) == whole and broken.counted

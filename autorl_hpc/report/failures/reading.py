@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -38,6 +37,11 @@ _DATA_WORDS = re.compile(
     r"|num examples = 0\b|column names? .{0,60}(?:not in|missing|don't match)|keyerror: ['\"](?:prompt|text|messages|question|answer|chosen|rejected|completion|labels)['\"]"
     r"|mismatch between .{0,40}tokeniz|chat_template is not set",
     re.I,
+)
+
+
+_NAN = re.compile(
+    r"\b(?:loss|grad_norm|kl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b", re.I
 )
 
 
@@ -104,6 +108,11 @@ def told_of_rollouts(known: Iterable[Line]) -> list[Line]:
     return [line for line in known if _ROLLOUT_WORDS.search(line.text)]
 
 
+def told_of_nan(known: Iterable[Line]) -> list[Line]:
+    """Lines that log a loss that is no finite number."""
+    return [line for line in known if _NAN.search(line.text)]
+
+
 def told_of_data(known: Iterable[Line]) -> list[Line]:
     """Lines that complain of an empty data set or one of the wrong format."""
     return [line for line in known if _DATA_WORDS.search(line.text)]
@@ -141,8 +150,3 @@ def point_line(point: TrainingPoint, says: str) -> EvidenceLine:
     """One training point."""
     step = f", step {point.step}" if point.step is not None else ""
     return EvidenceLine(where=f"{clean(point.source, 150)}{step}, {point.elapsed_s:.0f} s", says=says)
-
-
-def is_bad(value: float | None) -> bool:
-    """Whether a figure is there and no finite number."""
-    return value is not None and not math.isfinite(value)

@@ -48,11 +48,12 @@ CONTAMINATED_ITEMS = 3
 def training_collapse(facts: Facts) -> Evidence | None:
     """NaN or Inf, exploding loss or KL, one and the same answer, or a score far under the base model's."""
     found: list[EvidenceLine] = []
-    for point in facts.training:
-        bad = [name for name in ("loss", "reward", "kl", "grad_norm") if reading.is_bad(getattr(point, name))]
-        if bad or any(math.isnan(v) and "loss" in k for k, v in point.more.items()):
-            found.append(reading.point_line(point, f"{' and '.join(bad) or 'a loss'}: no finite number"))
-            break
+    found += [
+        reading.point_line(point, f"{', '.join(point.not_finite[:5])}: no finite number")
+        for point in facts.training
+        if any(word in name for name in point.not_finite for word in ("loss", "reward", "kl", "grad_norm"))
+    ][:1]
+    found += reading.evidence(reading.told_of_nan(reading.lines(facts.logs)))[:1]
     found += _exploded(facts.training)
     if "degenerate_outputs" in facts.flags:
         found.append(

@@ -259,7 +259,8 @@ def _is_tokenizer(expr: ast.expr, scope: Scope, values: Values) -> bool:
 
 
 def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
-    """Rows that are written to a file: are they samples, and kept by what?"""
+    """Rows that are written to a file: are they samples, and kept by what? Scripts that are written are kept for their run."""
+    _script_written(walk, node, func, scope)
     content = node.args[0] if node.args else func.value
     if func.attr in ("to_json", "save_to_disk", "to_parquet", "to_csv", "to_jsonl"):
         content = func.value
@@ -272,6 +273,17 @@ def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms
         made.kept = filters(found, walk.values) is not None or _kept_around(node, scope)
         made.reads -= made.writes
         walk.add(made)
+
+
+def _script_written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope) -> None:
+    if func.attr not in ("write", "write_text") or not node.args:
+        return
+    text = walk.values.text(node.args[0], scope)
+    if text is None or "\n" not in text:
+        return
+    for name in sorted(paths(flow(func.value, scope, walk.values), walk.values)):
+        if name.endswith((".py", ".sh")):
+            walk.files[name] = text
 
 
 def _target_of(node: ast.Call, func: ast.Attribute) -> ast.expr | None:

@@ -110,6 +110,8 @@ def _refined(stage: Stage, planned: Planned) -> Route:
     known = (planned.route, *(a.route for a in planned.alternatives))
     if stage.route is Route.SFT:
         return next((r for r in (Route.REJECTION_SAMPLING, Route.DISTILLATION) if r is planned.route), Route.SFT)
+    if (stage.route, planned.route) in ((Route.GRPO, Route.RL), (Route.DPO, Route.PREFERENCE)):
+        return planned.route  # RLOO logs what GRPO logs, and IPO what DPO logs
     if stage.route is Route.RL and stage.why == "logs a reward":
         return next((r for r in known if r in RL), Route.RL)
     if stage.route is Route.UNKNOWN and _is_training(planned.route) and planned.route is not Route.SFT_RL:

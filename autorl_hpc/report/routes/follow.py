@@ -105,6 +105,8 @@ class Follower:
         def started(inner: Command, place: Event, inner_arms: Arms) -> None:
             self.events += walk.events[len(taken) :]
             taken.extend(walk.events[len(taken) :])
+            for name, text in walk.files.items():
+                self.sources.setdefault(name, read(name, text))
             self.run(inner, place, (*arms, *inner_arms), posixpath.dirname(source.path))
 
         taken: list[Event] = []

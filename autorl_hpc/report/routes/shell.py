@@ -124,7 +124,9 @@ def _with_body(line: str, bare: str, body: str, number: int, state: _State) -> N
     if words[:1] == ["cat"] or words[:1] == [":"]:
         return
     if "python" in (words[0] if words else "") or command.target == "python":
-        _add(Command("inline", body), number, line, state)
+        words = [_filled(w, state) for w in words]
+        at = words.index("-") + 1 if "-" in words else len(words)
+        _add(Command("inline", body, tuple(_without_redirections(words[at:]))), number, line, state)
     elif words[:1] and words[0] in ("bash", "sh") and state.depth < MAX_DEPTH:
         state.depth += 1
         _run([(number, each) for each in body.split("\n")], state)

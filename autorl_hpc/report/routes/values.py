@@ -10,7 +10,7 @@ import ast
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from autorl_hpc.report.routes import conditions, configs, wellknown
+from autorl_hpc.report.routes import conditions, configs, elements, wellknown
 from autorl_hpc.report.routes.commands import options, positional
 from autorl_hpc.report.routes.constants import ARITHMETIC, is_number, keyword, literal, of_environ
 from autorl_hpc.report.routes.declared import Declared, declarations
@@ -315,24 +315,11 @@ class Values:
             elif isinstance(value, Args) and names:
                 found += self.option(str(names[0]), depth)
             elif isinstance(value, Lit):
-                found += self._of_literal(value, names, depth)
+                found += elements.of_literal(self, value, names, depth)
             elif isinstance(value, Made) and isinstance(value.of, Lib) and value.of.last == "dict" and names:
                 given = keyword(value.call, str(names[0]))
                 found += self.of(given, value.scope, depth + 1) if given is not None else ()
         return found
-
-    def _of_literal(self, value: Lit, names: Sequence[object], depth: int) -> list[Value]:
-        if isinstance(value.expr, ast.Dict):
-            pairs = [
-                (k, v) for k, v in zip(value.expr.keys, value.expr.values, strict=True) if isinstance(k, ast.Constant)
-            ]
-            chosen = [v for k, v in pairs if k.value in names] if names else [v for _, v in pairs][:MAX_VALUES]
-        elif isinstance(value.expr, (ast.List, ast.Tuple)):
-            ints = [n for n in names if isinstance(n, int) and -len(value.expr.elts) <= n < len(value.expr.elts)]
-            chosen = [value.expr.elts[n] for n in ints]
-        else:
-            chosen = []
-        return [each for expr in chosen for each in self.of(expr, value.scope, depth + 1)]
 
     # -- constants -------------------------------------------------------------------------------------------------
 

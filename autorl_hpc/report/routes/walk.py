@@ -36,6 +36,8 @@ class Walk:
         self.values = values
         self.run = run
         self.number = number
+        self.files: dict[str, str] = {}
+        """Scripts that this one writes, by path."""
         self.events: list[Event] = []
         self.trainers: dict[int, Event] = {}
         """Trainers that were made, by their call."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import posixpath
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autorl_hpc.report.routes.commands import matching
@@ -14,6 +15,17 @@ from autorl_hpc.report.routes.scopes import Scope
 
 if TYPE_CHECKING:
     from autorl_hpc.report.routes.values import Values
+
+
+_TEXT: dict[str, Callable[[str], str]] = {
+    "upper": str.upper,
+    "lower": str.lower,
+    "strip": str.strip,
+    "capitalize": str.capitalize,
+    "title": str.title,
+    "dedent": textwrap.dedent,
+}
+"""Methods and functions of one text that give a text."""
 
 
 def call(values: Values, call: ast.Call, scope: Scope, depth: int) -> Sequence[Value] | None:
@@ -37,6 +49,9 @@ def call(values: Values, call: ast.Call, scope: Scope, depth: int) -> Sequence[V
         ]
     if attr == "field":
         return values.of(keyword(call, "default"), scope, depth + 1)
+    if attr in _TEXT and isinstance(func, ast.Attribute):
+        known = [v.value for v in values.of(args[0] if args else func.value, scope, depth + 1) if isinstance(v, Const)]
+        return [Const(_TEXT[attr](text)) for text in known if isinstance(text, str)]
     if attr == "partial" and args:
         return values.of(args[0], scope, depth + 1)
     if attr in ("str", "Path", "int", "float", "abspath", "expanduser", "fspath", "realpath") and len(args) == 1:

@@ -76,6 +76,8 @@ def feedback_gain(pair: Pair) -> FeedbackGain | None:
         return None
     base, new = pair.base.outcomes, pair.new.outcomes
     binary = pair.base.binary and pair.new.binary
+    low: float | None
+    high: float | None
     if binary and pair.clusters is None:
         found = stats.paired(base, new)
         difference, low, high = found.difference, found.low, found.high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from autorl_hpc.records.recorded import CodeRevision
@@ -28,6 +29,8 @@ from autorl_hpc.report.telling.skill import skill_metrics
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import Fault, Route, SubmissionState
 
+log = logging.getLogger("autorl_hpc.report")
+
 MAX_NOTES = 12
 RECORDER_EVENTS = "recorder"
 """Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
@@ -36,7 +39,18 @@ NO_TROUBLE = ("recorder_started", "recorder_ended")
 
 
 def tell(known: Known) -> Story:
-    """The story of a run; what nobody recorded is null or empty."""
+    """The story of a run; what nobody recorded is null or empty.
+
+    It reads what agents wrote, by a lot of code. A defect there costs the run its story, which says so, and never its scores.
+    """
+    try:
+        return _told(known)
+    except Exception as error:
+        log.exception("the story of %s could not be told", known.run.run_id)
+        return Story(recorder=(f"the story could not be told: {type(error).__name__}",))
+
+
+def _told(known: Known) -> Story:
     stretches = stretches_of(known)
     iterations = iterations_of(known, stretches)
     summary, view = known.summary, known.view

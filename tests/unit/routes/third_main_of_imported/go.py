@@ -1,0 +1,3 @@
+from lib import helper
+
+helper([{"text": "a"}]).train()
