@@ -87,6 +87,10 @@ def test_the_oracle_wins_all_and_nothing_wins_nothing(root: Root, split: Split) 
     assert (won.evaluation.score, won.evaluation.n, won.evaluation.correct) == (100.0, 8, 8)
     assert won.evaluation.metrics["average_reward"] == 1.0
     assert [o.id for o in won.outcomes] == [goal["id"] for goal in goals]
+    clusters = [goal["cluster"] for goal in goals]
+    assert [o.facts["cluster"] for o in won.outcomes] == clusters
+    assert won.evaluation.metrics["item_clusters"] == len(set(clusters)) <= 8
+    assert won.evaluation.clusters == (len(set(clusters)) if len(set(clusters)) < 8 else None)
     assert [o.facts["steps"] for o in won.outcomes] == [len(goal["walkthrough"]) for goal in goals]
     for nothing in ("", "look", "think: hm", "go to nowhere 1", "\ud800".encode("utf-8", "replace").decode()):
         lost = scored(root, Player(lambda prompt, said=nothing: said), split)  # type: ignore[misc]

@@ -39,8 +39,8 @@ class Case(NamedTuple):
 
 
 def holds(low: float | None, high: float | None, truth: float) -> bool:
-    assert low is not None and high is not None
-    return low - 1e-12 <= truth <= high + 1e-12
+    """An interval that is not there holds nothing."""
+    return low is not None and high is not None and low - 1e-12 <= truth <= high + 1e-12
 
 
 def share_held(case: Case, sets: int, seed: int = 1) -> float:
@@ -323,7 +323,7 @@ CASES = [
         for n, p, rho, least in (
             (8, 0.3, 0.5, 0.93),
             (15, 0.3, 0.3, 0.93),
-            (47, 0.05, 0.3, 0.92),
+            (47, 0.05, 0.3, 0.93),
             (47, 0.3, 0.0, 0.94),
             (47, 0.3, 0.7, 0.94),
             (100, 0.3, 0.5, 0.94),
@@ -334,7 +334,7 @@ CASES = [
     Case("Tango, 500 items, 0.06 won, 0.04 lost", tango(500, 0.06, 0.04), 0.94, 0.965, cost=2),
     *(
         Case(f"paired BCa, {n} items, {'skewed' if skewed else 'even'}", paired_bca(n, skewed), least, cost=20)
-        for n, skewed, least in ((20, False, 0.93), (20, True, 0.86), (100, True, 0.92), (200, False, 0.935))
+        for n, skewed, least in ((20, False, 0.93), (20, True, 0.91), (100, True, 0.94), (200, False, 0.935))
     ),
     *(
         Case(f"paired, bootstrap over {n} clusters, correlation {rho}", clustered_gain(n, rho), least, cost=25)
@@ -346,35 +346,35 @@ CASES = [
     ),
     Case("paired length-controlled, BCa, 120 items", length_controlled_gain(120), 0.91, 0.99, cost=1500),
     Case("gap +- 1.96 errors, 100 items", gap(0, 0.0), 0.93, 0.97, cost=5),
-    Case("gap +- 1.96 errors, 15 clusters", gap(15, 0.3), 0.91, cost=5),
+    Case("gap +- 1.96 errors, 15 clusters", gap(15, 0.3), 0.93, cost=5),
     Case("gap +- 1.96 errors, 47 clusters", gap(47, 0.3), 0.93, 0.97, cost=5),
     *(
         Case(f"t over {n} runs, {kind}", t_over_runs(kind, n), least)
-        for kind, n, least in (("normal", 3, 0.94), ("normal", 5, 0.94), ("mixed", 3, 0.88), ("mixed", 5, 0.92))
+        for kind, n, least in (("normal", 3, 0.94), ("normal", 5, 0.94), ("mixed", 3, 0.895), ("mixed", 5, 0.91))
     ),
     *(
         Case(f"bootstrap over {n} runs, {kind}", bootstrap_over_runs(kind, n), least, cost=10)
-        for kind, n, least in (("normal", 5, 0.88), ("normal", 10, 0.93), ("mixed", 5, 0.88), ("mixed", 10, 0.92))
+        for kind, n, least in (("normal", 5, 0.91), ("normal", 10, 0.935), ("mixed", 5, 0.91), ("mixed", 10, 0.94))
     ),
     *(
         Case(f"a cell of {n} runs against 0, {kind}: no gain is not called one", cell_size(kind, n), least, cost=2)
-        for kind, n, least in (("normal", 3, 0.94), ("mixed", 3, 0.88), ("mixed", 6, 0.92))
+        for kind, n, least in (("normal", 3, 0.94), ("mixed", 3, 0.935), ("mixed", 6, 0.925))
     ),
     *(
         Case(f"best of {k} of {n} runs, {kind}", best_of(kind, n, k), least, cost=20)
         for kind, n, k, least in (
-            ("normal", 5, 2, 0.9),
-            ("normal", 5, 3, 0.86),
-            ("mixed", 8, 3, 0.88),
+            ("normal", 5, 2, 0.92),
+            ("normal", 5, 3, 0.895),
+            ("mixed", 8, 3, 0.925),
             ("normal", 12, 4, 0.88),
-            ("normal", 20, 5, 0.86),
+            ("normal", 20, 5, 0.89),
         )
     ),
-    *(Case(f"band over {n} runs at one x", band_at(n), least, 0.98) for n, least in ((3, 0.93), (8, 0.93))),
+    *(Case(f"band over {n} runs at one x", band_at(n), least, 0.98) for n, least in ((3, 0.905), (8, 0.935))),
     *(
         Case(f"{count} tasks of {n} runs a side, {kind}: difference", tasks(kind, count, n, False), least, cost=60)
         for kind, count, n, least in (
-            ("normal", 2, 2, 0.88),
+            ("normal", 2, 2, 0.92),
             ("normal", 2, 3, 0.93),
             ("mixed", 5, 3, 0.93),
             ("normal", 5, 5, 0.93),
@@ -382,7 +382,7 @@ CASES = [
     ),
     *(
         Case(f"{count} tasks of {n} runs a side, {kind}: probability", tasks(kind, count, n, True), least, cost=60)
-        for kind, count, n, least in (("normal", 2, 3, 0.9), ("normal", 5, 3, 0.93))
+        for kind, count, n, least in (("normal", 2, 3, 0.97), ("normal", 5, 3, 0.97))
     ),
     Case("3 tasks of 3 runs a side: equal agents are not called unequal", tasks_size("mixed", 3, 3), 0.935, cost=60),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from autorl_hpc.scoring.stats import LEVEL, Interval
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+FEW = 200
+"""Clusters up to which the draws are kept as floats, 16 MB: half of the time of an interval is turning them into such."""
 
 _NORMAL = NormalDist()
 
@@ -61,13 +65,34 @@ def bca(resampled: NDArray[np.float64], seen: float, influences: Sequence[float]
 
 
 def _resampled(whole: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means of all resamples, of shape (RESAMPLES,)."""
+    sizes: list[float] = weights.tolist()
+    if min(sizes) == max(sizes):
+        return _drawn_sums(whole) / (len(sizes) * sizes[0])
+    return _drawn_sums(whole) / _drawn_sizes(tuple(sizes))
+
+
+@lru_cache(maxsize=4)
+def _drawn_sizes(sizes: tuple[float, ...]) -> NDArray[np.float64]:
+    """Items in each resample: the same for every model on one split."""
     import numpy as np
 
-    n = len(whole)
-    drawn, means = counts(n), []
-    alike = bool((weights == weights[0]).all())
-    rows = max(1, CHUNK_CELLS // n)
-    for start in range(0, RESAMPLES, rows):
-        part = drawn[start : start + rows].astype(float)
-        means.append((part @ whole) / (n * weights[0] if alike else part @ weights))
-    return np.concatenate(means)
+    return _drawn_sums(np.array(sizes))
+
+
+def _drawn_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    n = len(values)
+    if n <= FEW:
+        found: NDArray[np.float64] = _few_drawn(n) @ values
+        return found
+    drawn, rows = counts(n), max(1, CHUNK_CELLS // n)
+    parts = (drawn[start : start + rows].astype(float) for start in range(0, RESAMPLES, rows))
+    return np.concatenate([part @ values for part in parts])
+
+
+@lru_cache(maxsize=2)
+def _few_drawn(n: int) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = counts(n).astype(float)
+    return found
