@@ -177,6 +177,12 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")
     ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="A B", help="Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw PNG and SVG files too.")] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
     ] = False,
@@ -185,15 +191,15 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the report lies.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge ledgers into one report: index.html, summary.json, summary.csv, summary.md, and one per run.
+    """Merge ledgers into one report: index.html, summary.json, .csv, .md, leaderboard.csv, figures/, and one per run.
 
     Results folders of AutoRL-Bench are read too. Runs that did not change since the last report are not read again.
 
-    Example: autorl-hpc report runs/
+    Example: autorl-hpc report runs/ --compare claude-code codex
     """
     from autorl_hpc.report import api, refresh
 
-    options = refresh.Options(fresh=fresh)
+    options = refresh.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
     if watch:
         from autorl_hpc.report.watching import watch_report
 
@@ -201,9 +207,9 @@ def report(
         return
     done = refresh.refresh(paths, out, options)
     if as_json:
-        sys.stdout.write(done.json_text())
+        sys.stdout.write(done.json_text(compare is not None))
     else:
-        print(done.index) if quiet else api.show(done)
+        print(done.index) if quiet else api.show(done, compare)
 
 
 cli_evidence.add_to(app)

@@ -1,4 +1,4 @@
-"""Where the files that ship with the package lie: tasks/, templates/ and jobs/.
+"""Where the files that ship with the package lie: tasks/, templates/, jobs/, and of docs/ what a command reads.
 
 In a checkout and in an experiment's frozen code they stand beside the package, in an installed wheel inside it.
 """
@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def share(part: str) -> Path:
-    """The folder `tasks`, `templates` or `jobs`."""
+    """The folder `tasks`, `templates`, `jobs` or `docs`."""
     beside = PACKAGE.parent / part
     inside = PACKAGE / "_share" / part
     return inside if inside.is_dir() else beside

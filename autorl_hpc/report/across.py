@@ -7,39 +7,28 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from autorl_hpc.report import statistics
+from autorl_hpc.report.conditions import shared
 from autorl_hpc.report.groups import CellKey, cell_key, improvements, label
 from autorl_hpc.report.statistics import OverTasks
-from autorl_hpc.report.summary import AcrossTasks, Comparable, Group, RunSummary, TaskComparison
+from autorl_hpc.report.summary import AcrossTasks, Group, RunSummary, TaskComparison
 
 LEAST_TASKS = 2
 
-Conditions = tuple[str, str, float, str, str, str]
 Cells = dict[str, list[float]]
 """Of one agent, driver and mode: the improvements of its counted runs by task."""
 
 
 def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[AcrossTasks, ...]:
-    """Every pair of agents that met on two tasks or more, under one base model, budget, protocol, network and sandbox.
+    """Every pair of agents that met on two tasks or more, under the conditions of one leaderboard.
 
-    A task that has several groups under the same conditions (another recipe, split or engine) has no single one to stand for it,
+    A task that has several groups under the same conditions (another recipe or split) has no single one to stand for it,
     and is left out.
     """
-    pools: dict[Conditions, list[Group]] = defaultdict(list)
+    pools: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        pools[_conditions(group.comparable)].append(group)
-    found = (_pool(pools[conditions], runs) for conditions in sorted(pools))
+        pools[shared(group.comparable).digest()].append(group)
+    found = (_pool(pool, runs) for pool in pools.values())
     return tuple(pool for pool in found if pool.comparisons)
-
-
-def _conditions(comparable: Comparable) -> Conditions:
-    return (
-        comparable.base_model,
-        comparable.base_model_content_hash,
-        comparable.budget_s,
-        str(comparable.protocol),
-        comparable.network,
-        comparable.sandbox,
-    )
 
 
 def _pool(groups: Sequence[Group], runs: Sequence[RunSummary]) -> AcrossTasks:
@@ -52,14 +41,8 @@ def _pool(groups: Sequence[Group], runs: Sequence[RunSummary]) -> AcrossTasks:
             for cell in alike[0].cells:
                 of_cell = [runs[place] for place in cell.places]
                 cells[cell_key(of_cell[0])][task] = improvements(of_cell)
-    first = groups[0].comparable
     return AcrossTasks(
-        base_model=first.base_model,
-        base_model_content_hash=first.base_model_content_hash,
-        budget_s=first.budget_s,
-        protocol=first.protocol,
-        network=first.network,
-        sandbox=first.sandbox,
+        conditions=shared(groups[0].comparable),
         ambiguous_tasks=tuple(sorted(task for task, alike in by_task.items() if len(alike) > 1)),
         comparisons=_comparisons(cells),
     )

@@ -10,6 +10,7 @@ from autorl_hpc.report.summary import MergedReport
 
 if TYPE_CHECKING:
     from autorl_hpc.report.refresh import Refreshed
+    from autorl_hpc.report.versus import Versus
 
 
 def build(paths: list[Path]) -> MergedReport:
@@ -23,10 +24,22 @@ def build(paths: list[Path]) -> MergedReport:
     return merge(paths)
 
 
-def write_reports(merged: MergedReport, out: Path | None) -> Path:
+def with_paper(merged: MergedReport) -> MergedReport:
+    """With the published results beside it.
+
+    Raises:
+        AutorlError: their file is missing or wrong.
+    """
+    from autorl_hpc.report.paper import read_paper
+
+    return merged.model_copy(update={"paper": read_paper()})
+
+
+def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = False) -> Path:
     """Writes the merged report and one per run; returns the path of index.html.
 
     Args:
+        figures: PNG and SVG files too, into figures/ beside it.
         out: the folder; by default `report/` in the experiment, in the runs/ folder or in the run that was given, and
             `autorl-report/` in the current directory for runs of several roots.
 
@@ -35,7 +48,34 @@ def write_reports(merged: MergedReport, out: Path | None) -> Path:
     """
     from autorl_hpc.report.write import write_all
 
-    return write_all(merged, Path(merged.default_out) if out is None else out)
+    index = write_all(merged, Path(merged.default_out) if out is None else out)
+    if figures:
+        from autorl_hpc.report.charts.files import write_figures
+
+        write_figures(merged, index.parent)
+    return index
+
+
+def compare(merged: MergedReport, a: str, b: str) -> Versus:
+    """Two agents, experiments or folders of a report against each other.
+
+    Raises:
+        AutorlError: a side is not in the report, or names more than one agent; says which there are.
+    """
+    from autorl_hpc.report.versus import compare as of
+
+    return of(merged, a, b)
+
+
+def write_comparison(versus: Versus, folder: Path) -> None:
+    """Writes compare.html, compare.md and compare.json into the folder of a report.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    from autorl_hpc.report.write import write_versus
+
+    write_versus(versus, folder)
 
 
 def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
@@ -49,24 +89,27 @@ def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
     return refresh(paths, out)
 
 
-def show(done: Refreshed) -> None:
-    """Prints the report's table for this terminal; of a report that had not changed, as it was kept."""
+def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
+    """Prints the report's table for this terminal, or the comparison of two sides; of a report that had not changed, as kept."""
     import io
     import sys
 
     from rich.console import Console
 
-    from autorl_hpc.report.terminal import print_summary
+    from autorl_hpc.report.terminal import print_comparison, print_summary
 
     here = Console()
 
     def render(merged: MergedReport) -> str:
         page = Console(file=io.StringIO(), width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
-        print_summary(merged, page, done.index)
+        if sides is None:
+            print_summary(merged, page, done.index)
+        else:
+            print_comparison(compare(merged, *sides), page, done.index.parent)
         text = page.file.getvalue()  # type: ignore[attr-defined]
         return str(text)
 
-    name = f"{here.width} {here.is_terminal} {here.no_color} {done.index}"
+    name = f"{here.width} {here.is_terminal} {here.no_color} {done.index} {sides}"
     sys.stdout.write(done.text(name, render))
 
 

@@ -18,6 +18,7 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.bases import Bases
 from autorl_hpc.report.chain import Chain, read_chain
 from autorl_hpc.report.compare import Pair, gain, optimism
+from autorl_hpc.report.conditions import limits_of
 from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes, worst_found
 from autorl_hpc.report.figures import figures_of
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
@@ -121,6 +122,8 @@ class _Digest:
             state=RunState.DAMAGED if self.chain.damage else view.state,
             damage=clean(self.chain.damage),
             budget_s=science.budget.wall_clock_s,
+            limits=limits_of(science.budget),
+            environment_hash=science.environment_hash,
             elapsed_s=elapsed_s,
             given_back_s=given_back_s,
             attempts=view.attempt,

@@ -29,6 +29,11 @@ def signed_between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
+def share_between(low: float | None, high: float | None) -> str:
+    """`[0.41, 0.89]`, empty where there is no interval."""
+    return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+
+
 def p_value(value: float | None) -> str:
     """`0.012`, `<0.001`."""
     if value is None:
@@ -56,6 +61,16 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def amount(kind: str, value: float) -> str:
+    """A cost: `count` of tokens as `3.4 M`, `money` as `0.52`, `hours` as `3.4 h`."""
+    if kind == "count":
+        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if value >= size:
+                return f"{value / size:.1f} {unit}"
+        return f"{value:.0f}"
+    return f"{value:.2f}" if kind == "money" else f"{value:.1f} h"
 
 
 def short_hash(value: str | None) -> str:

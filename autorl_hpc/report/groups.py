@@ -9,14 +9,15 @@ from itertools import combinations
 from typing import Literal, get_args
 
 from autorl_hpc.report import statistics
+from autorl_hpc.report.board import OverRuns
+from autorl_hpc.report.conditions import comparables
+from autorl_hpc.report.scaling import curves
 from autorl_hpc.report.summary import (
-    UNTRIED,
     CellSummary,
     Comparable,
     Comparison,
     Excluded,
     Group,
-    OverRuns,
     RunSummary,
 )
 from autorl_hpc.scoring.stats import mean_t_interval
@@ -32,64 +33,12 @@ def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
     groups: dict[str, list[Placed]] = defaultdict(list)
     keys: dict[str, Comparable] = {}
-    confined = _confined_as_others(runs)
-    engines = _engine_of_others(confined)
-    for place, run in enumerate(confined):
-        comparable = _comparable(run, run.engine_hash or engines.get(_without_engine(run)))
+    for place, comparable in enumerate(comparables(runs)):
         digest = comparable.digest()
         keys[digest] = comparable
         groups[digest].append((place, runs[place]))
     order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
     return tuple(_group(keys[digest], groups[digest]) for digest in order)
-
-
-def _comparable(run: RunSummary, engine_hash: str | None) -> Comparable:
-    return Comparable(
-        task=run.task,
-        base_model=run.base_model,
-        base_model_content_hash=run.base_model_content_hash,
-        budget_s=run.budget_s,
-        protocol=run.protocol,
-        network=run.network,
-        sandbox=run.sandbox,
-        recipe_hash=run.recipe_hash,
-        engine_hash=engine_hash,
-        split_hashes=run.split_hashes,
-    )
-
-
-def _confined_as_others(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """A run whose agent was never started is counted where its like are, if they all ran in one kind of sandbox."""
-    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for run in runs:
-        if run.sandbox != UNTRIED:
-            seen[_unconfined(run)].add((run.network, run.sandbox))
-    found = []
-    for run in runs:
-        of_others = seen[_unconfined(run)]
-        if run.sandbox == UNTRIED and len(of_others) == 1:
-            network, sandbox = next(iter(of_others))
-            found.append(run.model_copy(update={"network": network, "sandbox": sandbox}))
-        else:
-            found.append(run)
-    return found
-
-
-def _unconfined(run: RunSummary) -> str:
-    return _without_engine(run.model_copy(update={"network": "", "sandbox": ""}))
-
-
-def _without_engine(run: RunSummary) -> str:
-    return _comparable(run, None).digest()
-
-
-def _engine_of_others(runs: Sequence[RunSummary]) -> dict[str, str]:
-    """A run that was never scored is counted where its like are, if one engine scored all of them."""
-    seen: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        if run.engine_hash:
-            seen[_without_engine(run)].add(run.engine_hash)
-    return {key: next(iter(engines)) for key, engines in seen.items() if len(engines) == 1}
 
 
 def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
@@ -145,6 +94,7 @@ def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
         excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
         not_ranked=sum(not run.ranked for run in runs),
+        counted_unranked=sum(not run.ranked for run in counted),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
         **test._asdict(),
@@ -152,6 +102,7 @@ def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
         best_of_intervals=tuple(
             (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
         ),
+        scaling=curves(runs),
         run_ids=tuple(run.run_id for run in runs),
         places=tuple(place for place, _ in placed),
     )
@@ -163,7 +114,9 @@ def _kept(run: RunSummary) -> tuple[float | None, float | None, float | None]:
     return (kept.score, kept.low, kept.high) if kept else (None, None, None)
 
 
-def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None] | None = None) -> OverRuns:
+def over_runs(
+    values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
+) -> OverRuns:
     """Mean over runs: t interval from three, range of two, the items' interval of one (labelled so); bootstrap from five."""
     found = mean_t_interval(values)
     if found.n == 1 and of_one is not None and of_one[0] is not None:
@@ -173,7 +126,7 @@ def over_runs(values: Sequence[float], of_one: tuple[float | None, float | None]
         "range": "range of two runs",
         "none": "none",
     }
-    boot = statistics.bootstrap_mean(values)
+    boot = statistics.bootstrap_mean(values) if bootstrap else None
     return OverRuns(
         n=found.n,
         mean=found.mean,

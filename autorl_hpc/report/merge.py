@@ -18,6 +18,7 @@ from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.find import Found, find_runs, shown
 from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.imported import imported_summary
+from autorl_hpc.report.leaderboard import leaderboards
 from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
@@ -92,19 +93,25 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     taken += [_imported(one, place) for place in found.imports for one in read_reference(place)]
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
+    merged = assemble(runs, {run.experiment for run in runs} or {shown(e.path) for e in found.experiments}, left_out)
+    folders = tuple(str(t.folder) for t in taken)
+    return merged.model_copy(update={"run_folders": folders, "default_out": str(found.out)})
+
+
+def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
+    """The report of runs that were digested, in their order."""
     counts = Counter(run.excluded for run in runs if run.excluded)
     groups = group_runs(runs)
     return MergedReport(
         tool_version=__version__,
-        experiments=tuple(sorted({run.experiment for run in runs} or {shown(e.path) for e in found.experiments})),
-        runs=runs,
+        experiments=tuple(sorted(experiments)),
+        runs=tuple(runs),
         groups=groups,
+        boards=leaderboards(groups, runs),
         across_tasks=across_tasks(groups, runs),
         excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
         left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
         notes=tuple(_notes(runs)),
-        run_folders=tuple(str(t.folder) for t in taken),
-        default_out=str(found.out),
     )
 
 

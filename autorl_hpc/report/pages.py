@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.share import share
-from autorl_hpc.report import figures, plot, run_parts
+from autorl_hpc.report import figures, index_parts, plot, run_parts
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.board import OverRuns
+from autorl_hpc.report.charts import svg
 from autorl_hpc.report.evidence import UNSEEN
-from autorl_hpc.report.measured import how_measured, how_measured_of_all
-from autorl_hpc.report.notes import GROUP_NOTES
-from autorl_hpc.report.summary import CellSummary, Gain, Group, MergedReport, OverRuns, Point, RunSummary, ScoreSummary
+from autorl_hpc.report.measured import how_measured
+from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
+from autorl_hpc.report.versus import Versus
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,21 +30,29 @@ NUMBERS = {
     "size": fmt.size,
     "percent": lambda share: fmt.UNKNOWN if share is None else f"{100 * share:.0f} %",
     "figure": figures.shown,
+    "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
 
 
 def index_html(merged: MergedReport, links: dict[int, str]) -> str:
     """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
-    return (
-        _environment("html")
-        .get_template("index.html.j2")
-        .render(r=merged, blocks=_blocks(merged), noted=_noted(merged), links=links)
-    )
+    return _environment("html").get_template("index.html.j2").render(**index_parts.parts(merged, links))
 
 
 def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
-    return _environment("md").get_template("index.md.j2").render(r=merged, blocks=_blocks(merged), noted=_noted(merged))
+    found = index_parts.parts(merged, {}, drawn=False)
+    return _environment("md").get_template("index.md.j2").render(**found)
+
+
+def versus_html(versus: Versus) -> str:
+    """One against another as a page."""
+    return _environment("html").get_template("versus.html.j2").render(v=versus, script=index_parts.script())
+
+
+def versus_md(versus: Versus) -> str:
+    """One against another as Markdown."""
+    return _environment("md").get_template("versus.md.j2").render(v=versus)
 
 
 def run_html(run: RunSummary) -> str:
@@ -71,36 +80,6 @@ def outcome(run: RunSummary) -> str:
     return f"{run.state}, {run.fault}" if run.fault else str(run.state)
 
 
-def _blocks(merged: MergedReport) -> list[dict[str, Any]]:
-    """Each group with its runs (and their places in the report), and the common scale of its strips."""
-    return [_block(group, merged.runs) for group in merged.groups]
-
-
-def _noted(merged: MergedReport) -> list[tuple[RunSummary, list[str]]]:
-    """Runs with notes of their own; what holds for a whole group stands at the group."""
-    noted = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
-    return [(run, notes) for run, notes in noted if notes]
-
-
-def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
-    cells, runs = [], []
-    shown: list[float | None] = []
-    for cell in group.cells:
-        of_cell = [(place, all_runs[place]) for place in cell.places]
-        values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
-        shown += [*values, cell.improvement.low, cell.improvement.high]
-        cells.append({"cell": cell, "values": values, "lost": _lost(cell)})
-        runs += of_cell
-    return {
-        "group": group,
-        "cells": cells,
-        "runs": runs,
-        "measured": how_measured_of_all([run for _, run in runs]),
-        "span": plot.strip_span(shown),
-        "plotted": [one for one in runs if one[1].trajectory],
-    }
-
-
 def _score(score: ScoreSummary | Point | None) -> str:
     return fmt.UNKNOWN if score is None else f"{fmt.points(score.score)} {fmt.between(score.low, score.high)}".strip()
 
@@ -115,10 +94,6 @@ def _gain(gain: Gain | None) -> str:
 
 def _over(over: OverRuns) -> str:
     return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)}".strip()
-
-
-def _lost(cell: CellSummary) -> str:
-    return ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
 
 
 @cache
@@ -152,6 +127,11 @@ def _environment(kind: str) -> Environment:
             [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
             + ([(None, run.contamination_end)] if run.contamination_end else [])
         ),
+        sample=lambda figure, place: Markup(svg.sample(figure, place)),
+        counts=index_parts.counts,
+        share_between=_plain(fmt.share_between),
+        amount=_plain(fmt.amount),
+        drawn=lambda panel: Markup(svg.drawn(panel)),
         trajectory=lambda run: Markup(plot.trajectory(run)),
         strip=lambda *args: Markup(plot.strip(*args)),
     )

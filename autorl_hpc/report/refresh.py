@@ -20,13 +20,25 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.report.chain import Chain
+from autorl_hpc.report.charts.files import write_figures
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.digests import Digests, Kept, numbers_of, own_bytes
 from autorl_hpc.report.find import Found, find_runs
 from autorl_hpc.report.merge import Unwritten, merge_found
+from autorl_hpc.report.paper import read_paper
 from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import BESIDE, INDEX, RUN_PAGE, SUMMARY_NAME, write_merged, write_run
+from autorl_hpc.report.versus import compare
+from autorl_hpc.report.write import (
+    BESIDE,
+    COMPARE_NAME,
+    INDEX,
+    RUN_PAGE,
+    SUMMARY_NAME,
+    write_merged,
+    write_run,
+    write_versus,
+)
 from autorl_hpc.states import RunState
 
 STATE_NAME = ".report"
@@ -35,7 +47,10 @@ STATE_NAME = ".report"
 OVER = (RunState.FINISHED, RunState.DAMAGED)
 """States in which nothing is waited for."""
 
-OUTPUTS = (SUMMARY_NAME, "summary.csv", "summary.md", INDEX)
+OUTPUTS = (
+    *(SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX),
+    *(COMPARE_NAME, "compare.md", "compare.html", "figures/index.json"),
+)
 MAX_SUMMARY_BYTES = 1 << 32
 """Tens of kilobytes a run."""
 
@@ -50,10 +65,16 @@ class Options:
     Attributes:
         fresh: everything is read, nothing that was kept is used.
         reload_s: the page asks the browser to load it again after so many seconds.
+        paper: the published results stand beside ours.
+        figures: PNG and SVG files are drawn too.
+        compare: two sides that are set against each other.
     """
 
     fresh: bool = False
     reload_s: int | None = None
+    paper: bool = False
+    figures: bool = False
+    compare: tuple[str, str] | None = None
 
     def key(self) -> str:
         """What the files of the report depend on."""
@@ -96,9 +117,10 @@ class Refreshed:
         _write_state(self.index.parent, self._state)
         return str(texts[name])
 
-    def json_text(self) -> str:
-        """summary.json."""
-        return reading.read_bytes(self.index.parent / SUMMARY_NAME, max_bytes=MAX_SUMMARY_BYTES).decode()
+    def json_text(self, compared: bool = False) -> str:
+        """summary.json, or compare.json."""
+        name = COMPARE_NAME if compared else SUMMARY_NAME
+        return reading.read_bytes(self.index.parent / name, max_bytes=MAX_SUMMARY_BYTES).decode()
 
     def _loaded(self) -> MergedReport:
         data = reading.read_bytes(self.index.parent / SUMMARY_NAME, max_bytes=MAX_SUMMARY_BYTES)
@@ -172,7 +194,13 @@ def refresh(paths: list[Path], out: Path | None = None, options: Options = Optio
     with _rare_collections():
         merged = merge_found(found, taking)
         folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
+        merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
+        versus = compare(merged, *options.compare) if options.compare is not None else None
         write_merged(merged, folders, out, options.reload_s)
+        if versus is not None:
+            write_versus(versus, out)
+        if options.figures:
+            write_figures(merged, out)
     live = sum(run.state not in OVER for run in merged.runs)
     state: dict[str, Any] = {"left_out": len(merged.left_out), "live": live, "texts": {}}
     state["folders"] = [os.fsencode(folder).hex() for folder in merged.run_folders]

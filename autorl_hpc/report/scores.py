@@ -50,8 +50,7 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
         low, high = stats.wilson_share(evaluation.score / POINTS, evaluation.clusters)
         return _made(POINTS * low, POINTS * high, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-        low, high = _wilson_points(evaluation.correct, evaluation.n)
-        return _made(low, high, "Wilson")
+        return _made(*_wilson_points(evaluation.correct, evaluation.n), "Wilson")
     if items is None or len(items.outcomes) < 3:
         return ScoreInterval()
     mean = stats.mean_t_interval(items.outcomes)

@@ -11,7 +11,9 @@ from pydantic import Field
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
+from autorl_hpc.report.board import Board, Conditions, Curve, OverRuns
 from autorl_hpc.report.figures import Figures
+from autorl_hpc.report.paper import PaperResults
 from autorl_hpc.report.story import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -166,6 +168,8 @@ class RunSummary(Record):
     state: RunState
     damage: str | None = Field(None, description="What is wrong with the ledger.")
     budget_s: float
+    limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
+    environment_hash: str | None = Field(None, description="Of the environment it trains in; null: the suite's own.")
     elapsed_s: float
     given_back_s: float = 0.0
     attempts: int = 0
@@ -230,24 +234,16 @@ class Comparable(Strict):
     base_model: str
     base_model_content_hash: str
     budget_s: float
+    limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
+    gpus: int | None = Field(None, description="GPUs of the agent; null: nothing measured them.")
+    gpu_model: str | None = None
+    environment_hash: str | None = None
     protocol: Protocol
     network: str
     sandbox: str
     recipe_hash: str
     engine_hash: str | None
     split_hashes: dict[str, str]
-
-
-class OverRuns(Strict):
-    """A mean over runs and what its number of runs allows."""
-
-    n: int
-    mean: float | None
-    low: float | None = None
-    high: float | None = None
-    interval: Literal["t over runs", "range of two runs", "items of one run, not over runs", "none"]
-    bootstrap_low: float | None = Field(None, description="Bootstrap over runs, from five runs on.")
-    bootstrap_high: float | None = None
 
 
 class CellSummary(Strict):
@@ -261,6 +257,7 @@ class CellSummary(Strict):
     excluded: dict[Excluded, int]
     base_kept: int = Field(description="Counted runs whose improvement is 0 because nothing valid was submitted.")
     not_ranked: int = Field(0, description="Runs that are shown and do not rank, for want of a sandbox or by a flag.")
+    counted_unranked: int = Field(0, description="Of the counted ones.")
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = Field(None, description="Mean improvement against 0: t test over runs, from three on.")
@@ -271,6 +268,7 @@ class CellSummary(Strict):
     best_of_intervals: tuple[tuple[float, float], ...] = Field(
         (), description="Of the best of 1, 2, ... as far as so many runs tell; from five runs on."
     )
+    scaling: tuple[Curve, ...] = Field((), description="Improvement against time, tokens, submissions, GPU-hours.")
     run_ids: tuple[str, ...]
     places: tuple[int, ...] = Field(description="Where these runs stand in the report's `runs`.")
 
@@ -316,12 +314,7 @@ class TaskComparison(Strict):
 class AcrossTasks(Strict):
     """Agents over several tasks, under conditions that are equal but for the task."""
 
-    base_model: str
-    base_model_content_hash: str
-    budget_s: float
-    protocol: Protocol
-    network: str
-    sandbox: str
+    conditions: Conditions
     ambiguous_tasks: tuple[str, ...] = Field(
         (), description="Left out: several recipes, splits or engines of one task."
     )
@@ -345,6 +338,10 @@ class MergedReport(Record):
     experiments: tuple[str, ...]
     runs: tuple[RunSummary, ...]
     groups: tuple[Group, ...]
+    boards: tuple[Board, ...] = Field(
+        (), description="Leaderboards: groups of several tasks under the same conditions."
+    )
+    paper: PaperResults | None = Field(None, description="Published results, where asked for; in no statistic.")
     across_tasks: tuple[AcrossTasks, ...] = ()
     excluded: dict[Excluded, int]
     left_out: tuple[LeftOut, ...]

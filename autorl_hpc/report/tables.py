@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from autorl_hpc.report.board import Board, BoardRow
 from autorl_hpc.report.evidence import selected_fingerprint
 from autorl_hpc.report.figures import cells
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
@@ -80,6 +81,7 @@ def row(run: RunSummary) -> dict[str, Any]:
         "looks_at_workspace": run.looks,
         **{f"contaminated_{split}": _found(run, split) for split in Split},
         "smallest_visible_gain_report": run.visible_gain_report,
+        **_of_story(run),
         "fault": run.fault and str(run.fault),
         "reason": run.reason,
         "ended_by": run.ended_by and str(run.ended_by),
@@ -90,6 +92,74 @@ def row(run: RunSummary) -> dict[str, Any]:
         "engine_hash": run.engine_hash,
         "ledger_head": run.ledger_head,
         "notes": "; ".join(run.notes),
+    }
+
+
+def _of_story(run: RunSummary) -> dict[str, Any]:
+    """What it did and what it cost; empty where nothing tells."""
+    story, resources = run.story, run.story.resources
+    return {
+        "route_planned": str(story.route.planned),
+        "route_executed": str(story.route.executed),
+        "mode_kept": story.mode_kept,
+        "failure": str(story.failure.kind) if story.failure else None,
+        "tokens_in": resources.tokens_in,
+        "tokens_out": resources.tokens_out,
+        "cost_usd": resources.cost_usd,
+        "gpu_hours": resources.gpu_hours,
+        "gpus": resources.gpus,
+        "gpu_model": resources.gpu_model,
+    }
+
+
+def leaderboard_csv(merged: MergedReport) -> str:
+    """The leaderboards as CSV, one row for each agent on each task."""
+    rows = [
+        _board_row(number, board, row, column)
+        for number, board in enumerate(merged.boards, 1)
+        for row in board.rows
+        for column in range(len(board.tasks))
+        if row.cells[column] is not None
+    ]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(rows[0] if rows else ("leaderboard",))
+    for one in rows:
+        writer.writerow([csv_cell(value) for value in one.values()])
+    return out.getvalue()
+
+
+def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[str, Any]:
+    cell, task, conditions = row.cells[column], board.tasks[column], board.conditions
+    assert cell is not None
+    over = cell.improvement
+    return {
+        "leaderboard": number,
+        "task": task.task,
+        "agent": row.agent,
+        "driver": row.driver,
+        "mode": row.mode,
+        "rank": cell.rank,
+        "last_rank": cell.last_rank,
+        "unranked": cell.unranked,
+        "n": over.n,
+        "improvement": over.mean,
+        "improvement_low": over.low,
+        "improvement_high": over.high,
+        "interval": over.interval,
+        "p": cell.p_value,
+        "p_holm": cell.p_holm,
+        "report": cell.report.mean,
+        "lost": cell.lost,
+        "not_counted": cell.not_counted,
+        **{
+            name: value if isinstance(value, (int, float)) else value and str(value)
+            for name, value in conditions
+            if name != "limits"
+        },
+        "limits": " ".join(f"{name}={value:g}" for name, value in conditions.limits.items()),
+        "recipe_hash": task.recipe_hash,
+        "agent_hash": row.agent_hash,
     }
 
 

@@ -10,12 +10,15 @@ from autorl_hpc.files.heads import heads_of
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.records.evidence import RunHead
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.board import BoardCell, OverRuns
 from autorl_hpc.report.pages import outcome
 from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from autorl_hpc.report.versus import Versus
 
 Justify = Literal["left", "right"]
 
@@ -55,8 +58,51 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
         console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
     for line in head_lines(merged):
         console.print(Text(line, style="dim"))
+    if merged.paper is not None:
+        console.print(Text("the paper's published results, of another protocol and engine, stand on the page, apart"))
     console.print(Text(_legend(wide)))
     console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
+
+
+def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
+    """Prints one against another.
+
+    Args:
+        folder: where compare.html lies.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(f"A: {versus.a.name} ({versus.a.counted} of {versus.a.runs} runs counted)"))
+    console.print(Text(f"B: {versus.b.name} ({versus.b.counted} of {versus.b.runs} runs counted)"))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("task", "A", "B", "A less B", "p", "Holm", "least p", "P(A better)"):
+        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
+    for one in versus.tasks:
+        better = one.probability_of_improvement
+        cells = [" ".join(part for part in (one.task, one.what) if part), _over(one.a), _over(one.b)]
+        cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_least))]
+        table.add_row(*(Text(cell) for cell in [*cells, fmt.UNKNOWN if better is None else f"{better:.2f}"]))
+    console.print(table)
+    for all_of in versus.over_tasks:
+        interval = fmt.signed_between(all_of.low, all_of.high)
+        better = all_of.probability_of_improvement
+        between = fmt.share_between(all_of.probability_low, all_of.probability_high)
+        console.print(
+            Text(
+                f"over {len(all_of.tasks)} tasks, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
+                f"{interval}, p {fmt.p_value(all_of.p_value)} (least possible {fmt.p_value(all_of.p_least)}), P(A better) "
+                f"{better:.2f} {between}"
+            )
+        )
+    for note in versus.notes:
+        console.print(Text(note, style="yellow"))
+    console.print(Text("Improvement on the report split, points; intervals are 95 %, over runs; n in brackets."))
+    console.print(Text(f"comparison: {folder / 'compare.html'}"), soft_wrap=True)
+
+
+def _over(over: OverRuns) -> str:
+    return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)} ({over.n})".replace("  ", " ")
 
 
 def head_lines(merged: MergedReport) -> list[str]:
@@ -153,16 +199,30 @@ def _base_lines(merged: MergedReport) -> list[str]:
 
 
 def _cell_lines(merged: MergedReport) -> list[str]:
+    """Each agent's mean on each task, leaderboard by leaderboard, with the rank that its interval supports."""
     lines = []
-    for group in merged.groups:
-        for cell in group.cells:
-            over = cell.improvement
-            if over.mean is None or over.n < 2:
-                continue
-            name = " ".join(
-                [group.comparable.task, cell.agent, *([cell.driver] if cell.driver != "none" else []), cell.mode]
-            )
-            lost = "".join(f", {count} {why}" for why, count in cell.excluded.items())
-            interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
-            lines.append(f"{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{lost}")
+    for number, board in enumerate(merged.boards, 1):
+        which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""
+        for column, task in enumerate(board.tasks):
+            for row in board.rows:
+                cell = row.cells[column]
+                if cell is None or cell.improvement.mean is None or cell.improvement.n < 2:
+                    continue
+                over = cell.improvement
+                name = " ".join([task.task, row.agent, *([row.driver] if row.driver != "none" else []), row.mode])
+                interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
+                lines.append(
+                    f"{which}{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{_rank(cell)}{_lost(cell)}"
+                )
     return ["", *lines, ""] if lines else [""]
+
+
+def _rank(cell: BoardCell) -> str:
+    if cell.rank is None or cell.last_rank is None:
+        return ""
+    return f", rank {cell.rank}" if cell.rank == cell.last_rank else f", rank {cell.rank} to {cell.last_rank}"
+
+
+def _lost(cell: BoardCell) -> str:
+    lost = f", {cell.lost} infrastructure" if cell.lost else ""
+    return lost + (f", {cell.not_counted} not counted" if cell.not_counted else "")

@@ -16,8 +16,10 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.report import pages, tables
 from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc.report.versus import Versus
 
 SUMMARY_NAME = "summary.json"
+COMPARE_NAME = "compare.json"
 RUN_PAGE = "run.html"
 INDEX = "index.html"
 BESIDE = "runs"
@@ -49,6 +51,7 @@ def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes
     return {
         SUMMARY_NAME: merged.model_dump_json(indent=1).encode() + b"\n",
         "summary.csv": tables.as_csv(merged).encode(),
+        "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": pages.index_md(merged).encode(),
         INDEX: pages.index_html(merged, links).encode(),
     }
@@ -65,6 +68,27 @@ def write_all(merged: MergedReport, out: Path) -> Path:
         write_run(run, RunDir(Path(folder)), out) for run, folder in zip(merged.runs, merged.run_folders, strict=True)
     ]
     return write_merged(merged, folders, out)
+
+
+def versus_files(versus: Versus) -> dict[str, bytes]:
+    """The files of a comparison."""
+    return {
+        COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
+        "compare.md": pages.versus_md(versus).encode(),
+        "compare.html": pages.versus_html(versus).encode(),
+    }
+
+
+def write_versus(versus: Versus, out: Path) -> None:
+    """Writes a comparison beside the index.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    try:
+        _put_files(out, versus_files(versus))
+    except OSError as error:
+        raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
 def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:

@@ -13,6 +13,7 @@ from autorl_hpc.report.chain import read_chain
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, link_to, merged_files, run_files
+from autorl_hpc.report.written_extras import check_extras, with_what_was_asked
 from autorl_hpc.states import RunState
 
 FIGURES = (
@@ -87,6 +88,9 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look
     told = _told(experiment.report, files, look)
     if told is None:
         return look
+    if told.get("paper") is not None:
+        merged = with_what_was_asked(merged, told)
+        files = merged_files(merged, _links(experiment, merged, elsewhere))
     rows = told.get("runs")
     by_id = {row.get("run_id"): row for row in rows if isinstance(row, dict)} if isinstance(rows, list) else {}
     present = {run.run_id: run for run in merged.runs}
@@ -102,6 +106,10 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look
         files |= {name: data for name, data in plain.items() if _bytes(experiment.report / name) == data}
     final = all(run.state is RunState.FINISHED for run in merged.runs)
     _compare(experiment.report, told, files, look, final=final)
+    if not look.problems and not look.unseen:
+        problems, unseen = check_extras(experiment.report, merged, final=final)
+        look.problems += problems
+        look.unseen += unseen
     for place, folder in elsewhere.items():
         pages = run_files(merged.runs[place])
         name = f"report/{folder.relative_to(experiment.report)}/"

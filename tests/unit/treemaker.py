@@ -274,12 +274,9 @@ class Tree:
         key = baseline_key(science, split, engine.digest())
         values = self.base_solved[split]
         path = self.experiment.baselines / f"{key}.items.jsonl.gz"
-        measured = (self.experiment.baselines / f"{key}.json").exists()
-        items = (
-            hashlib.sha256(path.read_bytes()).hexdigest()
-            if measured and path.exists()
-            else save_items(path, values, self.clusters.get(split, ()))
-        )
+        measured = (self.experiment.baselines / f"{key}.json").exists() and path.exists()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if measured else ""
+        items = digest or save_items(path, values, self.clusters.get(split, ()))
         more = self.metrics(split, values)
         changed = 1 if split is Split.FEEDBACK else 0
         record = Baseline(

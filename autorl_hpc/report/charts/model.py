@@ -1,0 +1,122 @@
+"""What a figure shows, apart from how it is drawn: the page and the files draw the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_SERIES = 7
+"""Colours that stay apart for colour-blind readers, on paper too; further agents are in the tables and in summary.json."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line with its band; `low` and `high` are None where the runs are too few for one.
+
+    Attributes:
+        colour: its agent's number in this leaderboard, 0 to 6: the same in every figure.
+    """
+
+    label: str
+    colour: int
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over one axis."""
+
+    title: str
+    series: tuple[Series, ...]
+    x_label: str
+    y_label: str
+    as_steps: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A label and its parts, in the order of the panel's kinds."""
+
+    label: str
+    parts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars."""
+
+    title: str
+    kinds: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    x_label: str
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A mean with its interval."""
+
+    label: str
+    mean: float
+    low: float | None
+    high: float | None
+    colour: int
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Means with intervals, one a line."""
+
+    title: str
+    spots: tuple[Spot, ...]
+    x_label: str
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """A value; `mark` is a word of the best and the worst, `clear` whether their intervals are apart."""
+
+    value: float
+    mark: Literal["best", "worst"] | None = None
+    clear: bool = False
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Values by row and column; None where there is no run."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[HeatCell | None, ...], ...]
+
+
+Panel = Lines | Bars | Forest | Heat
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of one leaderboard.
+
+    Attributes:
+        name: of its files, without what they end in.
+        caption: what is to be seen and what isn't, in whole sentences.
+        legend: labels of the colours, where it has any.
+    """
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    legend: tuple[tuple[str, int], ...] = ()
+
+
+def shortened(label: str, most: int) -> str:
+    """At most so many characters, cut in the middle: an agent's name is told by its beginning, its mode by the end."""
+    if len(label) <= most:
+        return label
+    tail = (most - 1) // 2
+    return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"

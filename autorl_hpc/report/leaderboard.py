@@ -1,0 +1,237 @@
+"""Leaderboards: agent x driver x mode by task, each under one set of conditions, with ranks that intervals support."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean, variance
+
+from autorl_hpc.report import statistics
+from autorl_hpc.report.board import (
+    Board,
+    BoardCell,
+    BoardRow,
+    BoardTask,
+    Conditions,
+    Costs,
+    Overall,
+    OverRuns,
+    Spent,
+)
+from autorl_hpc.report.conditions import shared
+from autorl_hpc.report.evidence import NEVER_RANKS
+from autorl_hpc.report.groups import CellKey, improvements, label, over_runs
+from autorl_hpc.report.scaling import tokens_of
+from autorl_hpc.report.summary import CellSummary, Group, RunSummary
+from autorl_hpc.scoring.stats import t_quantile
+from autorl_hpc.states import Route
+
+RUNS_TO_RANK = 3
+"""Below three runs there is no interval over runs, and a rank would be of one run's luck."""
+
+Placed = dict[CellKey, dict[int, CellSummary]]
+"""The cells of a board, by agent and by the place of their task."""
+
+
+def leaderboards(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[Board, ...]:
+    """Groups whose tasks share their conditions, as one leaderboard each, in the order of the groups."""
+    boards: dict[str, list[int]] = defaultdict(list)
+    conditions: dict[str, Conditions] = {}
+    for place, group in enumerate(groups):
+        key = shared(group.comparable)
+        conditions[key.digest()] = key
+        boards[key.digest()].append(place)
+    return tuple(_board(conditions[key], groups, places, runs) for key, places in boards.items())
+
+
+def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
+    by_agent: Placed = defaultdict(dict)
+    for column, place in enumerate(places):
+        for cell in groups[place].cells:
+            by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
+    ranks = conditions.sandbox not in NEVER_RANKS
+    order = sorted(by_agent)
+    cells = _marked(order, _ranked(_tested(by_agent, order), by_agent, ranks), len(places))
+    rows = [
+        _row(key, order, [cells.get((key, c)) for c in range(len(places))], list(by_agent[key].values()), runs)
+        for key in order
+    ]
+    return Board(
+        conditions=conditions,
+        ranks=ranks,
+        tasks=tuple(_task(groups[place], place) for place in places),
+        rows=tuple(sorted(rows, key=_standing)),
+    )
+
+
+def _task(group: Group, place: int) -> BoardTask:
+    key = group.comparable
+    return BoardTask(task=key.task, recipe_hash=key.recipe_hash, split_hashes=key.split_hashes, group=place)
+
+
+def _standing(row: BoardRow) -> tuple[object, ...]:
+    """Best overall first; then by the mean of the tasks there are, and by name."""
+    means = [cell.improvement.mean for cell in row.cells if cell is not None and cell.improvement.mean is not None]
+    overall = row.overall.mean if row.overall is not None else None
+    return (overall is None, -(overall or 0.0), not means, -fmean(means) if means else 0.0, row.label, row.agent_hash)
+
+
+Cells = dict[tuple[CellKey, int], BoardCell]
+
+
+def _tested(by_agent: Placed, order: Sequence[CellKey]) -> Cells:
+    """Each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
+    places = [(key, column) for key in order for column in sorted(by_agent[key])]
+    tested = [(place, p) for place in places if (p := by_agent[place[0]][place[1]].p_value) is not None]
+    holm = dict(zip((place for place, _ in tested), statistics.holm([p for _, p in tested]), strict=True))
+    found = {}
+    for key, column in places:
+        cell = by_agent[key][column]
+        lost = cell.excluded.get("infrastructure", 0)
+        found[(key, column)] = BoardCell(
+            improvement=cell.improvement,
+            report=cell.report,
+            lost=lost,
+            not_counted=sum(cell.excluded.values()) - lost,
+            p_value=cell.p_value,
+            p_holm=holm.get((key, column)),
+        )
+    return found
+
+
+def _values(cell: CellSummary, runs: Sequence[RunSummary]) -> list[float]:
+    return improvements([runs[place] for place in cell.places])
+
+
+def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
+    """With ranks, task by task, of those that rank."""
+    why = {place: _why_unranked(by_agent[place[0]][place[1]], ranks) for place in cells}
+    found = {}
+    for (key, column), cell in cells.items():
+        rivals = [other.improvement for (k, c), other in cells.items() if c == column and why[(k, c)] is None]
+        mine = cell.improvement
+        update: dict[str, object] = {"unranked": why[(key, column)]}
+        if why[(key, column)] is None:
+            above = sum(_apart(other, mine) for other in rivals)
+            below = sum(_apart(mine, other) for other in rivals)
+            update |= {"rank": 1 + above, "last_rank": len(rivals) - below}
+        found[(key, column)] = cell.model_copy(update=update)
+    return found
+
+
+def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
+    if not ranks:
+        return "no sandbox"
+    if cell.counted < RUNS_TO_RANK:
+        return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
+    if cell.counted - cell.counted_unranked < RUNS_TO_RANK:
+        return f"{cell.counted_unranked} of {cell.counted} runs do not rank, for flags of their checkpoints"
+    return None
+
+
+def _apart(high: OverRuns, low: OverRuns) -> bool:
+    """Whether one interval lies wholly above the other: seen by eye, and stricter than a test of the difference."""
+    return high.low is not None and low.high is not None and high.low > low.high
+
+
+def _marked(order: Sequence[CellKey], cells: Cells, columns: int) -> Cells:
+    """With the best and the worst of each agent's modes on each task."""
+    modes: dict[tuple[str, str, str], list[CellKey]] = defaultdict(list)
+    for key in order:
+        modes[(key[0], key[1], key[3])].append(key)
+    found = dict(cells)
+    for keys in modes.values():
+        for column in range(columns):
+            known = [(m, key) for key in keys if (m := _mean(cells.get((key, column)))) is not None]
+            if len(known) < 2 or min(m for m, _ in known) == max(m for m, _ in known):
+                continue
+            (_, worst), (_, best) = min(known), max(known)
+            clear = _apart(cells[(best, column)].improvement, cells[(worst, column)].improvement)
+            for key, mark in ((best, "best"), (worst, "worst")):
+                update = {"mark": mark, "mark_clear": clear}
+                found[(key, column)] = found[(key, column)].model_copy(update=update)
+    return found
+
+
+def _mean(cell: BoardCell | None) -> float | None:
+    return None if cell is None else cell.improvement.mean
+
+
+def _row(
+    key: CellKey,
+    order: Sequence[CellKey],
+    cells: Sequence[BoardCell | None],
+    summaries: Sequence[CellSummary],
+    runs: Sequence[RunSummary],
+) -> BoardRow:
+    agent, driver, mode, agent_hash = key
+    mine = [runs[place] for cell in summaries for place in cell.places]
+    kept = [run.story.mode_kept for run in mine]
+    return BoardRow(
+        label=label(key, order),
+        agent=agent,
+        agent_hash=agent_hash,
+        driver=driver,
+        mode=mode,
+        cells=tuple(cells),
+        overall=_overall(cells, [_values(cell, runs) for cell in summaries]),
+        runs=len(mine),
+        planned=_counted([str(run.story.route.planned) for run in mine]),
+        executed=_counted([str(run.story.route.executed) for run in mine]),
+        turned=sum(_turned(run) for run in mine),
+        modes_kept=sum(one is True for one in kept),
+        modes_broken=sum(one is False for one in kept),
+        failures=_counted([str(run.story.failure.kind) for run in mine if run.story.failure is not None]),
+        costs=_costs([run for run in mine if run.counted]),
+    )
+
+
+def _turned(run: RunSummary) -> bool:
+    """Whether it planned one route and went another."""
+    planned, executed = run.story.route.planned, run.story.route.executed
+    return planned != executed and planned is not Route.UNKNOWN and executed is not Route.UNKNOWN
+
+
+def _counted(words: Sequence[str]) -> dict[str, int]:
+    return dict(sorted(Counter(words).items(), key=lambda one: (-one[1], one[0])))
+
+
+def _overall(cells: Sequence[BoardCell | None], values: Sequence[Sequence[float]]) -> Overall | None:
+    """The mean of the tasks' means; its t interval is of the runs within tasks, with Satterthwaite's degrees of freedom.
+
+    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down.
+    """
+    if len(cells) < 2 or any(cell is None for cell in cells) or any(len(one) < RUNS_TO_RANK for one in values):
+        return None
+    parts = [(variance(one) / len(one), len(one) - 1) for one in values]
+    total, squares = math.fsum(v for v, _ in parts), math.fsum(v * v / df for v, df in parts)
+    degrees = math.floor(total * total / squares + 1e-9) if squares else min(df for _, df in parts)
+    half = t_quantile(max(1, degrees)) * math.sqrt(total) / len(values)
+    mean = fmean(fmean(one) for one in values)
+    return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
+
+
+def _costs(runs: Sequence[RunSummary]) -> Costs:
+    """What counted runs cost."""
+    return Costs(
+        tokens=_spent(runs, [tokens_of(run) for run in runs]),
+        cost_usd=_spent(runs, [run.story.resources.cost_usd for run in runs]),
+        gpu_hours=_spent(runs, [run.story.resources.gpu_hours for run in runs]),
+    )
+
+
+def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
+    known = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
+    over = over_runs([value for _, value in known], bootstrap=False)
+    gained = sum(run.improvement.difference for run, _ in known if run.improvement is not None)
+    total = sum(value for _, value in known)
+    banded = over.interval == "t over runs"
+    return Spent(
+        n=len(known),
+        of=len(runs),
+        mean=over.mean,
+        low=over.low if banded else None,
+        high=over.high if banded else None,
+        per_point=total / gained if gained > 0 and known else None,
+    )

@@ -1,0 +1,251 @@
+"""Leaderboards: what is never mixed, ranks that intervals support, marks, costs, scaling; and the published results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import os
+import statistics as plain
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scipy import stats as scipy_stats
+from treemaker import Tree, sha
+
+from autorl_hpc.report import api, merge, pages, tables
+from autorl_hpc.report.board import Board, BoardRow
+from autorl_hpc.report.paper import PaperResults, read_paper
+from autorl_hpc.report.scaling import steps
+from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
+from autorl_hpc.report.summary import Gain, MergedReport, RunSummary
+from autorl_hpc.states import FailureKind, Route
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+Make = Callable[..., RunSummary]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A finished run's summary with other fields: one real digest, varied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        tree = Tree(tmp_path_factory.mktemp("t") / "exp")
+        tree.finished(seed=0, solved=40)
+        one = api.build([tree.path]).runs[0]
+    numbers = itertools.count()
+
+    def varied(gain: float | None = 10.0, **update: Any) -> RunSummary:
+        number = next(numbers)
+        improvement = None if gain is None else Gain(difference=gain, low=gain - 5, high=gain + 5, how="paired_items")
+        update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, **update}
+        task = update.get("task", one.task)
+        return one.model_copy(update={"split_hashes": {"report": sha(task)}, **update})
+
+    return varied
+
+
+def only(merged: MergedReport) -> Board:
+    assert len(merged.boards) == 1
+    return merged.boards[0]
+
+
+def row(board: Board, agent: str, mode: str = "free") -> BoardRow:
+    return next(r for r in board.rows if (r.agent, r.mode) == (agent, mode))
+
+
+def report(runs: list[RunSummary]) -> MergedReport:
+    return merge.assemble(runs, ["exp"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"budget_s": 7.0},
+        {"limits": {"max_submissions": 3.0}},
+        {"network": "open"},
+        {"sandbox": "bwrap"},
+        {"engine_hash": sha("other")},
+        {"base_model_content_hash": sha("other")},
+        {"environment_hash": sha("other")},
+        {"recipe_hash": sha("other")},
+        {"split_hashes": {"report": sha("other")}},
+        {"story": Story(resources=Resources(gpus=2, gpu_model="NVIDIA H100"))},
+        {"story": Story(resources=Resources(gpus=1, gpu_model="NVIDIA A100"))},
+        {"story": Story(resources=Resources(gpus=1))},
+        {"story": Story()},
+    ],
+)
+def test_unlike_runs_never_share_a_column(make: Make, other: dict[str, Any]) -> None:
+    known = Story(resources=Resources(gpus=1, gpu_model="NVIDIA H100"))
+    runs = [make(story=known), make(story=known), make(**{"story": known, **other})]
+    columns = [(n, c) for n, board in enumerate(report(runs).boards) for c in range(len(board.tasks))]
+    assert len(columns) == 2
+    assert sorted(cell.improvement.n for b in report(runs).boards for r in b.rows for cell in r.cells if cell) == [1, 2]
+
+
+def test_a_run_that_never_started_stands_with_its_like(make: Make) -> None:
+    known = Story(resources=Resources(gpus=1, gpu_model="NVIDIA H100"))
+    never = make(None, sandbox="untried", engine_hash=None, counted=False, excluded="unfinished")
+    assert len(report([make(story=known), never]).boards) == 1
+    other = Story(resources=Resources(gpus=8, gpu_model="NVIDIA H100"))
+    assert len(report([make(story=known), make(story=other), never]).boards) == 3
+
+
+def test_tasks_under_the_same_conditions_are_one_board(make: Make) -> None:
+    runs = [make(gain, task=task) for task in ("b", "a") for gain in (1.0, 2.0, 4.0)]
+    board = only(report(runs))
+    assert [t.task for t in board.tasks] == ["a", "b"] and len(board.rows) == 1
+    overall = board.rows[0].overall
+    assert overall is not None and overall.mean == pytest.approx(7 / 3) and overall.tasks == 2
+    assert overall.low is not None and overall.high is not None and overall.low < 7 / 3 < overall.high
+
+
+def test_the_mean_over_tasks_has_welchs_interval(make: Make) -> None:
+    a, b = (1.0, 2.0, 6.0), (11.0, 12.0, 16.0)  # equal spreads: Satterthwaite's degrees of freedom are whole
+    board = only(report([make(g, task=task) for task, gains in (("a", a), ("b", b)) for g in gains]))
+    welch = scipy_stats.ttest_ind(a, [-x for x in b], equal_var=False).confidence_interval()
+    overall = board.rows[0].overall
+    assert overall is not None
+    assert (overall.low, overall.high) == (pytest.approx(welch.low / 2), pytest.approx(welch.high / 2))
+
+
+def test_means_intervals_and_p_values_are_scipys(make: Make) -> None:
+    gains = {"one": (1.0, 4.0, 6.0), "two": (3.0, 3.5, 5.0, 9.0), "three": (-2.0, 1.0, 0.5)}
+    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
+    p_values = {a: float(scipy_stats.ttest_1samp(v, 0.0).pvalue) for a, v in gains.items()}
+    order = sorted(p_values, key=lambda a: p_values[a])
+    holm, least = {}, 0.0
+    for rank, agent in enumerate(order):
+        least = max(least, min(1.0, (3 - rank) * p_values[agent]))
+        holm[agent] = least
+    for agent, values in gains.items():
+        cell = row(board, agent).cells[0]
+        assert cell is not None
+        low, high = scipy_stats.t.interval(0.95, len(values) - 1, plain.fmean(values), scipy_stats.sem(values))
+        assert cell.improvement.mean == pytest.approx(plain.fmean(values))
+        assert (cell.improvement.low, cell.improvement.high) == (pytest.approx(low), pytest.approx(high))
+        assert cell.p_value == pytest.approx(p_values[agent]) and cell.p_holm == pytest.approx(holm[agent])
+
+
+def test_ranks_are_shared_where_intervals_overlap(make: Make) -> None:
+    gains = {"high": (20.0, 21.0, 22.0), "near": (19.0, 21.0, 24.0), "low": (1.0, 2.0, 3.0), "two": (50.0, 51.0)}
+    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
+    cells = {agent: row(board, agent).cells[0] for agent in gains}
+    found = {agent: (cell.rank, cell.last_rank) for agent, cell in cells.items() if cell is not None}
+    assert found == {"high": (1, 2), "near": (1, 2), "low": (3, 3), "two": (None, None)}
+    assert cells["two"] is not None and cells["two"].unranked == "2 counted runs, 3 are needed"
+
+
+def test_only_what_ranks_ranks(make: Make) -> None:
+    bare = only(report([make(gain, sandbox="none", ranked=False) for gain in (1.0, 2.0, 3.0)]))
+    assert not bare.ranks and bare.rows[0].cells[0].rank is None  # type: ignore[union-attr]
+    copies = [make(gain, ranked=False, flags=("untrained_copy",)) for gain in (0.0, 0.1)]
+    flagged = only(report([make(5.0), make(6.0), *copies])).rows[0].cells[0]
+    assert flagged is not None and flagged.rank is None and "2 of 4 runs do not rank" in str(flagged.unranked)
+    assert flagged.improvement.n == 4  # left out, runs that did nothing would flatter their agent
+
+
+def test_lost_runs_stand_apart(make: Make) -> None:
+    lost = {"counted": False, "excluded": "infrastructure"}
+    cancelled = {"counted": False, "excluded": "cancelled"}
+    runs = [*(make(g) for g in (1.0, 2.0, 3.0)), make(99.0, **lost), make(None, **lost), make(99.0, **cancelled)]
+    cell = only(report(runs)).rows[0].cells[0]
+    assert cell is not None and (cell.improvement.n, cell.lost, cell.not_counted) == (3, 2, 1)
+    assert cell.improvement.mean == pytest.approx(2.0)
+
+
+def test_best_and_worst_mode_of_each_agent(make: Make) -> None:
+    gains = {"free": (10.0, 11.0, 12.0), "sft-only": (10.5, 11.5, 12.5), "rl-only": (0.0, 1.0, 2.0)}
+    runs = [make(g, mode=mode) for mode, values in gains.items() for g in values]
+    board = only(report([*runs, *(make(g, agent="single") for g in (1.0, 2.0, 3.0))]))
+    marks = {(r.agent, r.mode): (c.mark, c.mark_clear) for r in board.rows if (c := r.cells[0]) is not None}
+    assert marks[("sft", "sft-only")] == ("best", True) and marks[("sft", "rl-only")] == ("worst", True)
+    assert marks[("sft", "free")] == (None, False) and marks[("single", "free")] == (None, False)
+
+
+def test_costs_and_what_a_point_costs(make: Make) -> None:
+    def spent(usd: float | None, gain: float) -> RunSummary:
+        return make(gain, story=Story(resources=Resources(cost_usd=usd, tokens_in=90, tokens_out=10)))
+
+    costs = only(report([spent(2.0, 4.0), spent(4.0, 8.0), spent(None, 100.0)])).rows[0].costs
+    assert (costs.cost_usd.n, costs.cost_usd.of, costs.cost_usd.mean) == (2, 3, 3.0)
+    assert costs.cost_usd.per_point == pytest.approx(6.0 / 12.0)
+    assert costs.tokens.mean == 100.0 and costs.gpu_hours.n == 0 and costs.gpu_hours.mean is None
+    assert only(report([spent(2.0, -4.0)])).rows[0].costs.cost_usd.per_point is None
+
+
+def test_routes_and_failures_by_agent(make: Make) -> None:
+    turned = Story(route=RouteTold(planned=Route.GRPO, executed=Route.SFT), mode_kept=False)
+    kept = Story(route=RouteTold(planned=Route.SFT, executed=Route.SFT), mode_kept=True)
+    failed = Story(failure=Failure(kind=FailureKind.TRAINING_COLLAPSE))
+    one = only(report([make(story=s) for s in (turned, turned, kept, failed)])).rows[0]
+    assert one.planned == {"grpo": 2, "sft": 1, "unknown": 1} and one.executed == {"sft": 3, "unknown": 1}
+    assert (one.turned, one.modes_kept, one.modes_broken) == (2, 1, 2)
+    assert one.failures == {"training collapse": 1}
+
+
+def test_scaling_curves_step_up_and_stay(make: Make) -> None:
+    run = make()  # submissions at 100 s and 400 s of 1,200; feedback 30 % and 50 % on a base of 25 %
+    cell = report([run, run.model_copy(update={"run_id": "x"})]).groups[0].cells[0]
+    curves = {curve.axis: curve for curve in cell.scaling}
+    points = {p.x: p.mean for p in curves["time_s"].points}
+    assert points[0.0] == 0.0 and points[112.5] == pytest.approx(5.0) and points[1200.0] == pytest.approx(25.0)
+    assert [(p.x, p.mean) for p in curves["submissions"].points] == [(0.0, 0.0), (1.0, 5.0), (2.0, 25.0)]
+    assert curves["tokens"].n == 0 and curves["tokens"].unknown == 2  # unknown is no zero
+
+
+def test_scaling_over_tokens(make: Make) -> None:
+    run = make()
+    told = tuple(
+        Iteration(submission_id=p.submission_id, status=p.status, elapsed_s=p.elapsed_s, duration_s=0, tokens=t)
+        for p, t in zip(run.trajectory, (1000, 3000), strict=True)
+    )
+    story = Story(iterations=told, resources=Resources(tokens_in=3500, tokens_out=500))
+    found = steps(run.model_copy(update={"story": story}), "tokens")
+    assert found is not None and found.end == 4000 and [x for x, _ in found.steps] == [1000.0, 3000.0]
+    half = story.model_copy(update={"iterations": told[:1]})
+    assert steps(run.model_copy(update={"story": half}), "tokens") is None
+
+
+def test_best_of_k_needs_k_runs(make: Make) -> None:
+    gains = (1.0, 5.0, 2.0, 9.0, 4.0)
+    best = report([make(g) for g in gains]).groups[0].cells[0].best_of
+    brute = [plain.fmean(max(c) for c in itertools.combinations(gains, k)) for k in range(1, 6)]
+    assert list(best) == pytest.approx(brute)
+
+
+def test_leaderboard_csv(make: Make) -> None:
+    merged = report([make(g, agent=a) for a in ("a", "b") for g in (1.0, 2.0, 4.0)])
+    rows = list(csv.DictReader(io.StringIO(tables.leaderboard_csv(merged))))
+    assert [r["agent"] for r in rows] == ["a", "b"] and {r["rank"] for r in rows} == {"1"}
+    assert float(rows[0]["improvement"]) == pytest.approx(7 / 3) and rows[0]["n"] == "3"
+    assert rows[0]["gpus"] == "" and rows[0]["network"] == merged.runs[0].network
+
+
+def test_published_results_stand_apart(make: Make) -> None:
+    merged = report([make(g) for g in (1.0, 2.0, 4.0)])
+    beside = api.with_paper(merged)
+    assert beside.boards == merged.boards and beside.groups == merged.groups
+    page, plain_page = pages.index_html(beside, {}), pages.index_html(merged, {})
+    assert "another protocol and engine" in page and "93.28" in page and "93.28" not in plain_page
+    assert "93.28" in pages.index_md(beside) and "in no statistic" in pages.index_md(beside)
+
+
+def test_published_figures_have_their_source() -> None:
+    paper = read_paper()
+    assert isinstance(paper, PaperResults) and paper.source == "https://arxiv.org/abs/2604.10547" and paper.read_in
+    tables_ = {t.name: t for t in paper.tables}
+    seven = next(t for name, t in tables_.items() if name.startswith("Table 2, panel A"))
+    at = paper.tasks.index("alfworld")
+    claude = next(r for r in seven.rows if r.agent == "Claude Code")
+    score, base = claude.scores[at], seven.base[at]
+    assert score is not None and base is not None and score - base == pytest.approx(90.67)  # as the text has it
+    for table in paper.tables:
+        assert all(s is None or 0 <= s <= 100 for r in (table.base, *(row.scores for row in table.rows)) for s in r)

@@ -1,0 +1,183 @@
+"""Figures: the same on the page and in files, the same bytes, drawn again only when something changed, hostile labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import demotree
+import pytest
+
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.share import share
+from autorl_hpc.report import api, merge
+from autorl_hpc.report.charts import drawing, svg
+from autorl_hpc.report.charts.build import figures_of
+from autorl_hpc.report.charts.files import write_figures
+from autorl_hpc.report.charts.model import MAX_SERIES, Bar, Bars, Figure, Forest, Lines, Series, Spot, shortened
+from autorl_hpc.report.summary import MergedReport
+from autorl_hpc.report.written import check_merged_report
+from autorl_hpc.report.written_extras import check_extras
+
+HOSTILE = "$\\frac{1}{0}$ </text><script>alert(1)</script> \"&' _x" + "y" * 80
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield demotree.report_on(demotree.demo(tmp_path_factory.mktemp("d") / "demo", seeds=3))
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def every(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def test_each_question_has_its_figure(merged: MergedReport) -> None:
+    names = {figure.name for figure in figures_of(merged, merged.boards[0], 1)}
+    axes = ("time", "tokens", "submissions", "gpu-hours")
+    wanted = ("improvement", *(f"scaling-{a}" for a in axes), "best-of-k", "modes", "routes", "failures", "cost")
+    assert names == {f"board01-{one}" for one in wanted}
+
+
+def test_files_are_drawn_once_and_again_only_when_something_changed(merged: MergedReport, tmp_path: Path) -> None:
+    write_figures(merged, tmp_path)
+    folder = tmp_path / "figures"
+    first = every(folder)
+    times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    write_figures(merged, tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == times
+    (folder / "board01-modes.svg").write_text("altered")
+    (folder / "board01-cost.png").unlink()
+    write_figures(merged, tmp_path)
+    assert every(folder) == first
+    fewer = merge.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
+    write_figures(fewer, tmp_path)
+    assert not (folder / "board01-modes.svg").exists() and every(folder) != first
+
+
+def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Path) -> None:
+    write_figures(merged, tmp_path / "a")
+    (tmp_path / "merged.json").write_text(merged.model_dump_json())
+    code = (
+        "import sys; from pathlib import Path; from autorl_hpc.report.summary import MergedReport;"
+        "from autorl_hpc.report.charts.files import write_figures;"
+        "write_figures(MergedReport.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))"
+    )
+    home = tmp_path / "home"
+    (home / ".config" / "matplotlib").mkdir(parents=True)
+    (home / ".config" / "matplotlib" / "matplotlibrc").write_text("font.size: 30\ntext.usetex: True\n")
+    environment = {**os.environ, "HOME": str(home), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "MPLBACKEND": "agg"}
+    environment.pop("MPLCONFIGDIR", None)
+    command = [sys.executable, "-c", code, str(tmp_path / "merged.json"), str(tmp_path / "b")]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env=environment)
+    assert every(tmp_path / "a" / "figures") == every(tmp_path / "b" / "figures")
+
+
+def test_no_date_no_machine_in_the_files(merged: MergedReport, tmp_path: Path) -> None:
+    for path in write_figures(merged, tmp_path):
+        data = path.read_bytes()
+        assert b"date" not in data.lower() or path.suffix == ".png"
+        assert not re.search(rb"tEXt|iTXt|Matplotlib v|matplotlib\.org", data), path.name
+
+
+def test_the_page_and_the_files_show_the_same_labels(merged: MergedReport, tmp_path: Path) -> None:
+    write_figures(merged, tmp_path)
+    for figure in figures_of(merged, merged.boards[0], 1):
+        text = (tmp_path / "figures" / f"{figure.name}.svg").read_text()
+        inside = "".join(ElementTree.fromstring(text).itertext())
+        for panel in figure.panels:
+            assert panel.title in inside
+        assert all(label in inside for label, _ in figure.legend)
+
+
+def hostile() -> Figure:
+    line = Series(HOSTILE, 0, (0.0, 1.0), (0.0, 2.0), (None, 1.0), (None, 3.0))
+    bars = Bars(HOSTILE, (HOSTILE, "b"), (Bar(HOSTILE, (1.0, 2.0)),), "runs")
+    forest = Forest(HOSTILE, (Spot(HOSTILE, 1.0, 0.0, 2.0, -1),), "points")
+    panels = (Lines(HOSTILE, (line,), "hours", "points"), bars, forest)
+    return Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
+
+
+def test_hostile_labels_stay_text(merged: MergedReport) -> None:
+    for panel in hostile().panels:
+        text = svg.drawn(panel)
+        assert "<script" not in text
+        ElementTree.fromstring(text)
+    from autorl_hpc.report.charts import files
+
+    with files._style():
+        found = files.drawn(hostile())
+    inside = ElementTree.fromstring(found["svg"])
+    assert not [e for e in inside.iter() if e.tag.endswith("script")] and HOSTILE in "".join(inside.itertext())
+
+
+def test_colours_of_page_and_files_agree() -> None:
+    css = (share("templates") / "report" / "style.css").read_text()
+    light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", css[: css.index("@media")]))
+    assert [light[f"c{i}"] for i in range(MAX_SERIES)] == list(drawing.COLOURS)
+    dark = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", css[css.index("@media") :]))
+    for paper, colours in (("#ffffff", light), ("#14171b", dark)):
+        for name, colour in colours.items():
+            assert contrast(colour, paper) >= 2.2, (name, colour, paper)
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2's ratio; 3 is asked of graphics, and dashes and labels tell the two lighter blues apart as well."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 47.0), (0.0, 12.0), (0.0, 1e-6), (0.0, 3e7), (0.0, 0.0)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    found = svg.ticks(low, high)
+    assert 1 <= len(found) <= 7 and all(low - 1e-9 <= t <= high + abs(high) * 1e-9 + 1e-9 for t in found)
+
+
+def test_long_labels_keep_both_ends() -> None:
+    found = shortened("claude-code · driver-a · sft-only", 20)
+    assert len(found) == 20 and found.startswith("claude") and found.endswith("only") and "…" in found
+    assert shortened("mini", 20) == "mini"
+
+
+def test_verify_sees_an_altered_figure_and_comparison(tmp_path: Path) -> None:
+    tree = demotree.demo(tmp_path / "runs" / "demo", seeds=2)
+    found = api.with_paper(api.build([tree.path]))
+    index = api.write_reports(found, None, figures=True)
+    api.write_comparison(api.compare(found, "mini", "codex"), index.parent)
+    experiment, now = ExperimentDir(tree.path), api.build([tree.path])
+    assert check_merged_report(experiment, now).problems == []
+    assert check_extras(index.parent, now, final=True) == ([], [])
+    folder = index.parent
+    for path in (
+        folder / "figures" / "board01-improvement.svg",
+        folder / "figures" / "index.json",
+        folder / "compare.md",
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(whole + b" ")
+        problems, _ = check_extras(folder, now, final=True)
+        assert len(problems) == 1 and path.name in problems[0], path
+        path.write_bytes(whole)
+    (folder / "figures" / "mine.png").write_bytes(b"")
+    assert "mine.png" in check_extras(folder, now, final=True)[1][0]
+    value = json.loads((folder / "figures" / "index.json").read_text())
+    (folder / "figures" / "index.json").write_text(json.dumps({**value, "matplotlib": "0.1"}))
+    assert "another matplotlib" in check_extras(folder, now, final=True)[1][0]

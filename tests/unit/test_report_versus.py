@@ -1,0 +1,111 @@
+"""`--compare A B`: who may be named, what may meet, and the numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from treemaker import Tree
+from typer.testing import CliRunner
+
+from autorl_hpc.cli import app
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.report import api
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two experiments: agents sft (40, 42, 45) and grpo (30, 31, 33) in both; the second is five items better."""
+    for name, more in (("one", 0), ("two", 5)):
+        tree = Tree(tmp_path / "runs" / name)
+        for agent, solved in (("sft", (40, 42, 45)), ("grpo", (30, 31, 33))):
+            for seed, count in enumerate(solved):
+                tree.finished(seed=seed + 10 * (name == "two"), solved=count + more, agent=agent)
+    return tmp_path / "runs"
+
+
+def test_agent_against_agent(runs: Path) -> None:
+    merged = api.build([runs / "one"])
+    found = api.compare(merged, "sft", "grpo")
+    assert (found.a.kind, found.a.counted, found.b.counted) == ("agent", 3, 3)
+    (task,) = found.tasks
+    assert task.difference == pytest.approx((40 + 42 + 45) / 3 - (30 + 31 + 33) / 3)
+    assert task.p_value == task.p_holm == task.p_least == pytest.approx(2 / math.comb(6, 3))
+    assert task.probability_of_improvement == 1.0
+    (over,) = found.over_tasks
+    assert over.difference == pytest.approx(task.difference) and over.low <= over.difference <= over.high
+    back = api.compare(merged, "grpo", "sft").tasks[0]
+    assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == 0.0
+
+
+def test_experiments_meet_agent_by_agent(runs: Path) -> None:
+    merged = api.build([runs])
+    for a, b in (("two", "one"), (str(runs / "two"), str(runs / "one"))):
+        found = api.compare(merged, a, b)
+        assert {t.what.split(" · ")[0]: t.difference for t in found.tasks} == {
+            "grpo": pytest.approx(5.0),
+            "sft": pytest.approx(5.0),
+        }
+        assert found.over_tasks[0].difference == pytest.approx(5.0)
+
+
+def test_unlike_runs_do_not_meet(tmp_path: Path) -> None:
+    for name, agent, sandbox in (("one", "sft", "bwrap"), ("two", "grpo", "landlock")):
+        tree = Tree(tmp_path / "runs" / name, sandbox=sandbox)
+        for seed in range(3):
+            tree.finished(seed=seed, solved=40, agent=agent)
+    found = api.compare(api.build([tmp_path / "runs"]), "sft", "grpo")
+    assert all(t.difference is None and t.p_value is None for t in found.tasks) and found.over_tasks == ()
+    assert "never met" in found.notes[0]
+
+
+def test_modes_meet_their_like(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    for agent, mode, solved in (("a", "free", 30), ("a", "rl-only", 60), ("b", "free", 30)):
+        for seed in range(3):
+            tree.finished(seed=seed, solved=solved + seed, agent=agent, mode=mode)
+    merged = api.build([tree.path])
+    met = [t for t in api.compare(merged, "a", "b").tasks if t.difference is not None]
+    assert [(t.what, t.difference) for t in met] == [("free", pytest.approx(0.0))]
+    named = api.compare(merged, "a/none/rl-only", "b/none/free").tasks
+    assert [t.difference for t in named] == [pytest.approx(30.0)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "what"),
+    [
+        ("sft", "nobody", "no run of the report"),
+        ("sft", "sft", "share runs"),
+        ("one", "sft", "share runs"),
+        ("many", "grpo", "several drivers"),
+        ("sft/none/free/x", "grpo", "no run of the report"),
+    ],
+)
+def test_sides_that_can_not_be_told(runs: Path, a: str, b: str, what: str) -> None:
+    tree = Tree(runs / "three")
+    for driver in ("x", "y"):
+        tree.finished(seed=0, solved=30, agent="many", driver=driver)
+    with pytest.raises(AutorlError, match=what) as error:
+        api.compare(api.build([runs]), a, b)
+    assert error.value.next_step
+
+
+def test_the_command_writes_prints_and_answers_in_json(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = ["report", str(runs / "one"), "--no-figures", "--compare", "sft", "grpo"]
+    text = CliRunner().invoke(app, where).stdout
+    assert "A less B" in text and "+11.0" in text and "least p" in text
+    value = json.loads(CliRunner().invoke(app, [*where, "--json"]).stdout)
+    folder = runs / "one" / "report"
+    assert value == json.loads((folder / "compare.json").read_text()) and value["a"]["name"] == "sft"
+    assert "+11.0" in (folder / "compare.md").read_text() and "+11.0" in (folder / "compare.html").read_text()
+    before = {p.name: p.read_bytes() for p in folder.glob("compare.*")}
+    CliRunner().invoke(app, where)
+    assert before == {p.name: p.read_bytes() for p in folder.glob("compare.*")} and len(before) == 3
