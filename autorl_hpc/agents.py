@@ -37,6 +37,9 @@ class AgentFile(Record):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="What runs after an interruption: `restart`, the start script again, or another script beside it.",
     )
+    trace: Name | None = Field(
+        None, description="Format of the agent's own trace, for the recorder: claude-code, codex, gemini-cli, ..."
+    )
     version_tested: str | None = None
 
 

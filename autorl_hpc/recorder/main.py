@@ -55,7 +55,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
     job = Job.told(next(line for line in lines if line))
-    elapsed, troubles = Elapsed(job.elapsed_s, job.suspension_s), Troubles(job.run.events)
+    elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
     lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in watches(job, asks).items()}
     for looker in lookers.values():
