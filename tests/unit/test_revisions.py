@@ -440,17 +440,16 @@ def test_an_agent_at_work_during_looks_gets_whole_commits(world: World) -> None:
     worker = multiprocessing.get_context("fork").Process(target=_work, args=(world.code,))
     worker.start()
     try:
-        begun = time.monotonic()
-        for number in range(300):
-            assert world.snapshot(number) is not None
-        assert time.monotonic() - begun < 30
+        deadline = time.monotonic() + 30
+        while len(world.lines()) < 100:
+            assert world.snapshot() is not None
+            assert time.monotonic() < deadline
     finally:
         worker.kill()
         worker.join()
     for line in world.lines():
         for data in files_at(world.run.code_git, line.revision).values():
             assert data == Pointer("link", target="nowhere") or (isinstance(data, bytes) and not data.strip(b"abc"))
-    assert len(world.lines()) > 100
     world.fsck()
 
 
