@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +295,36 @@ def test_a_watch_that_fails_is_told_of_and_goes_on(bench: Bench) -> None:
     (bench.code / "a.py").write_text("1")
     wait_for(lambda: bench.held() == {"code/a.py": b"1"}, 20.0, "a revision")
     assert events(bench.run, "recorder_crashed") == []
+
+
+def test_two_recorders_at_once_don_t_harm_what_is_kept(bench: Bench) -> None:
+    """An older supervisor that is still alive, with the newer one's: both write into one code.git."""
+    clock = BudgetClock(bench.run.clock, bench.clock.budget, 2, elapsed_s=200.0, given_back_s=0.0, suspended_s=0.0)
+    clock.start()
+    newer = Recording(bench.run, bench.workspace, clock, os.getpid(), "no such mark")
+    bench.recording.start()
+    newer.start()
+    try:
+        wait_for(lambda: len(events(bench.run, "recorder_started")) == 2, what="both")
+        asked: list[str | None] = []
+        for number in range(60):
+            (bench.code / f"{number % 5}.py").write_text(str(number))
+            answers = [bench.recording.ask(number), newer.ask(number)]
+            asked += [answer() for answer in answers]
+        assert None not in asked
+        for number in range(0, len(asked), 2):
+            assert files_at(bench.run.code_git, str(asked[number])) == files_at(
+                bench.run.code_git, str(asked[number + 1])
+            )
+    finally:
+        newer.end()
+        clock.stop()
+    repository = Repository(bench.run.code_git)
+    assert repository.head() == repository.ref("attempt-2")
+    if shutil.which("git"):
+        command = ["git", "-c", "safe.directory=*", "--git-dir", str(bench.run.code_git), "fsck", "--full", "--strict"]
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+        assert [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("dangling")] == []
 
 
 def test_an_end_right_after_the_start_keeps_the_state(bench: Bench) -> None:
