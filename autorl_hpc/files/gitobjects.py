@@ -196,6 +196,8 @@ class Repository:
         if not unpacker.eof:
             raise GitDamage(f"object {name} breaks off, or unpacks to more than {max_bytes} bytes")
         head, _, body = data.partition(b"\0")
+        if len(body) > max_bytes:
+            raise GitDamage(f"object {name} is larger than {max_bytes} bytes")
         if head != b"%s %d" % (kind.encode(), len(body)) or object_id(kind, body) != name:
             raise GitDamage(f"object {name} is not the {kind} that its name says")
         return body

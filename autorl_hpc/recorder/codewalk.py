@@ -29,74 +29,18 @@ MAX_LISTED = 50_000
 
 MAX_LISTED_IN_ONE = 20_000
 
-SOURCE_SUFFIXES = frozenset(
-    [
-        ".py",
-        ".pyi",
-        ".ipynb",
-        ".sh",
-        ".bash",
-        ".zsh",
-        ".md",
-        ".rst",
-        ".txt",
-        ".yaml",
-        ".yml",
-        ".json",
-        ".toml",
-        ".cfg",
-        ".ini",
-        ".conf",
-        ".jinja",
-        ".jinja2",
-        ".j2",
-        ".c",
-        ".cc",
-        ".cpp",
-        ".cu",
-        ".cuh",
-        ".h",
-        ".hpp",
-        ".rs",
-        ".go",
-        ".js",
-        ".mjs",
-        ".ts",
-        ".jl",
-        ".r",
-        ".lua",
-        ".pl",
-        ".rb",
-        ".java",
-        ".sql",
-        ".patch",
-        ".diff",
-        ".sbatch",
-        ".slurm",
-        ".tex",
-    ]
+SOURCE_SUFFIXES = (
+    *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
+    *(".cfg", ".ini", ".conf", ".jinja", ".jinja2", ".j2", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"),
+    *(".go", ".js", ".mjs", ".ts", ".jl", ".r", ".lua", ".pl", ".rb", ".java", ".sql", ".patch", ".diff", ".sbatch"),
 )
 SOURCE_NAMES = frozenset(("makefile", "dockerfile", "justfile", "readme", "license"))
 
 LEFT_OUT_FOLDERS = frozenset(
-    [
-        "__pycache__",
-        "node_modules",
-        "site-packages",
-        ".hg",
-        ".svn",
-        ".venv",
-        "venv",
-        ".conda",
-        ".tox",
-        ".nox",
-        ".cache",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".ipynb_checkpoints",
-        ".eggs",
-    ]
+    (
+        *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
+        *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
+    )
 )
 """Made by programs and not written by the agent. Virtual environments of other names are known by what lies in them."""
 
@@ -250,7 +194,7 @@ class Walk:
 def is_source(name: str) -> bool:
     """Whether a file's name is one of source, settings or prose."""
     lower = name.lower()
-    return os.path.splitext(lower)[1] in SOURCE_SUFFIXES or lower in SOURCE_NAMES
+    return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
 
 def _is_left_out(name: str) -> bool:

@@ -16,7 +16,7 @@ class Job:
 
     Attributes:
         mark: what the environment of the agent's processes holds, see `supervise.processes`.
-        elapsed_s: budget used when the recorder is started.
+        elapsed_s, told_at_s: budget used when the recorder is started, and then the host's monotonic clock.
         suspension_s: a longer gap between two ticks was a suspension, which doesn't count.
         trace_format: what the agent's own trace is written in, as agent.yaml says; None: it doesn't.
         laid: names at the top of the workspace that the suite lays: they are not the agent's.
@@ -29,6 +29,7 @@ class Job:
     mark: str
     attempt: int
     elapsed_s: float
+    told_at_s: float
     suspension_s: float
     trace_format: str | None = None
     laid: frozenset[str] = frozenset()

@@ -16,8 +16,8 @@ from autorl_hpc.records.names import printable
 
 log = logging.getLogger("autorl_hpc.recorder")
 
-SLOWEST_S = 300.0
-"""The longest pause after failures."""
+SLOWEST_S = 60.0
+"""The longest pause after failures: a disk that was full may have room again."""
 
 TROUBLE_EVERY_S = 60.0
 MAX_TROUBLES = 200
@@ -31,18 +31,22 @@ class Elapsed:
     """The budget used, as the supervisor last told it, and our own monotonic clock since. Thread-safe.
 
     Args:
+        at_s: when it was told, by the monotonic clock, which all processes of a host share.
         suspension_s: a longer gap between two ticks doesn't count.
     """
 
-    def __init__(self, elapsed_s: float, suspension_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, elapsed_s: float, at_s: float, suspension_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._elapsed_s, self._suspension_s, self._now = elapsed_s, suspension_s, now
-        self._last = now()
+        self._last = min(at_s, now())
         self._lock = threading.Lock()
 
     def tick(self) -> float:
         """Adds the time since the last tick; the sum."""
         with self._lock:
-            gap, self._last = self._now() - self._last, self._now()
+            now = self._now()
+            gap, self._last = now - self._last, now
             if gap <= self._suspension_s:
                 self._elapsed_s += gap
             return self._elapsed_s
@@ -105,9 +109,13 @@ class Looker(threading.Thread):
         self._wake.set()
 
     def run(self) -> None:
-        while not self._ending.is_set():
+        while True:  # once at least: an agent may live for less time than this process takes to start
             pause_s = self._look()
+            if self._ending.is_set():
+                break
             self._wake.wait(pause_s)
+            if self._ending.is_set():
+                break
             self._wake.clear()
         if self.watch is None:
             return

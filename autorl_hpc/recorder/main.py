@@ -27,9 +27,6 @@ from autorl_hpc.recorder.looking import Elapsed, Looker, Troubles
 from autorl_hpc.recorder.revisions import Ask, Revisions
 from autorl_hpc.recorder.watch import Watch
 
-NICE = 10
-"""Behind the agent, but not so far that cores which are all at work would starve it."""
-
 OOM_SCORE = "500"
 """Where memory runs out, the recorder goes before the agent or its supervisor."""
 
@@ -55,7 +52,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
     job = Job.told(next(line for line in lines if line))
-    elapsed, troubles = Elapsed(job.elapsed_s, job.suspension_s), Troubles(job.run.events)
+    elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
     lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in watches(job, asks).items()}
     for looker in lookers.values():
@@ -72,7 +69,6 @@ def _step_back() -> None:
     for number in DEAF_TO:  # a handler and not SIG_IGN, which children would inherit
         signal.signal(number, lambda *_: None)
     try:
-        os.nice(NICE)
         # A recorder that was stopped goes on when its supervisor is gone, and then sees the end of its standard input.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

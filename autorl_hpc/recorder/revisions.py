@@ -167,7 +167,7 @@ class Revisions:
         message = f"{now.elapsed_s:.1f} s, attempt {now.attempt}{asked}"
         revision = self._repository.commit(tree, parent, message, int(time.time()))
         self._repository.set_ref(own, revision)
-        if parent is None or self._is_newest():
+        if self._is_newest():
             self._repository.set_head(own)
         before, self._committed, self.head = self._committed or {}, files, revision
         self._seen = self._since = None

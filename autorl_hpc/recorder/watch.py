@@ -24,13 +24,17 @@ class Moment:
 
 
 class Watch(Protocol):
-    """One thing that is looked at every few seconds. What it raises is recorded, and it is looked at again later."""
+    """One thing that is looked at every few seconds. What it raises is recorded, and it is looked at again later.
+
+    Each watch is made and looked at in a thread of its own: what two of them share must bear that.
+    """
 
     name: str
     every_s: float
+    """Seconds between two looks; read after each, so that a watch may change its pace."""
 
     def look(self, now: Moment) -> None:
-        """Looks once. Must not take long: other watches wait."""
+        """Looks once. Must not take long: the end of the recorder waits for it, three seconds at most."""
         ...
 
     def close(self, now: Moment) -> None:

@@ -64,6 +64,8 @@ class Intake:
     clock: BudgetClock
     chain: Chain
     answers: Answers
+    ask_revision: Callable[[int], Callable[[], str | None]] = lambda submission_id: lambda: None
+    """Asks for the state of the agent's code now; what it returns gives the commit, None if it is not recorded."""
 
     def __post_init__(self) -> None:
         self.refused_unrecorded = 0
@@ -71,6 +73,7 @@ class Intake:
         self._taken: set[str] = set()  # manifest ids that this attempt has answered
         self._in_ledger: dict[str, Submission] = {}
         self._unqueued: set[int] = set()  # accepted, but the queue could not be written
+        self._asked: dict[str, Callable[[], str | None]] = {}  # by manifest id, since it was first seen
         self._again_at = 0.0
 
     def recover(self) -> None:
@@ -163,6 +166,8 @@ class Intake:
             self.answers.tell(known, view)
             self._taken.add(manifest_id)
             return
+        if manifest_id not in self._asked:
+            self._asked[manifest_id] = self.ask_revision(max(view.submissions, default=0) + 1)
         started, manifest = time.monotonic(), None
         try:
             if late:
@@ -179,8 +184,11 @@ class Intake:
             # A defect of ours that a checkpoint found: it must not stand in the way of the next manifest.
             log.exception("intake of %s failed", manifest_id)
             submission = self._refusal(view, manifest_id, manifest, _defect(error), elapsed_s)
-        self._commit(view, submission.model_copy(update={"manifest_file": file}), manifest, patient)
+        revision = self._asked[manifest_id]
+        update = {"manifest_file": file, "code_revision": revision()}
+        self._commit(view, submission.model_copy(update=update), manifest, patient)
         self._taken.add(manifest_id)
+        del self._asked[manifest_id]
 
     def _commit(self, view: RunView, submission: Submission, manifest: Manifest | None, patient: bool) -> None:
         if submission.status == "refused" and len(view.refused()) >= MAX_RECORDED_REFUSALS:

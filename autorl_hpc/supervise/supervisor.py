@@ -43,6 +43,7 @@ from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.environment import agent_environment, environment_image, environment_venv
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.processes import end_all
+from autorl_hpc.supervise.recording import Recording
 from autorl_hpc.supervise.sealing import Seals
 from autorl_hpc.supervise.usage import UsageWatch
 
@@ -178,7 +179,8 @@ class Supervisor:
             start = (
                 self.workspace_path / ".agent" / agent.name / agent.script(again=self.seals.had_begun(clock.attempt))
             )
-            ended_by, end = self._run_agent(sandbox.argv(["bash", str(start)]), env, mark, workspace, clock, intake)
+            argv = sandbox.argv(["bash", str(start)])
+            ended_by, end = self._run_agent(argv, env, mark, workspace, clock, intake, agent.file.trace)
         if not end.started:
             raise AutorlError("the agent's process could not be started", where=start, fault=Fault.CLUSTER)
         if ended_by is EndedBy.AGENT_EXIT and self._signal_ended_it(end.exit_code):
@@ -205,6 +207,7 @@ class Supervisor:
         workspace: workspaces.Workspace,
         clock: BudgetClock,
         intake: Intake,
+        trace_format: str | None,
     ) -> tuple[EndedBy | None, AgentEnd]:
         """The agent from its start to the end of its last process."""
         clock.start()
@@ -221,6 +224,9 @@ class Supervisor:
         )
         usage = UsageWatch(clock.budget, process.keeper_pid, mark, self.workspace_path, self.run.agent_log)
         usage.start()
+        recording = Recording(self.run, self.workspace_path, clock, process.keeper_pid, mark, trace_format)
+        recording.start()
+        intake.ask_revision = recording.ask
         taker = threading.Thread(target=self._take_in, args=(intake,), name="intake", daemon=True)
         taker.start()
         self.contamination.start()
@@ -236,6 +242,7 @@ class Supervisor:
             self._intake_stop.set()
             taker.join()
             clock.stop(persist=not self._superseded.is_set())
+            recording.end()
         return ended_by, end
 
     def _take_the_rest(self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake) -> int:

@@ -1,0 +1,124 @@
+"""bin/bench recorder: what the recorder costs beside trees of several kinds. The agent's side is the bench itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from autorl_hpc.files.code_history import files_at
+from autorl_hpc.files.gitobjects import Repository
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.recording import Recording
+
+Show = Callable[[str, str], None]
+RECORDER_S = 60
+
+
+def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int], float]) -> None:
+    """CPU of a recorder over a minute, its start apart; `settled`: from a write to its commit, five times."""
+    many = int(os.environ.get("BENCH_FILES", "1000000"))
+
+    def nothing(workspace: Path) -> None:
+        pass
+
+    def outside(workspace: Path) -> None:
+        _many_files(workspace / "output" / "rollouts", many)
+
+    def inside(workspace: Path) -> None:
+        _many_files(workspace / "code" / "rollouts", many)
+
+    def large(workspace: Path) -> None:
+        for place in ("output", "code"):
+            with open(workspace / place / "sparse.bin", "wb") as file:
+                file.truncate(50 << 30)
+
+    def logs(workspace: Path) -> None:
+        script = f"import time\nwhile True: print('x' * 200, flush=True, file=open({str(workspace / 'code/log')!r}, 'a')); time.sleep(.05)"
+        children.append(subprocess.Popen([sys.executable, "-c", script]))
+
+    children: list[subprocess.Popen[bytes]] = []
+    kinds = {
+        "200 files": nothing,
+        f"and {many} files elsewhere in the workspace": outside,
+        f"and {many} files below code/": inside,
+        "and 50 GiB in a file in code/ and outside": large,
+        "and a log in code/ that grows": logs,
+    }
+    for name, prepare in kinds.items():
+        with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
+            try:
+                _one_recorder(Path(folder), name, prepare, show, spread, cpu_s)
+            finally:
+                while children:
+                    children.pop().kill()
+
+
+def _many_files(folder: Path, count: int) -> None:
+    """`count` small files, all in one folder."""
+    folder.mkdir(parents=True)
+    fd = os.open(folder, os.O_RDONLY)
+    for number in range(count):
+        file = os.open(f"{number}.dat", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
+        os.write(file, b"x")
+        os.close(file)
+    os.close(fd)
+
+
+def _one_recorder(
+    folder: Path,
+    name: str,
+    prepare: Callable[[Path], None],
+    show: Show,
+    spread: Callable[[list[float]], str],
+    cpu_s: Callable[[int], float],
+) -> None:
+    run, workspace = RunDir(folder / "run"), folder / "workspace"
+    run.path.mkdir()
+    for number in range(200):
+        path = workspace / "code" / f"part{number % 10}" / f"{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n" * 200)
+    (workspace / "output").mkdir()
+    prepare(workspace)
+    budget = Budget.model_validate({"wall_clock": "1h"})
+    clock = BudgetClock(run.clock, budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
+    clock.start()
+    recording = Recording(run, workspace, clock, os.getpid(), "bench")
+    recording.start()
+    lines = run.recorded("revisions")
+    while not (lines.exists() and lines.stat().st_size):
+        time.sleep(0.05)
+    (started,) = [
+        e for line in run.events.read_text().splitlines() if (e := json.loads(line))["event"].endswith("started")
+    ]
+    first_s = cpu_s(started["pid"])
+    time.sleep(RECORDER_S)
+    used_s = cpu_s(started["pid"]) - first_s
+    settled = []
+    for number in range(5):
+        text = f"y = {number}\n".encode()
+        (workspace / "code" / "part0" / "0.py").write_bytes(text)
+        begun = time.monotonic()
+        while files_at(run.code_git, Repository(run.code_git).head() or "")["code/part0/0.py"] != text:
+            time.sleep(0.02)
+        settled.append(time.monotonic() - begun)
+        time.sleep(3.3)
+    begun = time.monotonic()
+    recording.ask(1)()
+    asked_s = time.monotonic() - begun
+    recording.end()
+    clock.stop()
+    share = f"{100 * used_s / RECORDER_S:.2f} % of a core over {RECORDER_S} s"
+    show(
+        f"recorder, {name}",
+        f"{share}; start and first look {first_s:.2f} s of CPU; a submission's answer {asked_s:.3f} s",
+    )
+    show("  settled", spread(settled))

@@ -1,0 +1,144 @@
+"""Watches in threads: one that fails or hangs stops no other, and is told of without a flood."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import wait_for
+
+from autorl_hpc.recorder import looking
+from autorl_hpc.recorder.looking import Elapsed, Looker, Troubles
+from autorl_hpc.recorder.watch import Moment
+
+
+class Seen:
+    """A watch that notes when it is looked at, and fails or waits when it is told to."""
+
+    def __init__(self, name: str = "seen") -> None:
+        self.name, self.every_s = name, 0.02
+        self.looks: list[Moment] = []
+        self.closed = 0
+        self.fails = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def look(self, now: Moment) -> None:
+        self.looks.append(now)
+        self.gate.wait()
+        if self.fails:
+            raise ValueError("bad\nline \x1b[2J")
+
+    def close(self, now: Moment) -> None:
+        self.closed += 1
+        if self.fails:
+            raise OSError("not closed")
+
+
+def troubles(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "events.jsonl"
+
+
+def looker(watch: Seen, said: Troubles) -> Looker:
+    made = Looker(watch.name, lambda: watch, Elapsed(5.0, time.monotonic(), 30.0), 2, said)
+    made.start()
+    return made
+
+
+def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> None:
+    watch = Seen()
+    made = looker(watch, Troubles(events))
+    wait_for(lambda: len(watch.looks) > 5)
+    made.end()
+    made.join(2.0)
+    assert watch.closed == 1 and made.closed_well and troubles(events) == []
+    elapsed = [moment.elapsed_s for moment in watch.looks]
+    assert elapsed == sorted(elapsed) and 5.0 <= elapsed[0] < 6.0 and watch.looks[0].attempt == 2
+
+
+def test_it_can_be_woken(events: Path) -> None:
+    watch = Seen()
+    watch.every_s = 60.0
+    made = looker(watch, Troubles(events))
+    wait_for(lambda: len(watch.looks) == 1)
+    made.wake()
+    wait_for(lambda: len(watch.looks) == 2, 2.0)
+    made.end()
+    made.join(2.0)
+    assert watch.closed == 1
+
+
+def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, said = Seen(), Troubles(events)
+    watch.fails = True
+    made = Looker(watch.name, lambda: watch, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
+    pauses = [made._look() for _ in range(8)]
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    (event,) = troubles(events)
+    assert event["watch"] == "seen" and event["message"] == "ValueError: bad\\nline \\x1b[2J"
+    monkeypatch.setattr(looking, "TROUBLE_EVERY_S", 0.0)
+    said._next_s.clear()
+    made._look()
+    assert troubles(events)[-1]["unsaid_before"] == 7
+    watch.fails = False
+    assert made._look() == watch.every_s
+    watch.fails = True
+    assert made._look() == 2.0  # a look that went well begins the pauses anew
+
+
+def test_troubles_are_bounded(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "TROUBLE_EVERY_S", -1.0)
+    said = Troubles(events)
+    for number in range(looking.MAX_TROUBLES + 50):
+        said.say("w", str(number))
+    assert len(troubles(events)) == looking.MAX_TROUBLES
+
+
+def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "HANGS_S", 0.1)
+    hanging, good, said = Seen("hanging"), Seen("good"), Troubles(events)
+    hanging.gate.clear()
+
+    def make() -> Seen:
+        raise PermissionError("no such device")
+
+    unmade = Looker("unmade", make, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
+    unmade.start()
+    lookers = [looker(hanging, said), looker(good, said), unmade]
+    wait_for(lambda: len(good.looks) > 20)
+    for each in lookers:
+        each.hangs()
+    assert {(e["watch"], e["message"].partition(":")[0]) for e in troubles(events)} == {
+        ("hanging", "a look has been going on for 0 s"),
+        ("unmade", "PermissionError"),
+    }
+    for each in lookers:
+        each.end()
+    lookers[1].join(2.0)
+    lookers[2].join(2.0)
+    assert good.closed == 1 and not lookers[2].is_alive() and lookers[0].is_alive()
+    hanging.gate.set()
+
+
+def test_elapsed_counts_no_suspension_and_never_goes_back() -> None:
+    now = [50.0]
+    clock = Elapsed(100.0, 48.0, 30.0, lambda: now[0])
+    assert clock.tick() == 102.0  # since it was told
+    now[0] += 20.0
+    assert clock.tick() == 122.0
+    now[0] += 31.0
+    assert clock.tick() == 122.0  # a suspension
+    clock.told(130.0)
+    now[0] += 1.0
+    assert clock.tick() == 131.0
+    clock.told(10.0)
+    assert clock.tick() == 131.0
