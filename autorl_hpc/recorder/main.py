@@ -24,7 +24,9 @@ from typing import Any
 from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.recorder.job import Job
 from autorl_hpc.recorder.looking import Elapsed, Looker, Troubles
+from autorl_hpc.recorder.observers import observers
 from autorl_hpc.recorder.revisions import Ask, Revisions
+from autorl_hpc.recorder.traces.follow import Traces
 from autorl_hpc.recorder.watch import Watch
 
 OOM_SCORE = "500"
@@ -43,6 +45,8 @@ def watches(job: Job, asks: queue.SimpleQueue[Ask]) -> dict[str, Callable[[], Wa
     """What is watched, by name: each entry makes its watch, in the thread that looks at it. Add one line for another."""
     return {
         "revisions": lambda: Revisions(job, asks),
+        **observers(job.run, job.workspace, job.agent_log, job.keeper_pid, job.mark, os.environ),
+        "traces": lambda: Traces(job.run, job.workspace, job.agent_log, job.trace_format),
     }
 
 
