@@ -141,7 +141,8 @@ class Reading:
         if packing == "gz":
             stream = gzip.GzipFile(fileobj=self._raw)
         elif packing == "zst":
-            stream = zstandard_module().ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(self._raw)
+            unpacker = zstandard_module().ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+            stream = unpacker.stream_reader(self._raw, read_across_frames=True)  # so that what follows is seen
         self.bound = Bounded(stream, allowed)
 
     def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
