@@ -183,8 +183,9 @@ def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, reco
 
 def _summary(run: RunDir) -> bytes:
     from autorl_hpc.report.digest import Library, digest
+    from autorl_hpc.report.write import run_summary
 
-    return readable_json(digest(run, Library()).model_dump(mode="json"))
+    return run_summary(digest(run, Library()))
 
 
 def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view: RunView) -> ExportedWeights | None:

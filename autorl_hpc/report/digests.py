@@ -24,7 +24,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.report.chain import genesis_of
-from autorl_hpc.report.stamps import Stamp, bases_key, code_stamp, run_key, stamp
+from autorl_hpc.report.stamps import Stamp, bases_key, code_stamp, run_key, stamp, with_items
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.write import BESIDE, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 
@@ -42,9 +42,9 @@ class Head(NamedTuple):
     """The first line of a kept digest.
 
     Attributes:
-        key: see `stamps.run_key`.
+        key: see `stamps.with_items`.
         numbers: submissions whose items it looked at.
-        deep: see `stamps.run_key`.
+        deep: see `stamps.with_items`.
         written: stamps of the pages beside it as they were written.
         sha256: of the digest's bytes.
     """
@@ -102,14 +102,15 @@ class Digests:
         if head is None:
             return None
         try:
-            if head.key != self.key(run, head.numbers, deep=head.deep) or head.written != _page_stamps(folder):
+            now = with_items(self.key(run), run, head.numbers, deep=head.deep)
+            if head.key != now or head.written != _page_stamps(folder):
                 return None
         except (OSError, ValueError):
             return None
         return Kept(folder, head)
 
-    def key(self, run: RunDir, numbers: Sequence[int], *, deep: bool = False) -> str:
-        """The key of a run as it stands now; take it before the run is read.
+    def key(self, run: RunDir) -> str:
+        """The key of a run as it stands now, but for its items. Taken before the run is read, it fits no later state.
 
         Raises:
             OSError, ValueError: it can't be read right now.
@@ -117,7 +118,7 @@ class Digests:
         home = run.path.parent
         if home not in self._bases:
             self._bases[home] = bases_key(ExperimentDir(home))
-        return run_key(run, numbers, self._bases[home], deep=deep)
+        return run_key(run, self._bases[home])
 
     def keep(self, folder: Path, key: str, numbers: Sequence[int], summary: RunSummary) -> None:
         """Keeps a digest beside the run's pages. That this fails costs time at the next report and nothing else."""

@@ -26,7 +26,7 @@ from autorl_hpc.report.digests import Digests, Kept, numbers_of, own_bytes
 from autorl_hpc.report.find import Found, find_runs
 from autorl_hpc.report.merge import Unwritten, merge_found
 from autorl_hpc.report.paper import read_paper
-from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp
+from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp, with_items
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import compare
 from autorl_hpc.report.write import (
@@ -150,26 +150,32 @@ class _Taking:
         return self.folders.get(home) or write_run(run, RunDir(home), self.out)
 
     def _read(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
-        before = self._key(run, [])
+        before = self._key(run)
         whole = digest(run, library, chain)
-        numbers = numbers_of(whole)
-        key = self._key(run, numbers, deep=whole.damage is not None)
         try:
             folder = self.folders[run.path] = write_run(whole, run, self.out)
         except AutorlError as error:
             raise Unwritten(error) from error
         short = whole.short()
-        if before is not None and key is not None and before == self._key(run, []):  # it did not change meanwhile
-            self.digests.keep(folder, key, numbers, short)
-            self.keys[run.path] = key
+        if before is not None:
+            self._keep(run, before, short, folder)
         self.read += 1
         return short
 
-    def _key(self, run: RunDir, numbers: list[int], *, deep: bool = False) -> str | None:
+    def _key(self, run: RunDir) -> str | None:
         try:
-            return self.digests.key(run, numbers, deep=deep)
+            return self.digests.key(run)
         except (OSError, ValueError):
             return None
+
+    def _keep(self, run: RunDir, before: str, short: RunSummary, folder: Path) -> None:
+        numbers = numbers_of(short)
+        try:
+            key = with_items(before, run, numbers, deep=short.damage is not None)
+        except OSError:
+            return
+        self.digests.keep(folder, key, numbers, short)
+        self.keys[run.path] = key
 
 
 def refresh(paths: list[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:

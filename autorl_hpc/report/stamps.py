@@ -60,33 +60,44 @@ def _content_stamp(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def run_key(run: RunDir, numbers: Iterable[int], bases: str, *, deep: bool = False) -> str:
-    """The key of a run as it stands.
+def run_key(run: RunDir, bases: str) -> str:
+    """The key of a run as it stands, but for its items.
 
     Args:
-        deep: stamps of every entry and items file too: of a damaged run, which somebody may repair in place.
-        numbers: submissions whose items files its digest opened.
         bases: `bases_key` of its experiment.
 
     Raises:
         OSError, ValueError: run.json or the ledger can't be read right now.
     """
     names = [name for name in reading.list_names(run.ledger) if name.endswith(".json")]
-    deeper = (
-        [folder / name for folder in (run.ledger, run.items) for name in reading.list_names(folder)] if deep else []
-    )
     last = reading.read_bytes(run.ledger / names[-1]) if names else b""
-    items = [run.items / f"{number:06d}.{split}.jsonl.gz" for number in sorted(set(numbers)) for split in Split]
     parts = [
         os.fsencode(run.path).hex(),
         hashlib.sha256(reading.read_bytes(run.record)).hexdigest(),
         [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])],
         len(names),
         hashlib.sha256(last).hexdigest(),
-        [stamp(f"{run.path}/{name}") for name in _watched()] + [stamp(path) for path in items],
-        [stamp(path) for path in deeper],
+        [stamp(f"{run.path}/{name}") for name in _watched()],
         bases,
     ]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def with_items(key: str, run: RunDir, numbers: Iterable[int], *, deep: bool = False) -> str:
+    """A run's key with what its digest opened.
+
+    Args:
+        key: see `run_key`.
+        numbers: submissions whose items files its digest opened.
+        deep: stamps of every entry and items file too: of a damaged run, which somebody may repair in place.
+
+    Raises:
+        OSError: the run can't be listed right now.
+    """
+    items = [run.items / f"{number:06d}.{split}.jsonl.gz" for number in sorted(set(numbers)) for split in Split]
+    folders = (run.ledger, run.items) if deep else ()
+    deeper = [folder / name for folder in folders for name in reading.list_names(folder)]
+    parts = [key, [stamp(path) for path in items], [stamp(path) for path in deeper]]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

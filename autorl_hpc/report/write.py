@@ -32,10 +32,15 @@ MAX_NAME_BYTES = 180
 """Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
 
 
+def run_summary(run: RunSummary) -> bytes:
+    """One run's summary.json."""
+    return run.model_dump_json(indent=2).encode() + b"\n"
+
+
 def run_files(run: RunSummary) -> dict[str, bytes]:
     """The files of one run's report."""
     return {
-        SUMMARY_NAME: run.model_dump_json(indent=2).encode() + b"\n",
+        SUMMARY_NAME: run_summary(run),
         "run.md": pages.run_md(run).encode(),
         RUN_PAGE: pages.run_html(run).encode(),
     }
