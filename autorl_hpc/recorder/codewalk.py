@@ -18,16 +18,16 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_FILES = 4000
 """Of one revision: more than any agent writes by hand; each version of each is a file on a shared disk."""
 
-MAX_OTHERS = 2000
+MAX_OTHERS = 500
 """Of these, files that don't look like source: data must not take the place of code."""
 
 MAX_TOP_FILES = 200
 MAX_FOLDERS = 1000
 MAX_DEPTH = 20
-MAX_LISTED = 50_000
+MAX_LISTED = 20_000
 """Names read in one walk: a million files in one folder must not cost a second."""
 
-MAX_LISTED_IN_ONE = 20_000
+MAX_LISTED_IN_ONE = 2500
 
 SOURCE_SUFFIXES = (
     *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),

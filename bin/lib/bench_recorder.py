@@ -93,15 +93,13 @@ def _one_recorder(
     clock.start()
     recording = Recording(run, workspace, clock, os.getpid(), "bench")
     recording.start()
-    lines = run.recorded("revisions")
-    while not (lines.exists() and lines.stat().st_size):
+    lines, pid = run.recorded("revisions"), None
+    while pid is None or not (lines.exists() and lines.stat().st_size):
         time.sleep(0.05)
-    (started,) = [
-        e for line in run.events.read_text().splitlines() if (e := json.loads(line))["event"].endswith("started")
-    ]
-    first_s = cpu_s(started["pid"])
+        pid = _recorder(run)
+    first_s = cpu_s(pid)
     time.sleep(RECORDER_S)
-    used_s = cpu_s(started["pid"]) - first_s
+    used_s = cpu_s(pid) - first_s
     settled = []
     for number in range(5):
         text = f"y = {number}\n".encode()
@@ -122,3 +120,11 @@ def _one_recorder(
         f"{share}; start and first look {first_s:.2f} s of CPU; a submission's answer {asked_s:.3f} s",
     )
     show("  settled", spread(settled))
+
+
+def _recorder(run: RunDir) -> int | None:
+    """The recorder's process id, once it has begun."""
+    for line in run.events.read_text().splitlines() if run.events.exists() else ():
+        if (event := json.loads(line))["event"] == "recorder_started":
+            return int(event["pid"])
+    return None

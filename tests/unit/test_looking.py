@@ -117,10 +117,9 @@ def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatc
     wait_for(lambda: len(good.looks) > 20)
     for each in lookers:
         each.hangs()
-    assert {(e["watch"], e["message"].partition(":")[0]) for e in troubles(events)} == {
-        ("hanging", "a look has been going on for 0 s"),
-        ("unmade", "PermissionError"),
-    }
+    told = {e["watch"]: e["message"] for e in troubles(events)}
+    assert told.keys() == {"hanging", "unmade"}
+    assert told["hanging"].startswith("a look has been going on for") and "PermissionError" in told["unmade"]
     for each in lookers:
         each.end()
     lookers[1].join(2.0)
