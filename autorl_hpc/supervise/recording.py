@@ -32,6 +32,9 @@ from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
+GPUS_OF_JOB = ("SLURM_JOB_GPUS",)
+"""Which of the GPUs that can be seen are this job's, where nothing else says so."""
+
 LAID = frozenset(
     {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, "data", "environment"}
     | {"description.md", "instructions.md", "run_meta.json", "time.json"}
@@ -173,7 +176,7 @@ class Recording:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # As the keeper's: no secrets, but what Python needs to start on this host.
-        env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
+        env = {name: os.environ[name] for name in (*ALLOWED, *GPUS_OF_JOB) if name in os.environ}
         env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
         process = subprocess.Popen(
             [sys.executable, "-m", "autorl_hpc.recorder"],
