@@ -20,7 +20,7 @@ KEY = "aB3" * 12
         (["python", "--api_key=abc"], "python --api_key=***"),
         (["python", "--password", "p w", "go"], "python --password *** go"),
         (["python", "--token", "--lr", "1"], "python --token --lr 1"),
-        (["sh", "-c", "export OPENAI_API_KEY='a b'; run"], "sh -c 'export OPENAI_API_KEY=***; run'"),
+        (["sh", "-c", "export OPENAI_API_KEY='a b'; run"], """sh -c 'export OPENAI_API_KEY='"'"'***'"'"'; run'"""),
         (["sh", "-c", "HF_TOKEN=x train --max-tokens 5"], "sh -c 'HF_TOKEN=*** train --max-tokens 5'"),
         (["curl", "-H", "Authorization: Bearer abcdefgh"], "curl -H 'Authorization: ***'"),
         (["curl", "-H", "x-api-key: abc"], "curl -H 'x-api-key: ***'"),
