@@ -11,8 +11,9 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.report.chain import read_chain
 from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.story import Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, link_to, merged_files, run_files
+from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, link_to, merged_files, run_files, run_summary
 from autorl_hpc.report.written_extras import check_extras, with_what_was_asked
 from autorl_hpc.states import RunState
 
@@ -60,7 +61,8 @@ def check_run_report(run: RunDir, *, exported: bool = False) -> Look:
     now = digest(run, Library(), chain)
     files = run_files(now)
     if exported:
-        files = {SUMMARY_NAME: files[SUMMARY_NAME]}
+        now = _with_story_told(now, run.report)
+        files = {SUMMARY_NAME: run_summary(now)}
     told = _told(run.report, files, look)
     if told is None:
         return look
@@ -78,6 +80,16 @@ def check_run_report(run: RunDir, *, exported: bool = False) -> Look:
     final = chain.view.closed is not None and not exported
     _compare(run.report, told, files, look, final=final)
     return look
+
+
+def _with_story_told(now: RunSummary, folder: Path) -> RunSummary:
+    """`now` with the story that the report tells: what it was made of is not in a bundle, and no score rests on it."""
+    value = reading.read_json_or_none(folder / SUMMARY_NAME)
+    try:
+        story = Story.model_validate(value["story"]) if isinstance(value, dict) else now.story
+    except (KeyError, ValueError):
+        story = now.story
+    return now.model_copy(update={"story": story})
 
 
 def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look:
