@@ -317,10 +317,13 @@ class _Adding:
             self.skipped += event.skipped
             return
         session = self._session(event)
-        before = self._spent(session)
-        session.add(event)
         if event.kind in DRIVER:
             self.last_driver_s = max(self.last_driver_s or 0.0, event.elapsed_s)
+        if event.kind != "usage":  # nothing else changes what was spent
+            session.add(event)
+            return
+        before = self._spent(session)
+        session.add(event)
         after = self._spent(session)
         if after != before:
             self.tokens += after[0] - before[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,7 +105,7 @@ class _Digest:
         fault, reason = self._fault()
         sandbox, network = self.view.sandbox or (UNTRIED, self.science.network)
         elapsed_s, given_back_s = self._used()
-        count = {status: sum(p.status is status for p in points) for status in SubmissionState}
+        count = Counter(p.status for p in points)
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
         summary = RunSummary(
             tool_version=__version__,
