@@ -28,8 +28,8 @@ from autorl_hpc.states import EntryKind
 _VALIDATE = {kind: body.__pydantic_validator__.validate_json for kind, body in BODIES.items()}
 _KINDS = {str(kind).encode(): kind for kind in EntryKind}
 _AT, _BODY, _KIND, _END = b'{"at":"', b'","body":', b',"kind":"', b"}\n"
-_READ_AT_ONCE = 1 << 16
-"""Most entries are of a kilobyte; longer ones are read in several steps."""
+_READ_AT_ONCE = 1 << 12
+"""Most entries are of a kilobyte; longer ones are read in several steps. Room for more takes longer to get than to fill."""
 
 
 class Read(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autorl_hpc.files.spans import Span, joined, seconds_of, without
 from autorl_hpc.report.telling.used import Used
@@ -39,10 +40,16 @@ class Usage:
 
     def gpu_hours(self, until_s: float = float("inf")) -> float | None:
         """GPU-hours that the agent had from the start to `until_s`: GPUs times time, at work or not. None: no GPU was seen."""
+        if self._had is None:
+            return None
+        return sum([count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in self._had])
+
+    @cached_property
+    def _had(self) -> list[tuple[int, Span]] | None:
+        """How many GPUs were seen, and from when to when. None: none was."""
         if not any(self.gpus.values()):
             return None
-        had = [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
-        return sum(count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in had)
+        return [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
 
     def idle_s(self, driver: Sequence[Span]) -> float | None:
         """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
