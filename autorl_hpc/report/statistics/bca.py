@@ -8,15 +8,15 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from autorl_hpc.report.statistics.resampling import CHUNK_CELLS, RESAMPLES, UNIT, counts, expanded_tail, quantiles
+from autorl_hpc.report.statistics.resampling import RESAMPLES, UNIT, counts, expanded_tail, quantiles
 from autorl_hpc.scoring.stats import LEVEL, Interval
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FEW = 200
-"""Clusters up to which the draws are kept as floats, 16 MB: half of the time of an interval is turning them into such."""
+NEAR_CELLS = 1 << 18
+"""Draws held at once in single precision: 1 MB stays in a processor's cache, and whole matrices take twice the time."""
 
 _NORMAL = NormalDist()
 
@@ -84,15 +84,24 @@ def _drawn_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
     n = len(values)
-    if n <= FEW:
-        found: NDArray[np.float64] = _few_drawn(n) @ values
-        return found
-    drawn, rows = counts(n), max(1, CHUNK_CELLS // n)
-    parts = (drawn[start : start + rows].astype(float) for start in range(0, RESAMPLES, rows))
-    return np.concatenate([part @ values for part in parts])
+    least = values.min()
+    limbs, bits = _limbs((values - least).astype(np.int64), 24 - n.bit_length())
+    drawn, rows = counts(n), max(1, NEAR_CELLS // n)
+    parts = [drawn[start : start + rows].astype(np.float32) @ limbs for start in range(0, RESAMPLES, rows)]
+    sums: NDArray[np.float64] = np.concatenate(parts).astype(float) @ bits
+    return sums + n * least
 
 
-@lru_cache(maxsize=2)
-def _few_drawn(n: int) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = counts(n).astype(float)
-    return found
+def _limbs(values: NDArray[np.int64], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Whole numbers from 0 on, cut into pieces of so many bits, of shape (n, pieces), and what each piece counts.
+
+    Of n things n are drawn, so that a resample's sum of n pieces of 24 - log2(n) bits stays below 2^24: single precision holds it
+    exactly, in whatever order it is added up, and takes a third of the time.
+    """
+    import numpy as np
+
+    pieces = []
+    while not pieces or values.any():
+        pieces.append(values & ((1 << bits) - 1))
+        values = values >> bits
+    return np.array(pieces, dtype=np.float32).T.copy(), 2.0 ** (bits * np.arange(len(pieces)))
