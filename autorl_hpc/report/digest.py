@@ -28,7 +28,7 @@ from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import (
     ScoreInterval,
     baseline_summary,
-    interval,
+    intervals_of,
     needs_items,
     noise_of_queries,
     points_of,
@@ -348,12 +348,15 @@ class _Digest:
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         """Of the feedback scores of clustered items; those of others need no items, or can be done without."""
-        found = {}
-        for number, score in self.view.scores.items():
-            if score.evaluation.clusters is not None and score.evaluation.score is not None:
-                items = self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False)
-                found[number] = interval(score.evaluation, items)
-        return found
+        return intervals_of(
+            (
+                number,
+                score.evaluation,
+                self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False),
+            )
+            for number, score in self.view.scores.items()
+            if score.evaluation.clusters is not None and score.evaluation.score is not None
+        )
 
     def _chosen(self) -> Submission | None:
         """What the run was closed with; None if that is the base model, or nothing yet."""

@@ -152,7 +152,7 @@ class _Reader(Generic[SeenT_co]):
 
     def __init__(self, name: str, model: type[SeenT_co], every: int) -> None:
         self.name = name
-        self.model = model
+        self._one, self._many = _adapters(model)  # type: ignore[arg-type]  # a class is hashable
         self.every = every
         self.records: list[SeenT_co] = []
         self.troubles: list[str] = []
@@ -173,7 +173,7 @@ class _Reader(Generic[SeenT_co]):
         if not kept:
             return
         try:
-            self.records += _adapter(list[self.model]).validate_json(b"[" + b",".join(kept) + b"]")  # type: ignore[name-defined]
+            self.records += self._many.validate_json(b"[" + b",".join(kept) + b"]")
         except ValidationError:
             self._one_by_one(kept)
 
@@ -183,7 +183,7 @@ class _Reader(Generic[SeenT_co]):
                 self._bad += 1
                 continue
             try:
-                self.records.append(_adapter(self.model).validate_json(line))
+                self.records.append(self._one.validate_json(line))
             except ValidationError:
                 self._bad += 1
 
@@ -202,5 +202,6 @@ class _Reader(Generic[SeenT_co]):
 
 
 @cache
-def _adapter(of: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(of)
+def _adapters(model: Any) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """For one line, and for a list of them."""
+    return TypeAdapter(model), TypeAdapter(list[model])
