@@ -108,8 +108,8 @@ def _parse(path: Path, wanted: str) -> Items:
     if hashlib.sha256(data).hexdigest() != wanted:
         raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
     try:
-        lines = reading.gunzip(data).splitlines()
-        rows = from_json(b"[" + b",".join(lines) + b"]")  # one call: a tenth of the time of one a line
+        lines = reading.gunzip(data).rstrip(b"\n").replace(b"\n", b",")
+        rows = from_json(b"[" + lines + b"]")  # one call: a tenth of the time of one a line
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])

@@ -14,7 +14,6 @@ from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
-from autorl_hpc.report.telling.places import waits_of
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
 from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
@@ -94,7 +93,6 @@ def iterations_of(
     told: list[Iteration] = []
     routes: dict[int, Route] = {}
     parsed: dict[Any, Any] = {}
-    waits = waits_of(known.entries)
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
@@ -121,7 +119,7 @@ def iterations_of(
                 best_so_far=best,
                 elapsed_s=point.elapsed_s,
                 duration_s=max(0.0, point.elapsed_s - stretch.begin_s),
-                waited_s=waits.get(point.submission_id),
+                waited_s=known.waits.get(point.submission_id),
                 tokens=known.spent.tokens_at(point.elapsed_s),
                 cost_usd=known.spent.cost_at(point.elapsed_s),
                 gpu_hours=known.usage.gpu_hours(point.elapsed_s),

@@ -162,20 +162,24 @@ class _Reader(Generic[SeenT_co]):
 
     def take(self, block: list[bytes]) -> None:
         """Adds the lines of one block."""
-        kept = []
-        for line in block:
-            if line:
-                self._number += 1
-                is_kept = self.every == 1 or self._number % self.every == 1
-                self._left = None if is_kept else line
-                if is_kept:
-                    kept.append(line)
+        kept = [line for line in block if line] if self.every == 1 else self._thinned(block)
         if not kept:
             return
         try:
             self.records += self._many.validate_json(b"[" + b",".join(kept) + b"]")
         except ValidationError:
             self._one_by_one(kept)
+
+    def _thinned(self, block: list[bytes]) -> list[bytes]:
+        kept = []
+        for line in block:
+            if line:
+                self._number += 1
+                is_kept = self._number % self.every == 1
+                self._left = None if is_kept else line
+                if is_kept:
+                    kept.append(line)
+        return kept
 
     def _one_by_one(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -23,7 +23,7 @@ from autorl_hpc.report.telling.iterations import (
 )
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
-from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of, waits_of
+from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines
 from autorl_hpc.report.telling.skill import skill_metrics
 from autorl_hpc.report.text import clean
@@ -148,7 +148,7 @@ def _failure(
 
 def _resources(known: Known) -> Resources:
     usage, spent = known.usage, known.spent
-    waits = waits_of(known.entries)
+    waits = known.waits
     gpus = max(usage.gpus.values(), default=0)
     return Resources(
         gpu_hours=usage.gpu_hours(),
