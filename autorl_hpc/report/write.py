@@ -14,7 +14,7 @@ from urllib.parse import quote
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.report import pages, tables
+from autorl_hpc.report import pages, run_parts, tables
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import Versus
 
@@ -39,10 +39,11 @@ def run_summary(run: RunSummary) -> bytes:
 
 def run_files(run: RunSummary) -> dict[str, bytes]:
     """The files of one run's report."""
+    shown = run_parts.shown(run)
     return {
         SUMMARY_NAME: run_summary(run),
-        "run.md": pages.run_md(run).encode(),
-        RUN_PAGE: pages.run_html(run).encode(),
+        "run.md": pages.run_md(run, shown).encode(),
+        RUN_PAGE: pages.run_html(run, shown).encode(),
     }
 
 
