@@ -12,6 +12,7 @@ import os
 import stat
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
     return data
+
+
+def says(path: Path, parts: Iterable[bytes]) -> bool:
+    """Whether the file is there and is just these parts, one after the other."""
+    try:
+        with open(path, "rb", opener=_open_file) as file:
+            return all(file.read(len(part)) == part for part in parts) and not file.read(1)
+    except (OSError, ValueError):
+        return False
 
 
 def _open_file(path: str, flags: int) -> int:

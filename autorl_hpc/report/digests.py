@@ -73,7 +73,7 @@ class Kept:
             data = own_bytes(self.folder / DIGEST_NAME, reading.MAX_RECORD_BYTES).partition(b"\n")[2]
             if hashlib.sha256(data).hexdigest() != self.head.sha256:
                 return None
-            return RunSummary.model_validate_json(data)
+            return RunSummary.model_validate_json(data).packed()
         except (OSError, ValueError, ValidationError):
             return None
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,8 +55,22 @@ def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes
         links: of each run's place in it, the address of its page.
     """
     merged = merged.short()
+    return {SUMMARY_NAME: b"".join(merged_summary(merged)), **_merged_pages(merged, links)}
+
+
+def merged_summary(merged: MergedReport) -> Iterator[bytes]:
+    """summary.json, run by run: of thousands of runs it takes hundreds of megabytes, and is held whole nowhere."""
+    shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
+    before, mark, after = shell.partition(b'\n "runs": []')
+    yield before + (b'\n "runs": [' if merged.runs else mark)
+    for place, run in enumerate(merged.runs):
+        told = run.short().model_dump_json(indent=1).encode().replace(b"\n", b"\n  ")  # no text has a bare end of line
+        yield (b",\n  " if place else b"\n  ") + told
+    yield (b"\n ]" if merged.runs else b"") + after + b"\n"
+
+
+def _merged_pages(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
     return {
-        SUMMARY_NAME: merged.model_dump_json(indent=1).encode() + b"\n",
         "summary.csv": tables.as_csv(merged).encode(),
         "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": pages.index_md(merged).encode(),
@@ -129,10 +144,12 @@ def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reloa
     """
     links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
     try:
-        files = merged_files(merged, links)
+        merged = merged.short()
+        files = _merged_pages(merged, links)
         if reload_s is not None:
             files[INDEX] = reloading(files[INDEX], reload_s)
         _put_files(out, files)
+        _put(out / SUMMARY_NAME, lambda: merged_summary(merged))
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX
@@ -157,15 +174,11 @@ def link_to(folder: Path, out: Path) -> str:
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        _put(folder / name, data)
+        _put(folder / name, partial(iter, (data,)))
     return folder
 
 
-def _put(path: Path, data: bytes) -> None:
+def _put(path: Path, parts: Callable[[], Iterator[bytes]]) -> None:
     """Writes a file unless it says this already: reporting again is cheap and changes no time of change."""
-    try:
-        if reading.read_bytes(path, max_bytes=len(data)) == data:
-            return
-    except (OSError, ValueError):
-        pass
-    atomic.write_bytes(path, data, durable=False)
+    if not reading.says(path, parts()):
+        atomic.write_parts(path, parts, durable=False)
