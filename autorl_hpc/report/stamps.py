@@ -27,6 +27,9 @@ from autorl_hpc.states import Split
 Stamp = list[int] | None
 """Of one path: size, mtime_ns, ctime_ns and inode; a negative errno alone where it can't be looked at; None: it is not there."""
 
+MADE_OF = (".py", ".j2", ".css", ".js")
+"""Suffixes of files that a report is made of."""
+
 ROOMS = ("records", "files", "report", "scoring")
 """Rooms whose code decides what a digest says."""
 
@@ -45,12 +48,8 @@ def stamp(path: Path | str) -> Stamp:
 @cache
 def code_stamp() -> str:
     """The package's version, and stamps of the files that make a report: whoever works on them sees his change."""
-    folders = [PACKAGE / room for room in ROOMS]
-    folders += [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
-    folders.append(share("templates") / "report")
-    files = sorted(
-        path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in (".py", ".j2")
-    )
+    folders = [*(PACKAGE / room for room in ROOMS), share("templates") / "report"]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in MADE_OF)
     told = [[str(path), *_content_stamp(path)] for path in files]
     return hashlib.sha256(canonical_json([__version__, told])).hexdigest()
 
