@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.report.summary import MergedReport
 
 if TYPE_CHECKING:
     from autorl_hpc.report.refresh import Refreshed
+    from autorl_hpc.report.summary import MergedReport
     from autorl_hpc.report.versus import Versus
 
 

@@ -6,31 +6,19 @@ All of it can be made again, so nothing here waits for a disk: a file appears wh
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.report import pages, run_parts, tables
+from autorl_hpc.report.outputs import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of, link_to
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import Versus
 
-SUMMARY_NAME = "summary.json"
-COMPARE_NAME = "compare.json"
-RUN_PAGE = "run.html"
-INDEX = "index.html"
-BESIDE = "runs"
-"""The folder beside the index for pages of runs whose own folder can't be written."""
-
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
-
-MAX_NAME_BYTES = 180
-"""Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
 
 
 def run_summary(run: RunSummary) -> bytes:
@@ -149,7 +137,8 @@ def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reloa
         if reload_s is not None:
             files[INDEX] = reloading(files[INDEX], reload_s)
         _put_files(out, files)
-        _put(out / SUMMARY_NAME, lambda: merged_summary(merged))
+        if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
+            atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX
@@ -160,25 +149,10 @@ def reloading(page: bytes, seconds: int) -> bytes:
     return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
-def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
-    """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
-    name = os.fsdecode(os.fsencode(home.run_id)[:MAX_NAME_BYTES])
-    return out / BESIDE / f"{name}-{genesis[:8]}"
-
-
-def link_to(folder: Path, out: Path) -> str:
-    """The address of a run's page in an index in `out`. Folders may have names in no encoding."""
-    return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
-
-
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
+    """Writes files unless they say this already: reporting again is cheap and changes no time of change."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        _put(folder / name, partial(iter, (data,)))
+        if not reading.says(folder / name, (data,)):
+            atomic.write_bytes(folder / name, data, durable=False)
     return folder
-
-
-def _put(path: Path, parts: Callable[[], Iterator[bytes]]) -> None:
-    """Writes a file unless it says this already: reporting again is cheap and changes no time of change."""
-    if not reading.says(path, parts()):
-        atomic.write_parts(path, parts, durable=False)
