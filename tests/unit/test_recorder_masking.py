@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from autorl_hpc.recorder.masking import MAX_COMMAND_CHARS, command_text, masked
+from autorl_hpc.files.masking import masked
+from autorl_hpc.recorder.masking import MAX_COMMAND_CHARS, command_text
 
 KEY = "aB3" * 12
 
@@ -19,9 +20,9 @@ KEY = "aB3" * 12
         (["python", "--api_key=abc"], "python --api_key=***"),
         (["python", "--password", "p w", "go"], "python --password *** go"),
         (["python", "--token", "--lr", "1"], "python --token --lr 1"),
-        (["sh", "-c", "export OPENAI_API_KEY='a b'; run"], "sh -c 'export OPENAI_API_KEY=***; run'"),
+        (["sh", "-c", "export OPENAI_API_KEY='a b'; run"], """sh -c 'export OPENAI_API_KEY='"'"'***'"'"'; run'"""),
         (["sh", "-c", "HF_TOKEN=x train --max-tokens 5"], "sh -c 'HF_TOKEN=*** train --max-tokens 5'"),
-        (["curl", "-H", "Authorization: Bearer abcdefgh"], "curl -H 'Authorization: *** ***'"),
+        (["curl", "-H", "Authorization: Bearer abcdefgh"], "curl -H 'Authorization: ***'"),
         (["curl", "-H", "x-api-key: abc"], "curl -H 'x-api-key: ***'"),
         (["git", "clone", "https://me:pass@host/x"], "git clone https://me:***@host/x"),
         (["run", f"sk-{KEY}"], "run ***"),

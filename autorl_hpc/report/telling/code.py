@@ -80,11 +80,13 @@ class Code:
     def sources(self, revision: str | None) -> dict[str, bytes]:
         """Programs and configurations of a revision, by path relative to code/."""
         tree = self.tree(revision)
+        if tree is None:
+            return {}
         found: dict[str, bytes] = {}
         total = 0
-        paths = sorted((p for p in tree or () if p.endswith(CODE_SUFFIXES)), key=lambda p: (p.count("/"), p))
+        paths = sorted((p for p in tree if p.endswith(CODE_SUFFIXES)), key=lambda p: (p.count("/"), p))
         for path in paths[:MAX_SOURCES]:
-            data = self.blob((tree or {})[path])
+            data = self.blob(tree[path])
             total += len(data or b"")
             if total > MAX_SOURCE_BYTES:
                 break

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
-from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
 from autorl_hpc.report.routes import Planned, executed, planned, settings
-from autorl_hpc.report.story import EvidenceLine, Iteration, RouteTold
+from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
-from autorl_hpc.report.telling.places import waits_of
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
 from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
@@ -88,16 +86,17 @@ def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
     return [Exit(p.command, p.exit_code, p.elapsed_s) for p in found[-MAX_FAILED:]]
 
 
-def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration, ...]:
-    """One iteration for each stretch."""
+def iterations_of(
+    known: Known, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
+) -> tuple[Iteration, ...]:
+    """One iteration for each stretch; `failures`: why each did not help, as it was found."""
     told: list[Iteration] = []
     routes: dict[int, Route] = {}
     parsed: dict[Any, Any] = {}
-    waits = waits_of(known.entries)
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
-    for stretch in stretches:
+    for stretch, failure in zip(stretches, failures, strict=True):
         point = stretch.point
         route, keys = _route(known, stretch, parsed, routes)
         routes[point.submission_id] = route.executed
@@ -120,7 +119,7 @@ def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration
                 best_so_far=best,
                 elapsed_s=point.elapsed_s,
                 duration_s=max(0.0, point.elapsed_s - stretch.begin_s),
-                waited_s=waits.get(point.submission_id),
+                waited_s=known.waits.get(point.submission_id),
                 tokens=known.spent.tokens_at(point.elapsed_s),
                 cost_usd=known.spent.cost_at(point.elapsed_s),
                 gpu_hours=known.usage.gpu_hours(point.elapsed_s),
@@ -133,11 +132,7 @@ def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
-                failure=shown_failure(
-                    failure_of(_facts(known, stretch, before, base)),
-                    hide_code=known.hidden_files,
-                    hide_all=known.hides_all,
-                ),
+                failure=shown_failure(failure, hide_code=known.hidden_files, hide_all=known.hides_all),
             )
         )
         before = stretch

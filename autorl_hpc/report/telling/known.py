@@ -22,7 +22,7 @@ from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.report.telling.code import Code
 from autorl_hpc.report.telling.lines import Recorded, read_recorded
 from autorl_hpc.report.telling.log import AgentLog, read_events
-from autorl_hpc.report.telling.places import Written
+from autorl_hpc.report.telling.places import Written, waits_of
 from autorl_hpc.report.telling.resources import Usage, usage_of
 from autorl_hpc.report.telling.skill import failed
 from autorl_hpc.states import EntryKind
@@ -109,6 +109,11 @@ class Known:
     def failed_programs(self) -> Sequence[ProcessSeen]:
         """Programs of the agent that ended with an error, in their order."""
         return sorted((p for p in self.recorded.processes.records if failed(p)), key=lambda p: p.elapsed_s)
+
+    @cached_property
+    def waits(self) -> Mapping[int, float]:
+        """By submission, seconds from its entry to its score's."""
+        return waits_of(self.entries)
 
     @cached_property
     def score_entries(self) -> Mapping[int, int]:
