@@ -12,6 +12,7 @@ import os
 import stat
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,31 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     return data
 
 
+def says(path: Path, parts: Iterable[bytes]) -> bool:
+    """Whether the file is there and is just these parts, one after the other."""
+    try:
+        with open(_open_file(path)[0], "rb") as file:
+            return all(file.read(len(part)) == part for part in parts) and not file.read(1)
+    except (OSError, ValueError):
+        return False
+
+
 def _read_file(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes, opened without waiting for a FIFO's other end, and of nothing but a file."""
+    """At most `limit` bytes."""
+    fd, size = _open_file(path)
+    try:
+        found: list[bytes] = []
+        left, step = limit, size + 1  # most often all of it in one read, and a second one that finds the end
+        while left > 0 and (data := os.read(fd, min(step, left))):
+            found.append(data)
+            left, step = left - len(data), max(_STEP_BYTES, size)
+        return found[0] if len(found) == 1 else b"".join(found)
+    finally:
+        os.close(fd)
+
+
+def _open_file(path: Path) -> tuple[int, int]:
+    """A descriptor and the size of nothing but a file, opened without waiting for a FIFO's other end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -88,14 +112,10 @@ def _read_file(path: Path, limit: int) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is no file")
-        found: list[bytes] = []
-        left, step = limit, status.st_size + 1  # most often all of it in one read, and a second one that finds the end
-        while left > 0 and (data := os.read(fd, min(step, left))):
-            found.append(data)
-            left, step = left - len(data), max(_STEP_BYTES, status.st_size)
-        return found[0] if len(found) == 1 else b"".join(found)
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd, status.st_size
 
 
 def read_listed(path: Path) -> bytes:
