@@ -60,7 +60,7 @@ def _identity(status: os.stat_result) -> Identity:
     )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Known:
     """What the last looks learned of a file. Times are of the own monotonic clock."""
 
@@ -109,6 +109,8 @@ class CodeFiles:
     def end(self) -> None:
         """A look has ended: what it did not meet is forgotten."""
         self._known = self._met
+        if not self.fresh:
+            return
         needed = {known.entry for known in self._met.values()}
         self.fresh = {entry: data for entry, data in self.fresh.items() if entry in needed}
 

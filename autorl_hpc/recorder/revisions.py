@@ -25,7 +25,7 @@ SETTLE_S = 0.4
 OVERDUE_S = 0.7
 """Since a change was first seen: with SETTLE_S the look after 0.8 s commits in any case."""
 
-SHARE = 0.006
+SHARE = 0.005
 """Of a core. The whole recorder is to stay under 0.01."""
 
 BURST_S = 0.4
@@ -132,7 +132,7 @@ class Revisions:
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            walk = Walk(root, self._job.laid, self._files.kept())
+            walk = Walk(root, self._job.laid, self._files.kept)
             self._files.begin(exact=exact)
             for met in walk.run():
                 self._files.add(met, walk.tally)
