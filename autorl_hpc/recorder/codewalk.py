@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ MAX_LISTED = 20_000
 """Names read in one walk: a million files in one folder must not cost a second."""
 
 MAX_LISTED_IN_ONE = 2500
+
+SURE_S = 2.5
+"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
+
+Stamp = tuple[int, int, int]
+"""Of a folder: inode, mtime, ctime."""
 
 MAX_NAMES = 8192
 """Whose kind is remembered from look to look."""
@@ -83,12 +90,54 @@ class Tally:
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
+Entries = Sequence[tuple[str, bool]]
+"""(name, is a folder), sources first."""
+
+
+@dataclass
+class Listings:
+    """Folders' entries of earlier walks: a folder with the times that it had is not listed again.
+
+    As with files, times are coarse and not ours: a listing counts once the folder has rested for SURE_S before it.
+    """
+
+    now_s: float = 0.0
+    _before: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
+    _met: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A walk begins; folders that the last one did not meet are forgotten."""
+        self._before, self._met, self.now_s = self._met, {}, time.monotonic()
+
+    def kept(self, folder: str, stamp: Stamp) -> Entries | None:
+        """The entries, if they are surely the same."""
+        seen = self._before.get(folder)
+        if seen is None or seen[0] != stamp:
+            seen = (stamp, self.now_s, None)
+        self._met[folder] = seen
+        return seen[2]
+
+    def keep(self, folder: str, entries: Entries) -> None:
+        """What a folder whose stamp was asked about holds."""
+        stamp, since_s, _ = self._met[folder]
+        if self.now_s - since_s >= SURE_S:
+            self._met[folder] = (stamp, since_s, entries)
+
+
 class Walk:
     """One walk. `known` gives names of files that were kept before, by folder: looked for even if a listing is cut short."""
 
-    def __init__(self, root_fd: int, laid: frozenset[str], known: Callable[[], Mapping[str, Sequence[str]]]) -> None:
+    def __init__(
+        self,
+        root_fd: int,
+        laid: frozenset[str],
+        known: Callable[[], Mapping[str, Sequence[str]]],
+        listings: Listings,
+    ) -> None:
         self.tally = Tally()
         self._root, self._laid, self._known = root_fd, laid, known
+        self._listings = listings
+        listings.begin()
         self._by_folder: Mapping[str, Sequence[str]] | None = None
         self._device = os.fstat(root_fd).st_dev
         self._listed = self._files = self._others = 0
@@ -164,8 +213,19 @@ class Walk:
         self._others += other
         return Met(prefix + os.fsencode(name), fd, name, status)
 
-    def _list(self, fd: int, folder: str) -> list[tuple[str, bool]]:
-        """(name, is a folder), sources first; not all of a folder that holds very many."""
+    def _list(self, fd: int, folder: str) -> Entries:
+        """Not all of a folder that holds very many."""
+        status = os.fstat(fd)
+        entries = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+        if entries is None or len(entries) > MAX_LISTED - self._listed:
+            entries, is_whole = self._read_list(fd, folder)
+            if is_whole:
+                self._listings.keep(folder, entries)
+        self._listed += len(entries)
+        return entries
+
+    def _read_list(self, fd: int, folder: str) -> tuple[Entries, bool]:
+        """Entries, and whether they are all."""
         found: dict[str, bool] = {}
         most = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed)
         with os.scandir(fd) as entries:
@@ -176,8 +236,9 @@ class Walk:
                     found |= dict.fromkeys(self._kept_in(folder), False)
                     break
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
-        self._listed += len(found)
-        return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
+            else:
+                return _ordered(found), True
+        return _ordered(found), False
 
     def _kept_in(self, folder: str) -> Sequence[str]:
         if self._by_folder is None:
@@ -201,6 +262,10 @@ class Walk:
             pass
         os.close(fd)
         return None
+
+
+def _ordered(found: Mapping[str, bool]) -> Entries:
+    return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
 
 
 @lru_cache(maxsize=MAX_NAMES)

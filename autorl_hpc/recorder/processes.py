@@ -14,7 +14,7 @@ from autorl_hpc.records.recorded import ProcessSeen
 
 LOOK_S = 0.5
 SLOWEST_LOOK_S = 10.0
-SHARE = 0.002
+SHARE = 0.0015
 BURST_S = 0.04
 """Of a core, and what can be saved up. With hundreds of processes, or many births a second, looks come less often."""
 

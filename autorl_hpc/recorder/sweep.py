@@ -19,7 +19,7 @@ from autorl_hpc.recorder.pace import Leavings, Pace
 from autorl_hpc.recorder.watch import Moment
 
 LOOK_S = 1.0
-SLICE_S = 0.006
+SLICE_S = 0.004
 """CPU seconds of one look at most; nobody but this thread waits for it."""
 
 WHOLE_SHARE = 0.008

@@ -28,7 +28,7 @@ STRANGERS_AGAIN_S = 60.0
 """After this, strangers are read anew: a number may have gone round to a process of the agent's."""
 
 READ_S = 2.0
-"""Between two readings of the agent's processes, while none of them is young or has ended."""
+"""Between two readings of all the agent's processes, while none of them is young or has ended; those that work are read at each look."""
 
 LIST_AGAIN_S = 5.0
 """The node's processes are listed as often in any case."""
@@ -121,6 +121,7 @@ class ProcessTable:
         self._listed_at = self._read_at = -math.inf
         self._ends = select.poll()
         self._young = self._unwatched = False
+        self._busy: list[Process] = []
         self._kept = Process(root, 0, 0)
         self._lost = 0
         self._most = 0
@@ -178,9 +179,18 @@ class ProcessTable:
         if now - self._read_at >= READ_S or self._young or self._some_ended():
             self._read_at = now
             self._follow(self._changes)
+        else:
+            self._read_busy()
         if present is not None:
             self._last_born, self._listed_at = born, now
             self._look_for_new(present, now)
+
+    def _read_busy(self) -> None:
+        """What those that work have used, in case that nobody waits for them; of their children `_follow` keeps account."""
+        for process in self._busy:
+            children = process.children
+            _read(process)
+            process.children = children
 
     def _some_ended(self) -> bool:
         """Whether one has ended since it was read; one without a descriptor may have."""
@@ -211,8 +221,9 @@ class ProcessTable:
         gone: dict[int, Process] = {}
         before = {self.root: self._kept.children}
         self._young = self._unwatched = False
+        self._busy = []
         for process in list(self.processes.values()):
-            before[process.pid] = process.children
+            before[process.pid], own = process.children, process.own
             if not _read(process):
                 gone[process.pid] = self.processes.pop(process.pid)
             elif process.ended:
@@ -221,6 +232,8 @@ class ProcessTable:
                 self._read_command(process, changes)
                 self._unwatched |= process.pidfd is None
                 self._young |= process.looks < YOUNG_LOOKS
+                if process.own != own:
+                    self._busy.append(process)
         _read(self._kept)
         self._account(gone, before)
         for process in gone.values():
