@@ -22,8 +22,13 @@ from autorl_hpc.records.recorded import CodeRevision
 
 LOOK_S = 1.0
 SETTLE_S = 0.4
-OVERDUE_S = 0.7
-"""Since a change was first seen: with SETTLE_S the look after 0.8 s commits in any case."""
+RESTING_LOOK_S = 1.5
+RESTS_S = 60.0
+"""Without a change for so long, looks come less often: one, and one after SETTLE_S, still are less than 2 s."""
+
+OVERDUE_S = 1.5
+"""Since the last look that saw no change: what it may have missed for so long is committed by the next look in any case, the second
+or the third that sees it."""
 
 SHARE = 0.005
 """Of a core. The whole recorder is to stay under 0.01."""
@@ -76,6 +81,7 @@ class Revisions:
         self._committed: Files | None = None
         self._seen: Files | None = None
         self._since: float | None = None
+        self._unchanged_s = self._changed_s = time.monotonic()
         self._owed: list[CodeRevision] = []
         self._reasons: list[str] = []
         self._full = False
@@ -127,8 +133,10 @@ class Revisions:
             if self._due(exact):
                 self._commit(now, tally, submission_id, exact)
         finally:
+            rests = time.monotonic() - self._changed_s >= RESTS_S
+            self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
             pause_s = self._pace.end()
-            self.every_s = SETTLE_S if self._since is not None and pause_s <= LOOK_S else pause_s
+            self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
 
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
@@ -147,12 +155,14 @@ class Revisions:
         files, at_s = self._files.files, time.monotonic()
         if files == self._committed:
             self._seen = self._since = None
+            self._unchanged_s = at_s
             self._files.fresh.clear()
             return False
         if exact or self._committed is None:
             return True
-        settled = files == self._seen or (self._since is not None and at_s - self._since >= OVERDUE_S)
+        settled = files == self._seen or (self._since is not None and at_s - self._unchanged_s >= OVERDUE_S)
         self._seen, self._since = files, at_s if self._since is None else self._since
+        self._changed_s = at_s
         return settled and self._allowance.left()
 
     def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
@@ -174,6 +184,7 @@ class Revisions:
             self._repository.set_head(own)
         before, self._committed, self.head = self._committed or {}, files, revision
         self._seen = self._since = None
+        self._unchanged_s = self._changed_s = time.monotonic()
         self._files.fresh.clear()
         self._allowance.take()
         self._owed.append(

@@ -21,7 +21,7 @@ by LOOK_S, and two weeks more."""
 TABLE_PATIENCE_S = 1.0
 """A table of processes younger than this serves."""
 
-MEMORY_SHARE = 0.001
+MEMORY_SHARE = 0.0005
 """Of a core. What processes share is counted once, which costs a millisecond for each large one; measured less often then, and the
 last figure stands between."""
 

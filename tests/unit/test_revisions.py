@@ -354,6 +354,30 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
     assert files_at(world.run.code_git, world.lines()[-1].revision) == {"code/a.py": b"tri"}
 
 
+def test_code_that_rests_is_looked_at_less_often_and_settles_as_soon(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "RESTS_S", 0.2)
+    (world.code / "a.py").write_text("0")
+    world.watch.look(NOW)
+    world.watch.look(NOW)
+    assert world.watch.every_s == revisions.LOOK_S
+    time.sleep(0.25)
+    world.watch.look(NOW)
+    assert world.watch.every_s == revisions.RESTING_LOOK_S
+    assert revisions.RESTING_LOOK_S + revisions.SETTLE_S < 2.0
+    monkeypatch.setattr(revisions, "OVERDUE_S", 0.3)
+    before, begun = len(world.lines()), time.monotonic()
+    for number in range(20):  # it never stays the same from one look to the next
+        (world.code / "a.py").write_text(str(number))
+        world.watch.look(NOW)
+        if len(world.lines()) > before:
+            break
+        assert world.watch.every_s == revisions.SETTLE_S
+        time.sleep(0.05)
+    assert 0.2 < time.monotonic() - begun < 1.0 and len(world.lines()) == before + 1
+
+
 def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codefiles, "SURE_S", 0.05)
     monkeypatch.setattr(codewalk, "SURE_S", 0.05)
