@@ -90,8 +90,11 @@ class Tally:
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-Entries = Sequence[tuple[str, bool]]
-"""(name, is a folder), sources first."""
+class Listed(NamedTuple):
+    """A folder's entries, sources first: (name, is a folder). `more`: these are not all."""
+
+    entries: Sequence[tuple[str, bool]]
+    more: bool
 
 
 @dataclass
@@ -102,14 +105,14 @@ class Listings:
     """
 
     now_s: float = 0.0
-    _before: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
-    _met: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
+    _before: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
+    _met: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A walk begins; folders that the last one did not meet are forgotten."""
         self._before, self._met, self.now_s = self._met, {}, time.monotonic()
 
-    def kept(self, folder: str, stamp: Stamp) -> Entries | None:
+    def kept(self, folder: str, stamp: Stamp) -> Listed | None:
         """The entries, if they are surely the same."""
         seen = self._before.get(folder)
         if seen is None or seen[0] != stamp:
@@ -117,11 +120,11 @@ class Listings:
         self._met[folder] = seen
         return seen[2]
 
-    def keep(self, folder: str, entries: Entries) -> None:
+    def keep(self, folder: str, listed: Listed) -> None:
         """What a folder whose stamp was asked about holds."""
         stamp, since_s, _ = self._met[folder]
         if self.now_s - since_s >= SURE_S:
-            self._met[folder] = (stamp, since_s, entries)
+            self._met[folder] = (stamp, since_s, listed)
 
 
 class Walk:
@@ -213,32 +216,32 @@ class Walk:
         self._others += other
         return Met(prefix + os.fsencode(name), fd, name, status)
 
-    def _list(self, fd: int, folder: str) -> Entries:
+    def _list(self, fd: int, folder: str) -> Sequence[tuple[str, bool]]:
         """Not all of a folder that holds very many."""
         status = os.fstat(fd)
-        entries = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
-        if entries is None or len(entries) > MAX_LISTED - self._listed:
-            entries, is_whole = self._read_list(fd, folder)
-            if is_whole:
-                self._listings.keep(folder, entries)
-        self._listed += len(entries)
-        return entries
+        listed = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+        left = MAX_LISTED - self._listed
+        if listed is None or len(listed.entries) > left:
+            listed = self._read_list(fd, folder, min(MAX_LISTED_IN_ONE, left))
+            if left >= MAX_LISTED_IN_ONE:  # else where it was cut depends on other folders
+                self._listings.keep(folder, listed)
+        if listed.more:
+            self.tally.more = True
+            self.tally.say("folders with too many files to list")
+        self._listed += len(listed.entries)
+        return listed.entries
 
-    def _read_list(self, fd: int, folder: str) -> tuple[Entries, bool]:
-        """Entries, and whether they are all."""
+    def _read_list(self, fd: int, folder: str, most: int) -> Listed:
         found: dict[str, bool] = {}
-        most = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed)
+        more = False
         with os.scandir(fd) as entries:
             for entry in entries:
                 if len(found) >= most:
-                    self.tally.more = True
-                    self.tally.say("folders with too many files to list")
+                    more = True
                     found |= dict.fromkeys(self._kept_in(folder), False)
                     break
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
-            else:
-                return _ordered(found), True
-        return _ordered(found), False
+        return Listed(sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0])), more)
 
     def _kept_in(self, folder: str) -> Sequence[str]:
         if self._by_folder is None:
@@ -262,10 +265,6 @@ class Walk:
             pass
         os.close(fd)
         return None
-
-
-def _ordered(found: Mapping[str, bool]) -> Entries:
-    return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
 
 
 @lru_cache(maxsize=MAX_NAMES)

@@ -14,7 +14,7 @@ class Pace:
 
     Args:
         share: of a core, over time.
-        burst_s: CPU seconds that can be saved up; half of them are there at the start.
+        burst_s: CPU seconds that can be saved up; an eighth of them is there at the start.
         least_s, most_s: bounds of a pause.
         cpu: CPU seconds of the thread that looks.
     """
@@ -29,7 +29,7 @@ class Pace:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.share, self.burst_s, self.least_s, self.most_s = share, burst_s, least_s, most_s
-        self.credit_s = burst_s / 2
+        self.credit_s = burst_s / 8
         self._now, self._cpu = now, cpu
         self._at = self._begun = now()
         self._used = 0.0

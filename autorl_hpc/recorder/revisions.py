@@ -16,7 +16,7 @@ from autorl_hpc.files.gitobjects import Files, GitDamage, Repository
 from autorl_hpc.recorder.codefiles import CodeFiles
 from autorl_hpc.recorder.codewalk import FOLDER_FLAGS, Listings, Tally, Walk
 from autorl_hpc.recorder.job import Job
-from autorl_hpc.recorder.pace import Allowance, Pace
+from autorl_hpc.recorder.pace import Allowance, Leavings, Pace
 from autorl_hpc.recorder.watch import Lines, Moment
 from autorl_hpc.records.recorded import CodeRevision
 
@@ -31,10 +31,12 @@ OVERDUE_S = 1.5
 or the third that sees it."""
 
 SHARE = 0.005
-"""Of a core. The whole recorder is to stay under 0.01."""
+"""Of a core, as long as the other watches leave as much of WHOLE_SHARE; LEAST_SHARE in any case."""
+
+WHOLE_SHARE, LEAST_SHARE, WINDOW_S = 0.0085, 0.003, 30.0
 
 BURST_S = 0.4
-"""Half of it is there at the start: so the first minute stays under 0.01 too."""
+"""Little of it is there at the start: so the first minute stays under 0.01 too."""
 
 SLOWEST_S = 30.0
 MOST_DEBT_S = 10.0
@@ -77,6 +79,7 @@ class Revisions:
         self._files = CodeFiles()
         self._listings = Listings()
         self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S)
+        self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, SHARE, WINDOW_S)
         self._allowance = Allowance(COMMITS_AT_ONCE, COMMIT_EVERY_S)
         self._committed: Files | None = None
         self._seen: Files | None = None
@@ -126,6 +129,7 @@ class Revisions:
             self._reasons.append(f"what was kept before can't be read: {error}")
 
     def _look(self, now: Moment, submission_id: int | None, *, exact: bool) -> None:
+        self._pace.share = self._leavings.share()
         self._pace.begin()
         try:
             tally = self._gather(exact)
