@@ -14,8 +14,9 @@ class Pace:
 
     Args:
         share: of a core, over time.
-        burst_s: CPU seconds that can be saved up; an eighth of them is there at the start.
+        burst_s: CPU seconds that can be saved up.
         least_s, most_s: bounds of a pause.
+        at_start: how much of the burst is there at the start.
         cpu: CPU seconds of the thread that looks.
     """
 
@@ -27,9 +28,10 @@ class Pace:
         most_s: float,
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
+        at_start: float = 0.5,
     ) -> None:
         self.share, self.burst_s, self.least_s, self.most_s = share, burst_s, least_s, most_s
-        self.credit_s = burst_s / 8
+        self.credit_s = burst_s * at_start
         self._now, self._cpu = now, cpu
         self._at = self._begun = now()
         self._used = 0.0
