@@ -14,8 +14,9 @@ class Pace:
 
     Args:
         share: of a core, over time.
-        burst_s: CPU seconds that can be saved up; half of them are there at the start.
+        burst_s: CPU seconds that can be saved up.
         least_s, most_s: bounds of a pause.
+        at_start: how much of the burst is there at the start.
         cpu: CPU seconds of the thread that looks.
     """
 
@@ -27,9 +28,10 @@ class Pace:
         most_s: float,
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
+        at_start: float = 0.5,
     ) -> None:
         self.share, self.burst_s, self.least_s, self.most_s = share, burst_s, least_s, most_s
-        self.credit_s = burst_s / 2
+        self.credit_s = burst_s * at_start
         self._now, self._cpu = now, cpu
         self._at = self._begun = now()
         self._used = 0.0
@@ -47,6 +49,44 @@ class Pace:
         if self.credit_s < 0:
             pause_s = max(pause_s, -self.credit_s / self.share)
         return min(pause_s, self.most_s)
+
+
+class Leavings:
+    """What all other threads of this process leave of a share of a core, for one that can wait.
+
+    So the sum stays below the share, whoever of the others needs how much, as long as they leave `least`.
+
+    Args:
+        whole: of a core, for the whole process.
+        least, most: bounds of what is left.
+        window_s: over which the others' use is averaged, with exponentially falling weight.
+        process_cpu, own_cpu: CPU seconds of the process, and of the thread that asks.
+    """
+
+    def __init__(
+        self,
+        whole: float,
+        least: float,
+        most: float,
+        window_s: float,
+        now: Callable[[], float] = time.monotonic,
+        process_cpu: Callable[[], float] = time.process_time,
+        own_cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.whole, self.least, self.most, self.window_s = whole, least, most, window_s
+        self._now, self._process_cpu, self._own_cpu = now, process_cpu, own_cpu
+        self._at, self._others_s = now(), process_cpu() - own_cpu()
+        self._rate = whole
+
+    def share(self) -> float:
+        """The share of a core that is left now."""
+        at, others_s = self._now(), self._process_cpu() - self._own_cpu()
+        gap_s = at - self._at
+        if gap_s > 0:
+            rate = max(0.0, others_s - self._others_s) / gap_s
+            self._rate += (rate - self._rate) * min(1.0, gap_s / self.window_s)
+            self._at, self._others_s = at, others_s
+        return min(self.most, max(self.least, self.whole - self._rate))
 
 
 class Allowance:

@@ -14,22 +14,30 @@ from dataclasses import dataclass
 
 from autorl_hpc.files.gitobjects import Files, GitDamage, Repository
 from autorl_hpc.recorder.codefiles import CodeFiles
-from autorl_hpc.recorder.codewalk import FOLDER_FLAGS, Tally, Walk
+from autorl_hpc.recorder.codewalk import FOLDER_FLAGS, Listings, Tally, Walk
 from autorl_hpc.recorder.job import Job
-from autorl_hpc.recorder.pace import Allowance, Pace
+from autorl_hpc.recorder.pace import Allowance, Leavings, Pace
 from autorl_hpc.recorder.watch import Lines, Moment
 from autorl_hpc.records.recorded import CodeRevision
 
 LOOK_S = 1.0
 SETTLE_S = 0.4
-OVERDUE_S = 0.7
-"""Since a change was first seen: with SETTLE_S the look after 0.8 s commits in any case."""
+RESTING_LOOK_S = 1.5
+RESTS_S = 60.0
+"""Without a change for so long, looks come less often: one, and one after SETTLE_S, still are less than 2 s."""
 
-SHARE = 0.006
-"""Of a core. The whole recorder is to stay under 0.01."""
+OVERDUE_S = 1.5
+"""Since the last look that saw no change: what it may have missed for so long is committed by the next look in any case, the second
+or the third that sees it."""
+
+SHARE = 0.005
+"""Of a core, as long as the other watches leave as much of WHOLE_SHARE; LEAST_SHARE in any case."""
+
+WHOLE_SHARE, LEAST_SHARE, WINDOW_S = 0.0085, 0.003, 30.0
 
 BURST_S = 0.4
-"""Half of it is there at the start: so the first minute stays under 0.01 too."""
+AT_START = 0.125
+"""Of that: so the first minute stays under 0.01 too."""
 
 SLOWEST_S = 30.0
 MOST_DEBT_S = 10.0
@@ -70,11 +78,14 @@ class Revisions:
         self._lines = Lines(job.run.recorded(self.name))
         self._repository = Repository.create(job.run.code_git)
         self._files = CodeFiles()
-        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S)
+        self._listings = Listings()
+        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S, at_start=AT_START)
+        self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, SHARE, WINDOW_S)
         self._allowance = Allowance(COMMITS_AT_ONCE, COMMIT_EVERY_S)
         self._committed: Files | None = None
         self._seen: Files | None = None
         self._since: float | None = None
+        self._unchanged_s = self._changed_s = time.monotonic()
         self._owed: list[CodeRevision] = []
         self._reasons: list[str] = []
         self._full = False
@@ -119,6 +130,7 @@ class Revisions:
             self._reasons.append(f"what was kept before can't be read: {error}")
 
     def _look(self, now: Moment, submission_id: int | None, *, exact: bool) -> None:
+        self._pace.share = self._leavings.share()
         self._pace.begin()
         try:
             tally = self._gather(exact)
@@ -126,13 +138,15 @@ class Revisions:
             if self._due(exact):
                 self._commit(now, tally, submission_id, exact)
         finally:
+            rests = time.monotonic() - self._changed_s >= RESTS_S
+            self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
             pause_s = self._pace.end()
-            self.every_s = SETTLE_S if self._since is not None and pause_s <= LOOK_S else pause_s
+            self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
 
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            walk = Walk(root, self._job.laid, self._files.kept())
+            walk = Walk(root, self._job.laid, self._files.kept, self._listings)
             self._files.begin(exact=exact)
             for met in walk.run():
                 self._files.add(met, walk.tally)
@@ -146,12 +160,14 @@ class Revisions:
         files, at_s = self._files.files, time.monotonic()
         if files == self._committed:
             self._seen = self._since = None
+            self._unchanged_s = at_s
             self._files.fresh.clear()
             return False
         if exact or self._committed is None:
             return True
-        settled = files == self._seen or (self._since is not None and at_s - self._since >= OVERDUE_S)
+        settled = files == self._seen or (self._since is not None and at_s - self._unchanged_s >= OVERDUE_S)
         self._seen, self._since = files, at_s if self._since is None else self._since
+        self._changed_s = at_s
         return settled and self._allowance.left()
 
     def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
@@ -173,6 +189,7 @@ class Revisions:
             self._repository.set_head(own)
         before, self._committed, self.head = self._committed or {}, files, revision
         self._seen = self._since = None
+        self._unchanged_s = self._changed_s = time.monotonic()
         self._files.fresh.clear()
         self._allowance.take()
         self._owed.append(

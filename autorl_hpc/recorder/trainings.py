@@ -15,6 +15,7 @@ from pathlib import Path
 from autorl_hpc.files.agent_log import open_plain
 from autorl_hpc.files.below import DIR_FLAGS, open_regular
 from autorl_hpc.files.events import append_event
+from autorl_hpc.recorder.backdating import Backdating
 from autorl_hpc.recorder.following import Followed
 from autorl_hpc.recorder.masking import cut, printable
 from autorl_hpc.recorder.points import Points
@@ -81,7 +82,9 @@ class Trainings:
         self._logs: dict[Parts, Followed] = {}
         self._active: OrderedDict[Parts, float] = OrderedDict()
         self._states: dict[Parts, tuple[int, int, int]] = {}
-        self._changed: OrderedDict[Parts, None] = OrderedDict()
+        self._changed: OrderedDict[Parts, float] = OrderedDict()
+        self._times = Backdating()
+        self._woken: set[Parts] = set()
         self._next_state = 0.0
         self._groups: dict[Parts, tuple[int, dict[str, float]]] = {}
         self._too_large: set[Parts] = set()
@@ -101,7 +104,7 @@ class Trainings:
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
                 self._states[parts] = identity
-                self._changed[parts] = None
+                self._changed[parts] = status.st_mtime
             return
         log = self._logs.get(parts)
         if log is None:
@@ -110,6 +113,7 @@ class Trainings:
             log = self._logs[parts] = Followed()
         if log.is_other(status) and parts not in self._active and self._makes_room():
             self._active[parts] = time.monotonic()
+            self._woken.add(parts)
 
     def _makes_room(self) -> bool:
         """Whether another log can be looked at each time; one that has not grown for a while waits for the next walk instead."""
@@ -124,6 +128,7 @@ class Trainings:
     def look(self, now: Moment) -> None:
         """Reads what is new, as far as SLICE_S reaches."""
         deadline = time.monotonic() + SLICE_S
+        self._times.tick(self.sweep.walks, now)
         self._take_met(deadline)
         self._read_all(now, deadline)
         if self._changed and time.monotonic() >= self._next_state:
@@ -174,6 +179,9 @@ class Trainings:
             del self._active[parts]
             return
         try:
+            if parts in self._woken:  # since when is not known by looking: only walks find it
+                self._woken.discard(parts)
+                now = self._times.moment(os.fstat(fd).st_mtime, now)
             if parts[-1].startswith(EVENTS):
                 self._read_events(fd, log, parts, now, deadline)
             else:
@@ -238,9 +246,10 @@ class Trainings:
         root_fd = os.open(self.workspace, DIR_FLAGS)
         try:
             while self._changed:
-                parts, _ = self._changed.popitem(last=False)
+                parts, mtime_s = self._changed.popitem(last=False)
+                then = self._times.moment(mtime_s, now)
                 for step in self._state_steps(root_fd, parts):
-                    self.points.add(step, _source(parts), now)
+                    self.points.add(step, _source(parts), then)
                 if time.monotonic() >= deadline:
                     return
         finally:

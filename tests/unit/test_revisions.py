@@ -110,9 +110,10 @@ def test_a_change_is_committed_when_two_looks_agree_or_it_is_overdue(world: Worl
     assert len(world.lines()) == 1 and world.watch.every_s == revisions.SETTLE_S
     world.watch.look(NOW)
     assert len(world.lines()) == 2 and world.watch.every_s == revisions.LOOK_S
-    for number in range(3):
+    for number, pause_s in enumerate((0.75, 0.36, 0.42)):  # 1.53 s since the look that saw no change
         (world.code / "a.py").write_text("2" * (2 + number))
-        time.sleep(0.36)
+        time.sleep(pause_s)
+        assert len(world.lines()) == 2
         world.watch.look(NOW)
     assert len(world.lines()) == 3
 
@@ -296,6 +297,7 @@ def large_file(world: World, size: int) -> Path:
 
 def test_a_large_file_is_hashed_in_slices_once_it_rests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codefiles, "SURE_S", 0.3)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
     large_file(world, 40 << 20)
     first = world.files()["code/large.bin"]
     assert isinstance(first, Pointer) and first.sha256 is None and first.size_bytes == 40 << 20
@@ -328,6 +330,7 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
 ) -> None:
     """A file system with coarse times: the second change leaves size, times and inode as they were."""
     monkeypatch.setattr(codefiles, "SURE_S", 0.3)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
     path = world.code / "a.py"
     path.write_text("one")
     true_stat, true_fstat, coarse = os.stat, os.fstat, 10**18
@@ -352,8 +355,33 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
     assert files_at(world.run.code_git, world.lines()[-1].revision) == {"code/a.py": b"tri"}
 
 
+def test_code_that_rests_is_looked_at_less_often_and_settles_as_soon(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "RESTS_S", 0.2)
+    (world.code / "a.py").write_text("0")
+    world.watch.look(NOW)
+    world.watch.look(NOW)
+    assert world.watch.every_s == revisions.LOOK_S
+    time.sleep(0.25)
+    world.watch.look(NOW)
+    assert world.watch.every_s == revisions.RESTING_LOOK_S
+    assert revisions.RESTING_LOOK_S + revisions.SETTLE_S < 2.0
+    monkeypatch.setattr(revisions, "OVERDUE_S", 0.3)
+    before, begun = len(world.lines()), time.monotonic()
+    for number in range(20):  # it never stays the same from one look to the next
+        (world.code / "a.py").write_text(f"x{number}")
+        world.watch.look(NOW)
+        if len(world.lines()) > before:
+            break
+        assert world.watch.every_s == revisions.SETTLE_S
+        time.sleep(0.05)
+    assert 0.2 < time.monotonic() - begun < 1.0 and len(world.lines()) == before + 1
+
+
 def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codefiles, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
     for number in range(100):
         (world.code / f"{number}.py").write_text(str(number))
     world.watch.look(NOW)
