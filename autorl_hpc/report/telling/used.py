@@ -10,8 +10,13 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-Figure = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+MOST_S = 1e12
+"""A million cores for eleven days. No sample says more, but a damaged one may: a figure that was believed would be the run's peak."""
+
+MOST_BYTES = 1 << 60
+
+Figure = Annotated[float, Field(ge=0, le=MOST_S)]
+Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 
 
 class UsedGpu(TypedDict):
