@@ -16,6 +16,7 @@ from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import IN_FILE, IN_WORKSPACE, NAME, hidden_of
 from autorl_hpc.report.summary import RunSummary
+from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.states import EntryKind, FailureKind, Route, Split
 
 ITEM = "Leo has 14 pens. Leo buys 17 more and gives away 11. How many pens are left?"
@@ -149,6 +150,16 @@ def test_parts_of_many_items_are_no_shortcut_of_the_run(tree: Tree) -> None:
     summary = told(run)
     assert [found.items for found in summary.contaminated] == [6]
     assert summary.story.failure is not None and summary.story.failure.kind is not FailureKind.STATIC_SHORTCUT
+
+
+def test_a_trace_without_a_format_and_a_link_are_told_as_they_are(tree: Tree) -> None:
+    run = tree.run(agent="a").start()
+    make.add(run, "trace", make.event(1.0, "usage", format=""), make.event(2.0, "usage", format="codex"))
+    run.submit(50.0, outcomes(40, range(30)))
+    assert told(run).story.versions["trace"] == "codex"
+    files = {"code/a": None, "code/b": None}
+    kinds = {c.path: c.what for c in Differ().between({}, files, links={"code/a"}).changes}
+    assert kinds == {"code/a": "link", "code/b": "binary"}
 
 
 def test_what_is_hidden() -> None:
