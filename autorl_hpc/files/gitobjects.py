@@ -9,6 +9,7 @@ Format: git's documentation, gitformat-loose, and the book Pro Git, chapter 10.2
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -272,7 +273,8 @@ def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
         finally:
             os.close(fd)
     except OSError as error:
-        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: {error.strerror}") from None
+        why = "is a link" if error.errno == errno.ELOOP else f"can't be read: {error.strerror}"
+        raise GitDamage(f"{path.parent.name}/{path.name} {why}") from None
     if left <= 0:
         raise GitDamage(f"{path.parent.name}/{path.name} is larger than {max_bytes} bytes")
     return b"".join(parts)

@@ -14,17 +14,49 @@ _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 """Parts of a name: HF_TOKEN, apiKey and --api-key are all of two."""
 
-_SEPARATOR = re.compile(r"\\?[\"']?[ \t]{0,8}(?:=>|:=|=|:)[ \t]{0,8}")
+_SEPARATOR = re.compile(
+    r"\\?[\"']?[ \t]{0,8}\]?[ \t]{0,8}"
+    r"(?::[ \t]{0,8}(?:str|bytes|Optional|Union|Any|Final|ClassVar|SecretStr|typing|string)\b[\w.\[\]| ,]{0,40}=|=>|:=|=(?!=)|:)"
+    r"[ \t]{0,8}(?:\([ \t\n]{0,40}(?=[rRbBfFuU]{0,2}[\"']))?"
+)
+"""Between a name and its value: `=`, `"] = `, `: str = (`."""
+
+_QUOTED_SEPARATOR = re.compile(
+    r"\\?[\"']?[ \t]{0,8}(?:\]?[ \t]{0,8}[!=]=|[\])][ \t]{0,8}or\b|[\])]?[ \t]{0,8}\?\?)[ \t]{0,8}(?=[rRbBfFuU]{0,2}\\?[\"'])"
+)
+"""After it, text in quotes alone is a secret: `if password == "..."`, `os.environ.get("X_TOKEN") or "..."`."""
+
+_TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})
+"""Of an argument without a default: no secret."""
+
+_COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
+_TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
+"""Before a name: a call whose next argument is its value."""
+
+_OPTION = re.compile(r"(?:add_argument|[oO]ption)\([ \t\n]{0,8}[\"']\Z")
+_DEFAULT = re.compile(
+    r"[\"'](?:[^()\n\"']|\n|[\"'][^\"'\n]{0,80}[\"']){0,60}?\bdefault[ \t]{0,4}=[ \t]{0,4}(?=[rRbBfFuU]{0,2}[\"'])"
+)
+_SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
+_LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
+LOOKBACK = 48
+"""Characters before a name that are looked at: the longest of the calls above fits."""
+
 _SPACE = re.compile(r"[ \t]{1,8}")
+_EQUALS = re.compile("=")
 _VALUE = re.compile(
-    r"\\?\"[^\"\\\n]*\\?\"?"  # in double quotes, which JSON inside of JSON escapes
-    r"|'[^'\n]*'?"
+    r"[rRbBfFuU]{0,2}(?:"
+    r'"""[^"]*(?:"""|\Z)'
+    r"|'''[^']*(?:'''|\Z)"
+    r'|\\"[^"\\\n]*(?:\\"|"|)'  # in double quotes, which JSON inside of JSON escapes
+    r'|"(?:[^"\\\n]|\\[^\n])*"?'
+    r"|'[^'\n]*'?)"
     r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but its name says enough
     r"|[^\s\"'`;&|<>,)\]}\\]+"
 )
 _LINE = re.compile(r"[^\"'\n]+")
-_OPENING = re.compile(r"\\?[\"']")
-_CLOSING = re.compile(r"\\?[\"']$")
+_OPENING = re.compile(r"""[rRbBfFuU]{0,2}(?:\"{3}|'{3}|\\?[\"'])""")
+_CLOSING = re.compile(r"""(?:\"{3}|'{3}|\\?[\"'])$""")
 
 _ALWAYS = frozenset({"password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "credential"})
 _ALWAYS |= {"credentials", "apikey", "authtoken", "accesstoken", "secretkey", "accesskey", "sshpass", "pgpassword"}
@@ -50,12 +82,46 @@ _NO_SECRET_TOKEN |= {
 }
 """Of models: `pad_token` is no secret, and `max_tokens` ends in another word."""
 
+_USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
+"""Of curl: `name:password`."""
+
+_COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
-_HINTS = ("pass", "pwd", "secret", "credential", "key", "token", "signature", "bearer", "basic", "authorization", "-u")
+_HINTS = (
+    "pass",
+    "pwd",
+    "secret",
+    "credential",
+    "key",
+    "token",
+    "signature",
+    "bearer",
+    "basic",
+    "authorization",
+    "-u",
+    "cookie",
+)
 """One of these stands in every name that announces a secret: a text without any of them holds no such name."""
 
 _SHORTEST_CREDENTIAL = 8
 """`basic training` and `bearer of news` are words; credentials are longer than most words, or hold other characters."""
+
+_LONG_CREDENTIAL = 32
+"""With slashes in it, a shorter one is a path."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9+/=_\-]{8,2048}(?![\w.(\[])")
+
+_PROGRAMS = re.compile(
+    r"(?P<before>\b(?:"
+    r"(?:docker|podman|nerdctl|buildah|skopeo|oras|crane|registry)[ \t]+login\b[^\n;|&]{0,200}?[ \t]-p[ \t=]{0,4}"
+    r"|sshpass[ \t]+-p[ \t]{0,4}"
+    r"|(?:mysql|mysqldump|mysqladmin|mariadb|mariadb-dump)\b[^\n;|&]{0,200}?[ \t]-p(?=[^ \t\n])"
+    r"|redis-cli\b[^\n;|&]{0,200}?[ \t](?:-a|--pass)[ \t]{1,4}"
+    r"|wandb[ \t]+login[ \t]+(?:--[a-z]+[ \t]+){0,4}(?=[A-Za-z0-9])"
+    r"))(?P<value>'[^'\n]*'?|\"[^\"\n]*\"?|[^\s;|&\"']+)"
+)
+_NAMES_OF_PROGRAMS = ("login", "sshpass", "mysql", "mariadb", "redis-cli")
+"""Programs that take a secret by an option of one letter, or as a word."""
 
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -82,7 +148,17 @@ def masked(text: str) -> str:
         text = _USERINFO.sub(_without_password, text)
     if "127.0.0.1:" in text:
         text = _BRIDGE.sub(lambda match: match[1] + MASK, text)
-    return _without_named(text)
+    return _without_named(masked_options(text))
+
+
+def masked_options(text: str) -> str:
+    """`text` without the secrets that some programs take by an option whose name alone doesn't tell."""
+    return _PROGRAMS.sub(_without_option, text) if any(name in text for name in _NAMES_OF_PROGRAMS) else text
+
+
+def _without_option(match: re.Match[str]) -> str:
+    quote = match["value"][0]
+    return match["before"] + (f"{quote}{MASK}{quote}" if quote in "\"'" else MASK)
 
 
 def _without_password(match: re.Match[str]) -> str:
@@ -117,23 +193,52 @@ def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
         space = _SPACE.match(text, word.end())
         value = _VALUE.match(text, space.end()) if space else None
         return value.span() if value and len(value[0]) >= _SHORTEST_CREDENTIAL and not value[0].isalpha() else None
-    if lowered.endswith("authorization"):
+    if lowered.endswith("authorization") or lowered in _COOKIES:
         separator = _SEPARATOR.match(text, word.end())
         rest = _LINE.match(text, _after_quote(text, separator.end())) if separator else None
         return rest.span() if rest else None
-    if name in ("-u", "--user"):  # curl's
-        space = _SPACE.match(text, word.end())
+    if name in _USER_OPTIONS:
+        space = _SPACE.match(text, word.end()) or _EQUALS.match(text, word.end())
         value = _VALUE.match(text, space.end()) if space else None
         return value.span() if value and ":" in value[0] else None
-    if not _is_secrets_name(name):
-        return None
-    separator = _SEPARATOR.match(text, word.end()) or (
-        _SPACE.match(text, word.end()) if name.startswith("-") and not _is_flag(text, word) else None
-    )
+    before = text[max(0, word.start() - LOOKBACK) : word.start()] if lowered == "key" or _is_secrets_name(name) else ""
+    if lowered == "key":
+        is_secret = before.endswith(("?", "&")) or _LOGIN_BEFORE.search(before) is not None
+    else:
+        is_secret = _is_secrets_name(name)
+    separator = _separator(text, word, before) if is_secret else None
     value = _VALUE.match(text, separator.end()) if separator else None
-    if value is None or not value[0].strip("\\\"'"):
+    if value is None or not value[0].strip("\\\"'") or value[0] in _TYPES:
         return None
     return _inside_quotes(value)
+
+
+def _separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | None:
+    """What stands between a secret's name and its value; None: no value follows. `before`: what stands before the name."""
+    at, name = word.end(), word[0]
+    found = _SEPARATOR.match(text, at) or _QUOTED_SEPARATOR.match(text, at)
+    if found is not None:
+        return found
+    if before.endswith(("'", '"')):
+        if _TAKES_NAME.search(before):
+            return _COMMA.match(text, at)
+        return _DEFAULT.match(text, at) if _OPTION.search(before) else None
+    if name.startswith("-"):
+        return None if _is_flag(text, word) else _SPACE.match(text, at)
+    if (before.endswith((" ", "\t")) and _SET_BEFORE.search(before)) or (
+        name.isupper() and not before.endswith(("$", "{")) and _is_credential(text, at)
+    ):
+        return _SPACE.match(text, at)
+    return None
+
+
+def _is_credential(text: str, at: int) -> bool:
+    """Whether after the name of a variable and a space something stands that is no word of a sentence."""
+    space = _SPACE.match(text, at)
+    value = _TOKEN.match(text, space.end()) if space else None
+    if value is None or len(value[0]) < (_LONG_CREDENTIAL if "/" in value[0] else _SHORTEST_CREDENTIAL):
+        return False
+    return any(c.isdigit() for c in value[0]) and any(c.isalpha() for c in value[0])
 
 
 def _is_flag(text: str, word: re.Match[str]) -> bool:
@@ -152,7 +257,7 @@ def _inside_quotes(value: re.Match[str]) -> tuple[int, int]:
     opening = _OPENING.match(value[0])
     if opening is None:
         return start, end
-    closing = _CLOSING.search(value[0], max(opening.end(), len(value[0]) - 2))
+    closing = _CLOSING.search(value[0], max(opening.end(), len(value[0]) - 3))
     return start + opening.end(), end - (len(closing[0]) if closing else 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from autorl_hpc.files.masking import MASK, masked
+from autorl_hpc.files.masking import MASK, masked, masked_options
 
 MAX_COMMAND_CHARS = 400
 
@@ -17,16 +17,21 @@ def command_text(argv: Sequence[str]) -> str:
     """
     shown, before = [], ""
     for part in argv:
-        is_value = not part.startswith("-") and _announces_secret(before)
+        is_value = not part.startswith("-") and (_announces_secret(before, part) or _names_secret(before, part))
         shown.append(MASK if is_value else _quoted(masked(part)))  # masked first: quoting would hide where a value ends
         before = part
-    return cut(printable(" ".join(shown)), MAX_COMMAND_CHARS)
+    return cut(printable(masked_options(" ".join(shown))), MAX_COMMAND_CHARS)
 
 
-def _announces_secret(option: str) -> bool:
+def _announces_secret(option: str, value: str) -> bool:
     """Whether the word after this option is a secret."""
-    probe = f"{option} a:b"
+    probe = f"{option} a:b" if ":" in value else f"{option} ab"  # curl's -u takes a name, or name:password
     return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
+
+
+def _names_secret(name: str, value: str) -> bool:
+    """Whether a word is the name of a secret variable and the next one its value."""
+    return name.isupper() and masked(f"{name} {value}") == f"{name} {MASK}"
 
 
 def printable(text: str) -> str:

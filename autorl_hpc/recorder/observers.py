@@ -27,7 +27,7 @@ def observers(
         environment: of the job: which GPUs are the agent's.
     """
     table = ProcessTable(keeper_pid, mark)
-    sweep = Sweep(workspace)
+    sweep = Sweep(workspace, run.events)
     return {
         "output": lambda: OutputStamps(agent_log, run.agent_times),
         "usage": lambda: Usage(table, sweep, NvmlGpus(environment), run.recorded("usage")),

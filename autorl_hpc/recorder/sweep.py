@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.below import DIR_FLAGS, open_below
+from autorl_hpc.files.events import append_event
 from autorl_hpc.recorder.pace import Leavings, Pace
 from autorl_hpc.recorder.watch import Moment
 
@@ -49,6 +50,9 @@ MAX_DEPTH = 64
 MAX_LINKED = 200_000
 """Files with several names that are told apart."""
 
+CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
+"""Why a walk leaves something out; then the size is not known."""
+
 Parts = tuple[str, ...]
 Visitor = Callable[[Parts, os.stat_result], None]
 
@@ -58,11 +62,14 @@ class Sweep:
 
     name = "workspace"
 
-    def __init__(self, workspace: Path) -> None:
+    def __init__(self, workspace: Path, events: Path | None = None) -> None:
+        """`events`: where it is told what a walk left out."""
         self.workspace = workspace
+        self._events = events
         self.every_s = LOOK_S
         self.visitors: list[Visitor] = []
         self.disk_bytes: int | None = None
+        self._told: set[str] = set()
         self.files = 0
         self.walks = 0
         self._steps: Iterator[None] | None = None
@@ -114,6 +121,14 @@ class Sweep:
             walk.close()
         self.disk_bytes = walk.disk_bytes if walk.whole else None
         self.files, self.walks = walk.files, self.walks + 1
+        self._tell(walk.left_out)
+
+    def _tell(self, left_out: dict[str, int]) -> None:
+        """Each reason is told once: a run walks its workspace thousands of times."""
+        if self._events is None or self._told.issuperset(left_out):
+            return
+        self._told |= set(left_out)
+        append_event(self._events, "recorder_left_out", watch=self.name, **left_out, disk_bytes_known=False)
 
 
 class _Walk:
@@ -124,10 +139,18 @@ class _Walk:
         self.device = os.fstat(self.root_fd).st_dev
         self.visitors = visitors
         self.disk_bytes = self.files = 0
-        self.whole = True
+        self.left_out: dict[str, int] = {}
         self._waiting: deque[Parts] = deque([()])
         self._open: deque[tuple[Parts, int, Any]] = deque()
         self._linked: set[tuple[int, int]] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was left out."""
+        return not self.left_out
+
+    def _leave_out(self, why: str) -> None:
+        self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def close(self) -> None:
         """Closes all folders."""
@@ -150,13 +173,13 @@ class _Walk:
         except FileNotFoundError:
             return
         except OSError:
-            self.whole = False  # closed by its owner, or a link by now
+            self._leave_out(CLOSED)  # by its owner, or a link by now
             return
         try:
             self._open.append((parts, fd, os.scandir(fd)))
         except OSError:
             os.close(fd)
-            self.whole = False
+            self._leave_out(CLOSED)
 
     def _go_on(self, parts: Parts, fd: int, entries: Any) -> Iterator[None]:
         self._open.appendleft((parts, fd, entries))  # where `close` finds it
@@ -172,7 +195,7 @@ class _Walk:
                 self._open.rotate(-1)
                 return
         except OSError:
-            self.whole = False
+            self._leave_out(CLOSED)
         self._open.popleft()
         entries.close()
         os.close(fd)
@@ -199,7 +222,9 @@ class _Walk:
                 visit(here, status)
 
     def _put_off(self, folder: Parts) -> None:
-        if len(folder) > MAX_DEPTH or len(self._waiting) >= MAX_WAITING:
-            self.whole = False
+        if len(folder) > MAX_DEPTH:
+            self._leave_out(TOO_DEEP)
+        elif len(self._waiting) >= MAX_WAITING:
+            self._leave_out(TOO_MANY)
         else:
             self._waiting.append(folder)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autorl_hpc.files.masking import masked
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Contamination, Fingerprint, SandboxUsed, Submission
+from autorl_hpc.report.hiding import Hidden, hidden_of
 from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import SandboxLevel, Split
@@ -47,17 +49,18 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
     return known.model_copy(update=texts)
 
 
-def contamination_of(view: RunView, number: int | None) -> Contamination | None:
+def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:
     """The look at the workspace when submission `number` was made, None for that at the end; the first, if there are more.
 
-    File names are the agent's: made harmless.
+    File names are the agent's: made harmless, and not shown if items stood in them.
     """
     known = next((one for one in view.contaminations if one.submission_id == number), None)
     if known is None:
         return None
     if not known.found and known.reason is None:
         return known
-    files = tuple(one.model_copy(update={"file": clean(one.file) or "?"}) for one in known.found)
+    hidden = hidden or hidden_of(view.contaminations)
+    files = tuple(one.model_copy(update={"file": clean(masked(hidden.name(one.file))) or "?"}) for one in known.found)
     more = known.found_unlisted + max(0, len(files) - MANY_FILES)
     update = {"found": files[:MANY_FILES], "found_unlisted": more, "reason": clean(known.reason)}
     return known.model_copy(update=update)

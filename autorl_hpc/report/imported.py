@@ -11,6 +11,7 @@ import datetime as dt
 from typing import Any
 
 from autorl_hpc import __version__
+from autorl_hpc.files.masking import masked
 from autorl_hpc.report.reference import ReferenceRun, number
 from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import clean
@@ -117,8 +118,8 @@ def _point(place: int, entry: Any, began: dt.datetime | None) -> Point:
         elapsed_s=_dropped_s(fields, began),
         status=SubmissionState.FAILED if failed else SubmissionState.SCORED,
         score=None if failed else score,
-        model_path=clean(path) if isinstance(path, str) else None,
-        reason=clean(str(problem)[:2000]) if failed else None,
+        model_path=clean(masked(path)) if isinstance(path, str) else None,
+        reason=clean(masked(str(problem)[:2000])) if failed else None,
     )
 
 

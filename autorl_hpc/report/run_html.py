@@ -167,8 +167,8 @@ def _changes(one: Iteration) -> str:
 
 
 def _change(change: Change) -> str:
-    told = "<small>changed, kept by hash</small>"
-    if change.what != "binary":
+    told = f"<small>{'link' if change.what == 'link' else 'changed, kept by hash'}</small>"
+    if change.what not in ("binary", "link"):
         what = f" <small>{change.what}</small>" if change.what != "changed" else ""
         told = f'<span class="plus">+{change.added}</span> <span class="minus">{fmt.MINUS}{change.removed}</span>{what}'
     return f"<li><b>{html(change.path)}</b> {told}</li>\n"

@@ -114,7 +114,7 @@ def _failure(one: Iteration) -> str:
 
 
 def _change(change: Change) -> str:
-    told = "kept by hash" if change.what == "binary" else f"+{change.added} -{change.removed}"
+    told = {"binary": "kept by hash", "link": "link"}.get(change.what, f"+{change.added} -{change.removed}")
     return f"| {markdown(change.path)} | {told} | {change.what} |\n"
 
 

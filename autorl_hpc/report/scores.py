@@ -8,17 +8,19 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from autorl_hpc.files.masking import masked
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Evaluation, Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.evidence import contamination_of, fingerprint_of
+from autorl_hpc.report.hiding import IN_WORKSPACE, NOTHING, Hidden, hidden_of
 from autorl_hpc.report.items import Items
 from autorl_hpc.report.statistics.clusters import clustered_interval, clustered_intervals
 from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.scoring import stats
-from autorl_hpc.states import SubmissionState
+from autorl_hpc.states import Fault, SubmissionState
 
 POINTS = 100.0
 Z95 = 1.959963984540054
@@ -179,15 +181,17 @@ def points_of(view: RunView, intervals: Mapping[int, ScoreInterval] | None = Non
     Args:
         intervals: of scores by the submission that they were measured for, where they come from items.
     """
-    return tuple(_point(view, submission, intervals or {}) for _, submission in sorted(view.submissions.items()))
+    hidden = hidden_of(view.contaminations)
+    return tuple(
+        _point(view, submission, intervals or {}, hidden) for _, submission in sorted(view.submissions.items())
+    )
 
 
-def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreInterval]) -> Point:
+def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreInterval], hidden: Hidden) -> Point:
     score = view.score_of(submission) if submission.status == "accepted" else None
     evaluation = None if score is None else score.evaluation
     found = ScoreInterval() if score is None else intervals.get(score.submission_id) or interval(score.evaluation)
     fault = submission.fault if evaluation is None else evaluation.fault
-    reason = submission.message if evaluation is None else evaluation.reason
     return Point(
         submission_id=submission.submission_id,
         manifest_id=clean(submission.manifest_id) or "",
@@ -197,16 +201,29 @@ def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreI
         low=found.low,
         high=found.high,
         interval=found.kind,
-        model_path=clean(submission.model_path),
-        note=clean(submission.note),
+        model_path=_said(submission.model_path, hidden),
+        note=_said(submission.note, hidden),
         final=submission.final,
         is_base=submission.is_base,
         same_as=submission.same_as,
         fault=fault,
-        reason=clean(reason),
+        reason=_reason(submission, evaluation, hidden),
         fingerprint=fingerprint_of(view, submission) if evaluation is not None else None,
-        contamination=contamination_of(view, submission.submission_id),
+        contamination=contamination_of(view, submission.submission_id, hidden),
     )
+
+
+def _said(text: str | None, hidden: Hidden) -> str | None:
+    """What an agent said of a submission."""
+    return clean(masked(hidden.said(text) or "")) if text else text
+
+
+def _reason(submission: Submission, evaluation: Evaluation | None, hidden: Hidden) -> str | None:
+    """Why there is no score. A refusal, and a fault of the checkpoint, are told in words that the agent chose: names of its files."""
+    if evaluation is None:
+        told = _said(submission.message, hidden)
+        return f"{submission.code} {told}" if submission.code and told == IN_WORKSPACE else told
+    return _said(evaluation.reason, hidden if evaluation.fault is Fault.ARTIFACT else NOTHING)
 
 
 def _status(submission: Submission, evaluation: Evaluation | None) -> SubmissionState:

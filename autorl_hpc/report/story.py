@@ -54,7 +54,7 @@ class Change(Strict):
     path: str
     added: int = Field(ge=0, description="Lines.")
     removed: int = Field(ge=0)
-    what: Literal["added", "changed", "removed", "binary"]
+    what: Literal["added", "changed", "removed", "binary", "link"]
 
 
 class Failure(Strict):

@@ -65,7 +65,7 @@ class Workspace:
             try:
                 following = os.open(part, DIR_FLAGS, dir_fd=fd)
             except OSError as error:
-                here = "/".join([*done, part])[:200]
+                here = _told("/".join([*done, part]), given)
                 os.close(fd)
                 if is_cluster_error(error):
                     raise
@@ -148,3 +148,9 @@ def _is_link(root_fd: int, parts: list[str]) -> bool:
         return stat.S_ISLNK(os.stat("/".join(parts), dir_fd=root_fd, follow_symlinks=False).st_mode)
     except OSError:
         return False
+
+
+def _told(here: str, given: str) -> str:
+    """The part of a path that failed, with the whole of it where that is another: in odd names a `/` is easily overlooked."""
+    plain = given.rstrip("/").removeprefix("./")
+    return here[:200] if here == plain else f"{given[:200]}: {here[:200]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -76,9 +77,13 @@ def test_what_can_not_be_measured_is_null(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(80):
         deep = deep / "d"
         deep.mkdir()
-    sweep = Sweep(tmp_path)
+    events = tmp_path.parent / f"{tmp_path.name}-events.jsonl"
+    sweep = Sweep(tmp_path, events)
+    walk(sweep)
     walk(sweep)
     assert sweep.disk_bytes is None
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [(e["event"], e["watch"], e["folders_too_deep"]) for e in told] == [("recorder_left_out", "workspace", 1)]
     monkeypatch.setattr(sweep_module, "MAX_DEPTH", 100)
     walk(sweep)
     assert sweep.disk_bytes is not None

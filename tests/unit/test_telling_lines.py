@@ -12,6 +12,8 @@ from autorl_hpc.recorder.watch import Lines
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.telling import lines
 from autorl_hpc.report.telling.log import AgentLog, read_events, read_part
+from autorl_hpc.report.telling.resources import usage_of
+from autorl_hpc.report.telling.used import Used
 
 AT = "2026-01-01T00:00:00.000+00:00"
 
@@ -93,6 +95,10 @@ def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
         '"elapsed_s": null',
         '"elapsed_s": 2, "attempt": 0',
         '"elapsed_s": 2, "cpu_s": -1',
+        '"elapsed_s": 2, "cpu_s": 1e308',
+        '"elapsed_s": 1e15',
+        '"elapsed_s": 2, "memory_bytes": 99999999999999999999999',
+        '"elapsed_s": 2, "disk_bytes": 99999999999999999999999',
         '"elapsed_s": 2, "memory_bytes": 1.5',
         '"elapsed_s": 2, "disk_bytes": "much"',
         '"elapsed_s": 2, "gpus": [{"used_share": 1.5}]',
@@ -165,3 +171,21 @@ def test_events_that_can_be_read(tmp_path: Path) -> None:
     )
     assert [event["event"] for event in read_events(path)] == ["agent_started", "given_back"]
     assert read_events(tmp_path / "absent") == []
+
+
+def test_figures_that_no_machine_has_are_not_believed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    start = b'{"at": "x", "kind": "usage", "source": "agent.log", "offset": 0, "format": "codex", "elapsed_s": '
+    many = b"9" * 23
+    bad = (b'1, "tokens_in": ' + many, b'1, "cost_usd": 1e300', b'1, "calls": ' + many, b"1e15")
+    run.recorded("trace").write_bytes(b"".join(start + line + b"}\n" for line in (*bad, b'1, "tokens_in": 7')))
+    found = lines.read_recorded(run).trace
+    assert [one.tokens_in for one in found.records] == [7] and found.troubles[0].startswith("4 lines of trace.jsonl")
+    sound, damaged = Used(elapsed_s=10.0, cpu_s=80.0), Used(elapsed_s=5.0, cpu_s=1e9)
+    assert usage_of([damaged, sound], {1: (0.0, 20.0)}).cpu_hours == 80.0 / 3600
+
+
+def test_a_link_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "usage.jsonl").symlink_to("/etc/passwd")
+    assert lines.read_lines(tmp_path / "usage.jsonl", Used).troubles == ("usage.jsonl is a link",)

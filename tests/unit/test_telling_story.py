@@ -15,6 +15,7 @@ from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.hiding import Hidden
 from autorl_hpc.report.story import (
     EvidenceLine,
     ReferenceMetrics,
@@ -346,11 +347,11 @@ def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:
         EvidenceLine(where="x" * 1000, says="y" * 1000),
     ]
     assert len(shown_lines([EvidenceLine(where=f"a.py:{i}", says="x") for i in range(30)])) == 8
-    found = shown_lines(lines * 3, hide_code={"code/leak.py", "agent.log"})
+    found = shown_lines(lines * 3, Hidden(files=frozenset({"leak.py", "agent.log"}), found=True))
     assert len(found) == 5 and found[0].says == "os.environ['HF_TOKEN'] = '***'"
     assert all(line.says.startswith("(not shown") for line in found[1:4])
     assert len(found[4].where) <= 160 and len(found[4].says) <= 240
-    assert all(line.says.startswith("(not shown") for line in shown_lines(lines, hide_all=True))
+    assert all(line.says.startswith("(not shown") for line in shown_lines(lines, Hidden(found=True, everything=True)))
     secret = shown_settings(
         [Setting(name="api_key", value=KEY, where="a.py:1"), Setting(name="beta", value="0.1", where="")]
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from autorl_hpc.files.linediff import Work, line_diff
 from autorl_hpc.files.masking import masked
+from autorl_hpc.report.hiding import IN_FILE, NOTHING, Hidden
 from autorl_hpc.report.story import Change
 from autorl_hpc.report.text import clean, clean_code
 
@@ -47,34 +48,36 @@ class _FileChange(NamedTuple):
 class Differ:
     """Compares states of one run's code; a pair of contents is compared once."""
 
-    def __init__(self, hidden: Collection[str] = (), *, hide_all: bool = False) -> None:
-        """`hidden`: paths whose content must not be shown."""
-        self._hidden = frozenset(hidden)
-        self._hide_all = hide_all
+    def __init__(self, hidden: Hidden = NOTHING) -> None:
+        """`hidden`: what must not be shown."""
+        self._hidden = hidden
         self._work = Work()
         self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
 
-    def between(self, old: Files, new: Files, changed: Collection[str] | None = None) -> CodeChange:
+    def between(
+        self, old: Files, new: Files, changed: Collection[str] | None = None, links: Collection[str] = ()
+    ) -> CodeChange:
         """Changes from `old` to `new`.
 
         Args:
             changed: paths that may differ, where it is known; else all of them are looked at.
+            links: paths that are links, before or after.
         """
         paths = [path for path in (changed if changed is not None else {*old, *new}) if _differs(path, old, new)]
         paths.sort(key=lambda path: (not path.endswith(CODE_SUFFIXES), path))
-        found = [self._file(path, old, new) for path in paths[:MAX_CHANGES]]
+        found = [self._file(path, old, new, path in links) for path in paths[:MAX_CHANGES]]
         return CodeChange(tuple(one.change for one in found), max(0, len(paths) - MAX_CHANGES), _joined(found))
 
-    def _file(self, path: str, old: Files, new: Files) -> _FileChange:
+    def _file(self, path: str, old: Files, new: Files, is_link: bool) -> _FileChange:
         is_old, is_new = path in old, path in new
         before, after = old.get(path), new.get(path)
         what = "changed" if is_old and is_new else "added" if is_new else "removed"
-        name = clean(path) or "(no name)"
+        name = clean(masked(self._hidden.name(path))) or "(no name)"
         if (is_old and before is None) or (is_new and after is None):
-            return _FileChange(Change(path=name, added=0, removed=0, what="binary"), [])
+            return _FileChange(Change(path=name, added=0, removed=0, what="link" if is_link else "binary"), [])
         added, removed, lines = self._texts(before, after)
-        if self._hide_all or clean(path) in self._hidden:
-            lines = ["(not shown: held-out items were found in this file)"]
+        if self._hidden.file(path):
+            lines = [IN_FILE]
         head = [f"--- {name if is_old else 'nothing'}", f"+++ {name if is_new else 'nothing'}"]
         return _FileChange(Change(path=name, added=added, removed=removed, what=what), [*head, *lines])
 

@@ -8,22 +8,20 @@ from pathlib import Path
 from autorl_hpc.files.code_history import BY_HASH
 from autorl_hpc.files.gitobjects import LINK, GitDamage, Repository
 from autorl_hpc.records.recorded import CodeRevision
+from autorl_hpc.report.hiding import CODE_FOLDER
 from autorl_hpc.report.telling.changes import CODE_SUFFIXES, CodeChange, Differ
 
 MAX_BLOB_BYTES = 1 << 20
 """Nobody writes a program of a megabyte; the recorder keeps larger files by hash anyway."""
 
-NOT_KEPT = "="
-"""Before the object id of a pointer: it tells one content from another, and holds none."""
+BY_HASH_MARK, LINK_MARK = "=", "@"
+"""Before the object id of a pointer, or of where a link leads: it tells one content from another, and holds none."""
 
 MAX_CACHED_BYTES = 32 << 20
 MAX_SOURCES = 300
 MAX_SOURCE_BYTES = 4 << 20
 """Of one revision, what is read to find routes and settings: an agent that copied a library into its code is told from the
 first files by depth and name."""
-
-
-CODE_FOLDER = "code/"
 
 
 class Code:
@@ -62,7 +60,7 @@ class Code:
 
     def blob(self, name: str) -> bytes | None:
         """The content of an object; None: it is not kept, too large, or damaged."""
-        if name.startswith(NOT_KEPT):
+        if name.startswith((BY_HASH_MARK, LINK_MARK)):
             return None
         if name not in self._blobs:
             assert self._repository is not None
@@ -100,14 +98,16 @@ class Code:
         if new is None or old is None or before == after:
             return CodeChange()
         changed = [path for path in {*old, *new} if old.get(path) != new.get(path)]
+        links = {path for path in changed for tree in (old, new) if tree.get(path, "").startswith(LINK_MARK)}
         return self._differ.between(
             {path: self.blob(old[path]) for path in changed if path in old},
             {path: self.blob(new[path]) for path in changed if path in new},
             changed,
+            links,
         )
 
 
 def _placed(path: bytes, mode: int, name: str) -> tuple[str, str]:
     """Path and object id of one file; the id is marked where the object is a pointer and no content."""
-    is_kept = mode != LINK and not path.startswith(BY_HASH)
-    return path.removeprefix(BY_HASH).decode("utf-8", "replace"), name if is_kept else NOT_KEPT + name
+    mark = LINK_MARK if mode == LINK else BY_HASH_MARK if path.startswith(BY_HASH) else ""
+    return path.removeprefix(BY_HASH).decode("utf-8", "replace"), mark + name

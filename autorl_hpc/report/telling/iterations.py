@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
+from autorl_hpc.report.failures.rules import CONTAMINATED_ITEMS
+from autorl_hpc.report.hiding import CODE_FOLDER, Hidden
 from autorl_hpc.report.routes import Planned, executed, planned, settings
 from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
@@ -92,13 +96,16 @@ def iterations_of(
     """One iteration for each stretch; `failures`: why each did not help, as it was found."""
     told: list[Iteration] = []
     routes: dict[int, Route] = {}
+    by_number: dict[int, tuple[RouteTold, tuple[Any, ...]]] = {}  # the same content again came about in the same way
     parsed: dict[Any, Any] = {}
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
         point = stretch.point
-        route, keys = _route(known, stretch, parsed, routes)
+        same = by_number.get(point.same_as) if point.same_as is not None else None
+        route, keys = _route(known, stretch, parsed, routes) if same is None else same
+        by_number[point.submission_id] = route, keys
         routes[point.submission_id] = route.executed
         if point.score is not None:
             best = point.score if best is None else max(best, point.score)
@@ -132,7 +139,7 @@ def iterations_of(
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
-                failure=shown_failure(failure, hide_code=known.hidden_files, hide_all=known.hides_all),
+                failure=shown_failure(failure, known.hidden),
             )
         )
         before = stretch
@@ -162,10 +169,10 @@ def _route(
     route = RouteTold(
         planned=plan.route,
         executed=done.route,
-        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
-        executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+        planned_by=shown_lines(plan.evidence, known.hidden),
+        executed_by=shown_lines(done.evidence, known.hidden),
     )
-    return route, shown_settings(settings(sources, lines, parsed)) if sources else ()
+    return route, shown_settings(settings(sources, lines, parsed), known.hidden) if sources else ()
 
 
 def facts_of(known: Known, stretches: Sequence[Stretch], base: float | None) -> list[IterationFacts]:
@@ -187,10 +194,12 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
         gain=gain_of(known, stretch, base),
         fault=point.fault,
         code=submission.code,
-        message=submission.message or point.reason,
+        message=known.hidden.said(submission.message) or point.reason,
         flags=point.fingerprint.flags if point.fingerprint else (),
         contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
-        hard_coded=_found_in_code(point),
+        hard_coded=found_in_code(
+            [c for c in known.view.contaminations if c.submission_id == point.submission_id], known.hidden
+        ),
         training=stretch.trained.points,
         logs=(excerpt,) if excerpt else (),
         exits=stretch.exits,
@@ -225,13 +234,22 @@ def _where(known: Known, number: int) -> str:
     return "ledger" if seq is None else f"ledger entry {seq:06d}"
 
 
-def _found_in_code(point: Point) -> tuple[EvidenceLine, ...]:
-    """Files of the agent's code in which held-out items stood, by name and number; never the items."""
-    found = point.contamination.found if point.contamination else ()
+def found_in_code(looks: Iterable[Contamination], hidden: Hidden) -> tuple[EvidenceLine, ...]:
+    """Files of the agent's code in which held-out items stood whole, by name and number; never the items.
+
+    Some words of an item are most often a common phrase, and one or two whole items may be chance.
+    """
+    most: dict[str, int] = {}
+    for look in looks:
+        held: Counter[str] = Counter()
+        for one in look.found:
+            if one.how == "exact" and one.file.startswith(CODE_FOLDER):
+                held[one.file] += one.items
+        most |= {file: max(count, most.get(file, 0)) for file, count in held.items()}
     return tuple(
-        EvidenceLine(where=one.file, says=f"{one.items} items of the {one.split} split")
-        for one in found
-        if one.file.startswith("code/")
+        EvidenceLine(where="ledger: contamination", says=f"{hidden.name(file)}: {count} held-out items, whole")
+        for file, count in most.items()
+        if count >= CONTAMINATED_ITEMS
     )
 
 

@@ -16,6 +16,7 @@ from autorl_hpc.records.ledger import Submission
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.compare import Pair
+from autorl_hpc.report.hiding import Hidden, hidden_of
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.report.telling.attempts import attempts_of
 from autorl_hpc.report.telling.changes import Differ
@@ -64,7 +65,7 @@ class Known:
     @cached_property
     def code(self) -> Code:
         """The agent's code."""
-        differ = Differ(self.hidden_files, hide_all=self.hides_all)
+        differ = Differ(self.hidden)
         return Code(self.run.code_git, self.recorded.revisions.records, differ)
 
     @cached_property
@@ -89,14 +90,9 @@ class Known:
         return self.summary.trajectory
 
     @cached_property
-    def hidden_files(self) -> frozenset[str]:
-        """Files in which held-out items were found: their content is not shown."""
-        return frozenset(one.file for look in self.view.contaminations for one in look.found)
-
-    @cached_property
-    def hides_all(self) -> bool:
-        """More files held held-out items than are listed: nothing that the agent wrote is shown word by word."""
-        return any(look.found_unlisted for look in self.view.contaminations)
+    def hidden(self) -> Hidden:
+        """What must not be shown."""
+        return hidden_of(self.view.contaminations)
 
     @cached_property
     def commands(self) -> Sequence[ProcessSeen | TraceEvent]:

@@ -5,15 +5,16 @@ No file is trusted to be sound and none is needed: what can't be read is said an
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.recorded import (
@@ -23,7 +24,7 @@ from autorl_hpc.records.recorded import (
     TraceEvent,
     TrainingPoint,
 )
-from autorl_hpc.report.telling.used import Used
+from autorl_hpc.report.telling.used import MOST_S, Used
 
 MAX_BYTES = 64 * 1024 * 1024
 """As much as the recorder writes into one file; what lies beyond it was not written by a recorder of ours."""
@@ -39,20 +40,40 @@ MAX_LINE_BYTES = 64 * 1024
 SeenT_co = TypeVar("SeenT_co", bound=Seen | Used, covariant=True)
 
 
+MOST_TOKENS, MOST_USD, MOST_CALLS = 10**13, 1e9, 10**9
+"""Of one event. Nothing sound says more; a damaged line may, and sums would be told by it."""
+
+Seconds = Annotated[float, Field(ge=0, le=MOST_S)]
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Calls = Annotated[int, Field(ge=0, le=MOST_CALLS)]
+
+
 class _Trace(TraceEvent):  # as the record, but it passes over fields of a newer version; so do those below
     model_config = ConfigDict(extra="ignore")
+    elapsed_s: Seconds
+    tokens_in: Tokens | None = None
+    tokens_out: Tokens | None = None
+    tokens_cached: Tokens | None = None
+    cost_usd: Annotated[float, Field(ge=0, le=MOST_USD)] | None = None
+    calls: Calls | None = None
+    tool_calls: Calls | None = None
+    tool_failures: Calls | None = None
+    duration_s: Seconds | None = None
 
 
 class _Process(ProcessSeen):
     model_config = ConfigDict(extra="ignore")
+    elapsed_s: Seconds
 
 
 class _Point(TrainingPoint):
     model_config = ConfigDict(extra="ignore")
+    elapsed_s: Seconds
 
 
 class _Revision(CodeRevision):
     model_config = ConfigDict(extra="ignore")
+    elapsed_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,8 @@ def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> Line
     except FileNotFoundError:
         return Lines()
     except OSError as error:
-        return Lines(troubles=(f"{path.name} can't be read: {error.strerror}",))
+        why = "is a link" if error.errno == errno.ELOOP else f"can't be read: {error.strerror}"
+        return Lines(troubles=(f"{path.name} {why}",))
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)

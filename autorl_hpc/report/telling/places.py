@@ -6,10 +6,12 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from autorl_hpc.files.masking import masked
 from autorl_hpc.records.exchange import Engine
 from autorl_hpc.records.ledger import Writer
 from autorl_hpc.records.recorded import TraceEvent
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.hiding import NOTHING, Hidden
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EntryKind
 
@@ -51,7 +53,9 @@ def _named(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(distinct[-MAX_NAMED:])
 
 
-def versions_of(record: RunRecord, engine: Engine | None, trace: Sequence[TraceEvent]) -> dict[str, str]:
+def versions_of(
+    record: RunRecord, engine: Engine | None, trace: Sequence[TraceEvent], hidden: Hidden = NOTHING
+) -> dict[str, str]:
     """Of the suite and what it ran on, of the engine that scored, and what the agent's trace says of itself."""
     found = {clean(name) or "": clean(value) or "" for name, value in sorted(record.versions.items())}
     if engine is not None:
@@ -59,8 +63,8 @@ def versions_of(record: RunRecord, engine: Engine | None, trace: Sequence[TraceE
         found |= {f"engine: {clean(name)}": clean(value) or "" for name, value in sorted(engine.versions.items())}
     models = sorted({event.model for event in trace if event.model})
     if models:
-        found["driver's model, by the trace"] = clean(", ".join(models)) or ""
-    formats = sorted({event.format for event in trace})
+        found["driver's model, by the trace"] = clean(hidden.said(masked(", ".join(models)))) or ""
+    formats = sorted({event.format for event in trace} - {""})
     if formats:
         found["trace"] = clean(", ".join(formats)) or ""
     return found

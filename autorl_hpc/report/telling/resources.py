@@ -14,6 +14,9 @@ IDLE_SHARE = 0.05
 """Of one core, and of each GPU: a shell that sleeps and an agent's program that waits for its driver use less, the
 smallest training more."""
 
+MOST_CORES = 10_000
+"""No node has as many: a line that tells of more CPU time is damaged."""
+
 LONGEST_GAP_S = 60.0
 """Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it."""
 
@@ -78,6 +81,8 @@ def usage_of(samples: Sequence[Used], attempts: Mapping[int, Span], every: int =
     cores_known = False
     for sample in samples:  # one pass: a long run has twenty thousand
         number, gpus, cpu_s = sample.get("attempt", 1), sample.get("gpus", ()), sample.get("cpu_s")
+        if cpu_s is not None and cpu_s > MOST_CORES * (sample["elapsed_s"] + LONGEST_GAP_S):
+            cpu_s = None
         attempt = seen.get(number) or seen.setdefault(number, _Attempt())
         attempt.gpus = max(attempt.gpus, len(gpus))
         if cpu_s is not None and cpu_s > (attempt.cpu_s or 0.0):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from autorl_hpc.files.masking import masked
+from autorl_hpc.report.hiding import NOTHING, Hidden
 from autorl_hpc.report.story import EvidenceLine, Failure, Setting
 from autorl_hpc.report.text import clean, clean_code
 
@@ -13,57 +14,40 @@ MAX_SAYS_CHARS = 240
 MAX_WHERE_CHARS = 160
 MAX_SETTINGS = 30
 MAX_VALUE_CHARS = 120
-NOT_SHOWN = "(not shown: held-out items were found in this file)"
 
 
-def shown_lines(
-    lines: Sequence[EvidenceLine], *, hide_code: Collection[str] = (), hide_all: bool = False
-) -> tuple[EvidenceLine, ...]:
-    """Evidence for people.
-
-    Args:
-        hide_code: files of the workspace whose words must not be shown.
-    """
+def shown_lines(lines: Sequence[EvidenceLine], hidden: Hidden = NOTHING) -> tuple[EvidenceLine, ...]:
+    """Evidence for people, without what `hidden` says."""
     distinct = list(dict.fromkeys(lines))[:MAX_LINES] if len(lines) > 1 else lines
-    return tuple(_shown(line, hide_all or _is_in(line.where, hide_code)) for line in distinct)
+    return tuple(_shown(line, hidden) for line in distinct)
 
 
-def _shown(line: EvidenceLine, hides: bool) -> EvidenceLine:
-    where = clean(masked(line.where), MAX_WHERE_CHARS) or ""
-    says = NOT_SHOWN if hides else clean_code(masked(line.says).strip(), MAX_SAYS_CHARS)
+def _shown(line: EvidenceLine, hidden: Hidden) -> EvidenceLine:
+    where = clean(masked(hidden.place(line.where)), MAX_WHERE_CHARS) or ""
+    says = hidden.instead(line.where) or clean_code(masked(line.says).strip(), MAX_SAYS_CHARS)
     return line if where == line.where and says == line.says else EvidenceLine(where=where, says=says)
 
 
-def _is_in(where: str, files: Collection[str]) -> bool:
-    """Whether a place such as `train.py:12` or `agent.log, byte 77` may be in one of these files of the workspace."""
-    if not files:
-        return False
-    place = clean(where) or ""
-    return any(place.startswith((file, file.removeprefix("code/"))) for file in files)
-
-
-def shown_failure(
-    failure: Failure | None, *, hide_code: Collection[str] = (), hide_all: bool = False
-) -> Failure | None:
+def shown_failure(failure: Failure | None, hidden: Hidden = NOTHING) -> Failure | None:
     """A failure with its evidence made fit to be shown."""
     if failure is None:
         return None
-    return Failure(kind=failure.kind, evidence=shown_lines(failure.evidence, hide_code=hide_code, hide_all=hide_all))
+    return Failure(kind=failure.kind, evidence=shown_lines(failure.evidence, hidden))
 
 
-def shown_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tuple[Setting, ...]:
     """Settings for people."""
     return tuple(
         Setting(
             name=clean(one.name, MAX_VALUE_CHARS) or "",
-            value=_value(one),
-            where=clean(one.where, MAX_WHERE_CHARS) or "",
+            value=_value(one, hidden),
+            where=clean(masked(hidden.place(one.where)), MAX_WHERE_CHARS) or "",
         )
         for one in settings[:MAX_SETTINGS]
     )
 
 
-def _value(setting: Setting) -> str:
+def _value(setting: Setting, hidden: Hidden) -> str:
     """Masked with its name: `api_key` tells what `value` alone doesn't."""
     shown = masked(f"{setting.name}={setting.value}").removeprefix(f"{setting.name}=")
-    return clean(shown, MAX_VALUE_CHARS) or ""
+    return hidden.value(clean(shown, MAX_VALUE_CHARS) or "", setting.where)

@@ -6,9 +6,12 @@ import logging
 import posixpath
 from collections.abc import Sequence
 
+from autorl_hpc.files.masking import masked
 from autorl_hpc.records.recorded import CodeRevision
+from autorl_hpc.report.evidence import looks
 from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Gain, IterationFacts, RunFacts
+from autorl_hpc.report.hiding import Hidden
 from autorl_hpc.report.routes import Planned, executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
 from autorl_hpc.report.telling.gains import opened
@@ -17,6 +20,7 @@ from autorl_hpc.report.telling.iterations import (
     Stretch,
     exits_between,
     facts_of,
+    found_in_code,
     gain_of,
     iterations_of,
     stretches_of,
@@ -82,7 +86,7 @@ def _told(known: Known) -> Story:
         ),
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
-        versions=versions_of(known.record, known.engine, known.recorded.trace.records),
+        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.hidden),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=tuple(_notes(known)[:MAX_NOTES]),
     )
@@ -101,8 +105,8 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
     return RouteTold(
         planned=plan.route,
         executed=done.route,
-        planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
-        executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
+        planned_by=shown_lines(plan.evidence, known.hidden),
+        executed_by=shown_lines(done.evidence, known.hidden),
     )
 
 
@@ -122,7 +126,7 @@ def _of_whole_run(known: Known, chosen: RouteTold, iterations: Sequence[Iteratio
     plan, _ = _whole_plan(known, iterations)
     if plan.route in (Route.UNKNOWN, Route.NONE):
         return chosen
-    by = shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all)
+    by = shown_lines(plan.evidence, known.hidden)
     return chosen.model_copy(update={"planned": plan.route, "planned_by": by})
 
 
@@ -167,12 +171,13 @@ def _failure(
         else None,
         optimism_gap=summary.gap.gap if summary.gap else None,
         flags=summary.flags,
-        contaminated_items=sum(found.items for found in summary.contaminated),
+        contaminated_items=max((sum(look.whole.values()) for look in looks(summary)), default=0),
+        hard_coded=found_in_code(view.contaminations, known.hidden),
         training=known.recorded.training.records,
         logs=whole_log(known),
         exits=exits_between(known, 0.0, summary.elapsed_s),
     )
-    return shown_failure(failure_of(facts), hide_code=known.hidden_files, hide_all=known.hides_all)
+    return shown_failure(failure_of(facts), known.hidden)
 
 
 def _resources(known: Known) -> Resources:
@@ -204,8 +209,8 @@ def _notes(known: Known) -> list[str]:
     """What the recorder missed, and its crashes."""
     notes = list(known.recorded.troubles)
     events = [event for event in known.events if event["event"] not in NO_TROUBLE]
-    notes += [_event(event) for event in events if event["event"].startswith(RECORDER_EVENTS)]
-    notes += _of_revisions(known.code.revisions)
+    notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
+    notes += _of_revisions(known.code.revisions, known.hidden)
     if known.recorded.usage.present:
         unseen = [str(number) for number in known.attempts if number not in known.usage.gpus]
         if unseen:
@@ -220,13 +225,22 @@ def _notes(known: Known) -> list[str]:
     return [clean(note) or "" for note in notes]
 
 
-def _event(event: dict[str, object]) -> str:
-    told = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("event", "at"))
+def _event(event: dict[str, object], hidden: Hidden) -> str:
+    """A trouble's message may name files of the workspace."""
+    shown = {
+        name: value if name == "watch" or isinstance(value, int) else hidden.said(masked(str(value)))
+        for name, value in event.items()
+        if name not in ("event", "at")
+    }
+    told = ", ".join(f"{name} {value}" for name, value in shown.items())
     return f"{str(event['event']).replace('_', ' ')}: {told}" if told else str(event["event"]).replace("_", " ")
 
 
-def _of_revisions(revisions: Sequence[CodeRevision]) -> list[str]:
+def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
     """What the states of the code don't hold."""
-    notes = [f"code: {reason}" for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
+    notes = [
+        f"code: {hidden.said(reason) if hidden.names else reason}"
+        for reason in dict.fromkeys(r.reason for r in revisions if r.reason)
+    ]
     left_out = max((r.left_out for r in revisions), default=0)
     return notes + ([f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else [])
