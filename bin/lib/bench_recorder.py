@@ -1,9 +1,10 @@
-"""bin/bench recorder: what the recorder costs beside trees of several kinds. The agent's side is the bench itself."""
+"""bin/bench recorder: what the recorder costs beside trees of several kinds and IDLE processes with the agent's mark."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,18 @@ from pathlib import Path
 from autorl_hpc.files.code_history import files_at
 from autorl_hpc.files.gitobjects import Repository
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.recording import Recording
 
 Show = Callable[[str, str], None]
 RECORDER_S = 60
+IDLE = 20
+AT_WORK = 50
+"""Shells that start a program every second."""
+
+MARK = "bench"
 
 
 def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int], float]) -> None:
@@ -42,7 +49,10 @@ def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int
 
     def logs(workspace: Path) -> None:
         script = f"import time\nwhile True: print('x' * 200, flush=True, file=open({str(workspace / 'code/log')!r}, 'a')); time.sleep(.05)"
-        children.append(subprocess.Popen([sys.executable, "-c", script]))
+        _start(children, [sys.executable, "-c", script])
+
+    def at_work(workspace: Path) -> None:
+        _start(children, ["sh", "-c", "while true; do sleep 1; done"], AT_WORK)
 
     children: list[subprocess.Popen[bytes]] = []
     kinds = {
@@ -51,14 +61,31 @@ def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int
         f"and {many} files below code/": inside,
         "and 50 GiB in a file in code/ and outside": large,
         "and a log in code/ that grows": logs,
+        f"and {AT_WORK} processes at work": at_work,
     }
+    only = os.environ.get("BENCH_ONLY", "")
     for name, prepare in kinds.items():
+        if only not in name:
+            continue
         with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
             try:
+                _start(children, ["sleep", "3600"], IDLE)
                 _one_recorder(Path(folder), name, prepare, show, spread, cpu_s)
             finally:
-                while children:
-                    children.pop().kill()
+                _end(children)
+
+
+def _start(children: list[subprocess.Popen[bytes]], argv: list[str], count: int = 1) -> None:
+    """Processes of an agent, each with a group of its own."""
+    env = {**os.environ, MARK_VARIABLE: MARK}
+    children += [subprocess.Popen(argv, env=env, start_new_session=True) for _ in range(count)]
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    while children:
+        child = children.pop()
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _many_files(folder: Path, count: int) -> None:
@@ -91,7 +118,7 @@ def _one_recorder(
     budget = Budget.model_validate({"wall_clock": "1h"})
     clock = BudgetClock(run.clock, budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
     clock.start()
-    recording = Recording(run, workspace, clock, os.getpid(), "bench")
+    recording = Recording(run, workspace, clock, os.getpid(), MARK)
     recording.start()
     lines, pid = run.recorded("revisions"), None
     while pid is None or not (lines.exists() and lines.stat().st_size):
