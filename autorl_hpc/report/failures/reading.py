@@ -130,6 +130,10 @@ def tracebacks(known: Sequence[Line]) -> list[Trace]:
                 in_rollout = any(_is_of_rollout(frame) for frame in last)
                 found.append(Trace(begun.where, f"{match[1]}: {match[2] or ''}".strip(": "), in_rollout))
                 begun = None
+            if begun is not None and not line.is_log and line.text.endswith("…"):  # a trace tells the beginning of it
+                in_rollout = any(_is_of_rollout(frame) for frame in frames)
+                found.append(Trace(begun.where, f"a traceback, cut: {line.text.strip()}", in_rollout))
+                begun = None
             if len(frames) > 400:
                 begun = None
     return found

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
-from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
+from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts
 from autorl_hpc.report.routes import Planned, executed, planned, settings
 from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
+from autorl_hpc.report.telling.broke import exits_between, logs_between, samples
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.places import waits_of
@@ -20,11 +21,9 @@ from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
 Command = ProcessSeen | TraceEvent
+Routed = tuple[RouteTold, tuple[Any, ...]]
 NO_PLAN = Planned(Route.UNKNOWN)
 """Of code that nobody recorded."""
-
-MAX_FAILED = 20
-"""Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +80,29 @@ def _between(commands: Sequence[Command], begin_s: float, end_s: float) -> Seque
     return commands[first:end]
 
 
-def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
-    """The last programs that failed in a stretch of time."""
-    found = [p for p in known.failed_programs if begin_s < p.elapsed_s <= end_s]
-    return [Exit(p.command, p.exit_code, p.elapsed_s) for p in found[-MAX_FAILED:]]
+def routes_of(known: Known, stretches: Sequence[Stretch]) -> list[Routed]:
+    """The route of each stretch, and the key settings of its code."""
+    routes: dict[int, Route] = {}
+    parsed: dict[Any, Any] = {}
+    found = []
+    for stretch in stretches:
+        routed = _route(known, stretch, parsed, routes)
+        routes[stretch.point.submission_id] = routed[0].executed
+        found.append(routed)
+    return found
 
 
 def iterations_of(
-    known: Known, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
+    known: Known, stretches: Sequence[Stretch], routes: Sequence[Routed], failures: Sequence[Failure | None]
 ) -> tuple[Iteration, ...]:
     """One iteration for each stretch; `failures`: why each did not help, as it was found."""
     told: list[Iteration] = []
-    routes: dict[int, Route] = {}
-    parsed: dict[Any, Any] = {}
     waits = waits_of(known.entries)
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
-    for stretch, failure in zip(stretches, failures, strict=True):
+    for stretch, (route, keys), failure in zip(stretches, routes, failures, strict=True):
         point = stretch.point
-        route, keys = _route(known, stretch, parsed, routes)
-        routes[point.submission_id] = route.executed
         if point.score is not None:
             best = point.score if best is None else max(best, point.score)
         change = known.code.change(before.revision if before else None, stretch.revision)
@@ -141,9 +142,7 @@ def iterations_of(
     return tuple(told)
 
 
-def _route(
-    known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]
-) -> tuple[RouteTold, tuple[Any, ...]]:
+def _route(known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]) -> Routed:
     """Planned and executed route of one stretch, and the key settings of its code."""
     point = stretch.point
     sources = known.code.sources(stretch.revision)
@@ -170,16 +169,23 @@ def _route(
     return route, shown_settings(settings(sources, lines, parsed)) if sources else ()
 
 
-def facts_of(known: Known, stretches: Sequence[Stretch], base: float | None) -> list[IterationFacts]:
+def facts_of(
+    known: Known, stretches: Sequence[Stretch], routes: Sequence[Routed], base: float | None
+) -> list[IterationFacts]:
     """What the classifier of failures is told of each stretch."""
-    befores = [None, *stretches]  # one more than there are stretches
-    return [_facts(known, stretch, before, base) for stretch, before in zip(stretches, befores, strict=False)]
+    befores = [None, *stretches][: len(stretches)]
+    return [
+        _facts(known, stretch, before, route, base)
+        for stretch, before, (route, _) in zip(stretches, befores, routes, strict=True)
+    ]
 
 
-def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float | None) -> IterationFacts:
+def _facts(
+    known: Known, stretch: Stretch, before: Stretch | None, route: RouteTold, base: float | None
+) -> IterationFacts:
     point = stretch.point
     submission = known.view.submissions[point.submission_id]
-    excerpt = known.log.excerpt(stretch.begin_s, stretch.end_s) if _needs_log(point, base) else None
+    needs_log = _needs_log(point, base)
     return IterationFacts(
         submission_id=point.submission_id,
         status=point.status,
@@ -194,8 +200,10 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
         contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
         hard_coded=_found_in_code(point),
         training=stretch.trained.points,
-        logs=(excerpt,) if excerpt else (),
+        dataset_rows=known.log.rows(stretch.begin_s, stretch.end_s) if needs_log else None,
+        logs=logs_between(known, stretch.begin_s, stretch.end_s) if needs_log else (),
         exits=stretch.exits,
+        samples=samples(route),
     )
 
 
@@ -235,9 +243,3 @@ def _found_in_code(point: Point) -> tuple[EvidenceLine, ...]:
         for one in found
         if one.file.startswith("code/")
     )
-
-
-def whole_log(known: Known) -> tuple[LogExcerpt, ...]:
-    """The end of the agent's log."""
-    excerpt = known.log.end()
-    return (excerpt,) if excerpt else ()
