@@ -25,6 +25,8 @@ MAX_BOUND = 6
 MAX_CALLS = 30_000
 """Of one script; beyond it the rest is not followed."""
 
+_EXITS = ("sys.exit", "os._exit", "builtins.exit", "builtins.quit")
+
 Run = Callable[[Command, Event, Arms], None]
 """Follows a command that the script runs."""
 
@@ -139,9 +141,7 @@ class Walk:
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
             return False
         targets = self.values.of(node.value.func, scope)
-        return any(
-            isinstance(t, Lib) and t.name in ("sys.exit", "os._exit", "builtins.exit", "builtins.quit") for t in targets
-        )
+        return any(isinstance(t, Lib) and (t.name in _EXITS or t.name.startswith("os.exec")) for t in targets)
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         if isinstance(node, ast.Import):
