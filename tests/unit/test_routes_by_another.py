@@ -135,6 +135,52 @@ def test_words_of_shells_decide(script: str, command: str, shell: str, right: se
     assert kinds({"t.py": script, "run.sh": shell}, command) == right
 
 
+TWO = "from trl import *\ndef sft(a=1): SFTTrainer('m').train()\ndef grpo(a=1): GRPOTrainer('m', reward_funcs=len).train()\n"
+CLIS = {
+    "subparsers": "import argparse\n"
+    + TWO
+    + """p = argparse.ArgumentParser()
+s = p.add_subparsers(dest="cmd", required=True)
+x = s.add_parser("sft")
+x.set_defaults(func=sft)
+x = s.add_parser("grpo")
+x.add_argument("--lr")
+x.set_defaults(func=grpo)
+a = p.parse_args()
+a.func(a)
+""",
+    "the name of a subparser": "import argparse\n"
+    + TWO
+    + """p = argparse.ArgumentParser()
+s = p.add_subparsers(dest="cmd")
+s.add_parser("sft")
+s.add_parser("grpo")
+a = p.parse_args()
+if a.cmd == "sft": sft()
+elif a.cmd == "grpo": grpo()
+""",
+    "typer": "import typer\napp = typer.Typer()\n"
+    + TWO.replace("def sft", "@app.command()\ndef sft").replace("def grpo", '@app.command("grpo")\ndef other')
+    + "app()\n",
+    "click": "import click\n@click.group()\ndef app(): pass\n"
+    + TWO.replace("def sft", "@app.command()\ndef sft").replace("def grpo", "@app.command(name='grpo')\ndef other")
+    + "app()\n",
+    "fire with a dictionary": "import fire\n" + TWO + "fire.Fire({'sft': sft, 'grpo': grpo})\n",
+    "fire with the module": "import fire\n" + TWO + "fire.Fire()\n",
+    "fire with a class": "import fire\n"
+    + TWO
+    + "class C:\n  def sft(self): sft()\n  def grpo(self): grpo()\nfire.Fire(C)\n",
+    "match": "import sys\n" + TWO + "match sys.argv[1]:\n  case 'sft': sft()\n  case 'grpo' | 'rl': grpo()\n",
+}
+
+
+@pytest.mark.parametrize("name", CLIS)
+def test_the_command_line_names_what_runs(name: str) -> None:
+    for word in ("sft", "grpo"):
+        assert kinds({"a.py": CLIS[name]}, f"python a.py {word} --lr 1") == {word}
+    assert {"sft", "grpo"} <= kinds({"a.py": CLIS[name]}, "python a.py $WHICH")
+
+
 def test_a_process_that_a_followed_script_started_is_no_second_one() -> None:
     files = {"t.py": BY_ENVIRONMENT, "run.sh": "export STAGE=rl\npython t.py --x 1\n"}
     told = planned(files, ["bash run.sh", "python t.py --x 1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autorl_hpc.report.routes.constants import keyword
 from autorl_hpc.report.routes.reading import Source
@@ -25,6 +25,8 @@ class Declared:
     scope: Scope
     flags: tuple[tuple[str, str], ...] = ()
     position: int | None = None
+    choices: tuple[tuple[str, ast.expr], ...] = ()
+    """What subparsers make of it (`set_defaults`), by their names."""
 
     def told(self, options: Mapping[str, str], positional: Sequence[str]) -> str | None:
         """Its word by a command line that doesn't give it by its name; None: it isn't there."""
@@ -40,6 +42,7 @@ def declarations(modules: Iterable[Scope]) -> dict[str, Declared]:
     """Options by their names, of these modules; a later `add_argument` wins, a field never does."""
     found: dict[str, Declared] = {}
     for scope in modules:
+        _choices(scope, found)
         for node in _declaring(scope.source):
             if isinstance(node, ast.Call):
                 _declare(node, scope, found)
@@ -54,7 +57,9 @@ def declarations(modules: Iterable[Scope]) -> dict[str, Declared]:
 def _declaring(source: Source) -> list[ast.Call | ast.ClassDef]:
     if source.declared is None:
         source.declared = []
-        if source.tree is not None and ("add_argument" in source.text or "dataclass" in source.text):
+        if source.tree is not None and any(
+            word in source.text for word in ("add_argument", "add_subparsers", "dataclass")
+        ):
             for node in ast.walk(source.tree):
                 if isinstance(node, ast.ClassDef) or (
                     isinstance(node, ast.Call)
@@ -79,6 +84,37 @@ def _declare(call: ast.Call, scope: Scope, found: dict[str, Declared]) -> None:
         default = ast.Constant(value=alone[0][1] == "false")
     if default is not None or alone or position is not None:
         found[name] = Declared(default, scope, alone, position)
+
+
+def _choices(scope: Scope, found: dict[str, Declared]) -> None:
+    """`x = sub.add_parser("name"); x.set_defaults(func=f)`, in the order of the lines: a name may stand for one parser after another."""
+    if "set_defaults" not in scope.source.text or scope.source.tree is None:
+        return
+    parsers: dict[str, str] = {}
+    nodes = [n for n in ast.walk(scope.source.tree) if isinstance(n, (ast.Assign, ast.Call))]
+    for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
+        if isinstance(node, ast.Assign):
+            if isinstance(node.targets[0], ast.Name) and (name := _parser(node.value, parsers)):
+                parsers[node.targets[0].id] = name
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == "set_defaults":
+            name = _parser(node.func.value, parsers)
+            for given in node.keywords if name else ():
+                if given.arg:
+                    before = found.get(given.arg, Declared(None, scope))
+                    found[given.arg] = replace(before, choices=(*before.choices, (name, given.value)))
+
+
+def _parser(expr: ast.expr, parsers: dict[str, str]) -> str:
+    if isinstance(expr, ast.Name):
+        return parsers.get(expr.id, "")
+    if (
+        isinstance(expr, ast.Call)
+        and isinstance(expr.func, ast.Attribute)
+        and expr.func.attr == "add_parser"
+        and expr.args
+    ):
+        return _constant(expr.args[0])
+    return ""
 
 
 def _alone(call: ast.Call, names: list[str]) -> tuple[tuple[str, str], ...]:

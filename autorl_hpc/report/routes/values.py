@@ -304,7 +304,7 @@ class Values:
             return (Const(self.env[name]),) if name in self.env else ()
         if isinstance(expr.value, ast.Attribute) and expr.value.attr == "argv":
             at = expr.slice.value if isinstance(expr.slice, ast.Constant) else None
-            if isinstance(at, int) and 0 < at <= len(self.positional):
+            if isinstance(at, int) and 0 < at <= len(self.positional) and is_known(self.positional[at - 1]):
                 return (Const(self.positional[at - 1]),)
             return ()
         return self.item_of(expr.value, expr.slice, scope, depth)
@@ -368,6 +368,10 @@ class Values:
         declared = self._declared[1].get(name)
         if declared is None:
             return ()
+        if declared.choices:
+            chosen = [expr for word, expr in declared.choices if word in self.positional]
+            exprs = chosen or [expr for _, expr in declared.choices]
+            return [v for expr in exprs[:MAX_VALUES] for v in self.of(expr, declared.scope, depth + 1)]
         told = declared.told(self.options, self.positional)
         if told is not None:
             return (Const(literal(told)),) if is_known(told) else ()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from autorl_hpc.report.routes import calls
+from autorl_hpc.report.routes import calls, clis
 from autorl_hpc.report.routes.commands import Command
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.flow import bind
 from autorl_hpc.report.routes.given import Given
-from autorl_hpc.report.routes.kinds import Cls, Func, Lib, Made
+from autorl_hpc.report.routes.kinds import Args, Cls, Func, Lib, Made
 from autorl_hpc.report.routes.reading import Source
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.shell import Arms
@@ -65,11 +65,22 @@ class Walk:
 
     def _commands_of_clis(self, scope: Scope) -> None:
         """Functions that a decorator makes commands (click, typer, hydra, ray): run by a framework."""
+        several: list[tuple[str, Func]] = []
         for node in list(scope.functions.values()):
             decorators = getattr(node, "decorator_list", [])
             words = [n.attr if isinstance(n, ast.Attribute) else "" for d in decorators[:6] for n in ast.walk(d)]
-            if any(word in ("command", "main", "callback") for word in words):
+            if "command" in words:
+                several.append((clis.name_of(node), Func(node, scope)))
+            elif any(word in ("main", "callback") for word in words):
                 self.enter(Func(node, scope), ())
+        self._one_of(several, scope, ())
+
+    def _one_of(self, named: list[tuple[str, Func]], scope: Scope, arms: Arms) -> None:
+        """Follows the function that the command line names; if it names none of several, each as a branch of its own."""
+        chosen = clis.chosen(named, self.values.positional) if len(named) > 1 else named
+        question = f"{scope.source.path}:commands"
+        for number, (_, function) in enumerate(chosen):
+            self.enter(function, arms if len(chosen) == 1 else (*arms, (question, number)))
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -104,8 +115,9 @@ class Walk:
             return self._body(node.finalbody, scope, arms) or over
         elif isinstance(node, ast.Match):
             self._expressions(node.subject, scope, arms)
-            for number, case in enumerate(node.cases):
-                self._body(case.body, scope, (*arms, (f"{scope.source.path}:{node.lineno}", number)))
+            for number, case in clis.cases(node, scope, self.values):
+                own = () if number is None else ((f"{scope.source.path}:{node.lineno}", number),)
+                self._body(case.body, scope, (*arms, *own))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node, scope)
         else:
@@ -172,16 +184,27 @@ class Walk:
 
     def _call(self, call: ast.Call, scope: Scope, arms: Arms) -> None:
         targets = self.values.of(call.func, scope)
-        for target in targets:
+        dispatched = self._is_option(call.func, scope) and sum(isinstance(t, Func) for t in targets) > 1
+        for number, target in enumerate(targets):
             if isinstance(target, Func):
-                self._called(call, target, scope, arms)
+                branch = ((f"{scope.source.path}:{call.lineno}:called", number),) if dispatched else ()
+                self._called(call, target, scope, (*arms, *branch))
             elif isinstance(target, Cls):
                 self._methods(call, target, "__init__", scope, arms)
             elif isinstance(target, Made) and isinstance(target.of, Cls):
                 self._methods(call, target.of, "__call__", scope, arms)
         calls.call(self, call, targets, scope, arms)
+        if any(isinstance(t, Lib) and t.name in clis.FIRE for t in targets):
+            self._one_of(clis.of_fire(call, scope, self.values), scope, arms)
+            return
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "set_defaults":
+            return  # run where the option is called
         for argument in [*call.args, *(k.value for k in call.keywords)]:
             self._handed_over(argument, scope, arms)
+
+    def _is_option(self, func: ast.expr, scope: Scope) -> bool:
+        """`args.func(...)`: one of the functions that subparsers set."""
+        return isinstance(func, ast.Attribute) and any(isinstance(v, Args) for v in self.values.of(func.value, scope))
 
     def _methods(self, call: ast.Call, target: Cls, name: str, scope: Scope, arms: Arms) -> None:
         for method in self.values.of_class(target, name, None, 0):
