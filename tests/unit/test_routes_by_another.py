@@ -50,7 +50,7 @@ FOLDERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Route as their author wrote it down, and the commands seen with it."""
 
-MISSED = ("reassigned_trainer", "package_m")
+MISSED = ("package_m",)
 
 BY_ENVIRONMENT = """import os
 from trl import *
@@ -133,6 +133,28 @@ def test_a_folder_is_what_its_author_says(name: str) -> None:
 )
 def test_words_of_shells_decide(script: str, command: str, shell: str, right: set[str]) -> None:
     assert kinds({"t.py": script, "run.sh": shell}, command) == right
+
+
+BUILD = """from trl import *
+def build(kind):
+    if kind == "grpo":
+        return GRPOTrainer("m", reward_funcs=len)
+    return SFTTrainer("m")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("t = build('grpo')\nt = build('sft')\nt.train()\n", {"sft"}),
+        ("t = build('sft')\nt = build('grpo')\nt.train()\n", {"grpo"}),
+        ("t = build('sft')\nt.train()\nt = build('grpo')\nt.train()\n", {"sft", "grpo", "sft+rl"}),
+        ("if x:\n  t = build('sft')\nelse:\n  t = build('grpo')\nt.train()\n", {"sft", "grpo"}),
+        ("t = build('sft')\nif x:\n  t = build('grpo')\nt.train()\n", {"sft", "grpo", "sft+rl"}),
+    ],
+)
+def test_the_last_assignment_counts(text: str, right: set[str]) -> None:
+    assert kinds({"a.py": BUILD + text}, "python a.py") == right
 
 
 TWO = "from trl import *\ndef sft(a=1): SFTTrainer('m').train()\ndef grpo(a=1): GRPOTrainer('m', reward_funcs=len).train()\n"

@@ -151,7 +151,7 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
     made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
     if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
         made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
-    for trainer in made:
+    for trainer in walk.current(func.value, scope, made):
         if func.attr == "step" and trainer.route is not Route.PPO:
             continue
         walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}

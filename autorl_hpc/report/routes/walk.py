@@ -44,6 +44,10 @@ class Walk:
         self.trainers: dict[int, Event] = {}
         """Trainers that were made, by their call."""
         self.trained: set[int] = set()
+        self._touched: list[int] = []
+        """Calls that make trainers, as often as the walk comes to one."""
+        self._assigned: dict[tuple[int, str], tuple[set[int], Arms]] = {}
+        """By scope and name: the trainers that its last assignment made, and the branch in which it stands."""
         self.reached: list[Scope] = []
         self.settings: list[Given] = []
         self._calls = 0
@@ -121,7 +125,9 @@ class Walk:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node, scope)
         else:
+            before = len(self._touched)
             self._expressions(node, scope, arms)
+            self._assign(node, self._touched[before:], scope, arms)
             calls.statement(self, node, scope, arms)
             return isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)) or self._exits(node, scope)
         return False
@@ -194,6 +200,8 @@ class Walk:
             elif isinstance(target, Made) and isinstance(target.of, Cls):
                 self._methods(call, target.of, "__call__", scope, arms)
         calls.call(self, call, targets, scope, arms)
+        if id(call) in self.trainers:
+            self._touched.append(id(call))
         if any(isinstance(t, Lib) and t.name in clis.FIRE for t in targets):
             self._one_of(clis.of_fire(call, scope, self.values), scope, arms)
             return
@@ -201,6 +209,21 @@ class Walk:
             return  # run where the option is called
         for argument in [*call.args, *(k.value for k in call.keywords)]:
             self._handed_over(argument, scope, arms)
+
+    def _assign(self, node: ast.stmt, made: list[int], scope: Scope, arms: Arms) -> None:
+        """Remembers which trainers a name stands for: those of the last assignment, and of others in branches beside it."""
+        if not made or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            return
+        key = (id(scope), node.targets[0].id)
+        known, where = self._assigned.get(key, (set(), arms))
+        replaces = where[: len(arms)] == arms
+        self._assigned[key] = (set(made) if replaces else known | set(made), arms)
+
+    def current(self, name: ast.expr, scope: Scope, made: list[Event]) -> list[Event]:
+        """Of the trainers that a name may be, those that it is by now; all where that isn't known."""
+        keys = self._assigned.get((id(scope), name.id), (set(), ()))[0] if isinstance(name, ast.Name) else set()
+        now = [self.trainers[key] for key in keys]
+        return [each for each in made if any(each is one for one in now)] or made
 
     def _is_option(self, func: ast.expr, scope: Scope) -> bool:
         """`args.func(...)`: one of the functions that subparsers set."""
