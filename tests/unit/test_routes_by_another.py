@@ -5,6 +5,7 @@ Of the folders 27 of 33 were right when they were first tried, and none of the s
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,30 @@ def test_the_command_line_names_what_runs(name: str) -> None:
     for word in ("sft", "grpo"):
         assert kinds({"a.py": CLIS[name]}, f"python a.py {word} --lr 1") == {word}
     assert {"sft", "grpo"} <= kinds({"a.py": CLIS[name]}, "python a.py $WHICH")
+
+
+def test_a_package_is_run_by_its_main() -> None:
+    files = {"pkg/__init__.py": "", "pkg/__main__.py": "from .go import main\nmain()\n"}
+    files["pkg/go.py"] = TWO + "import fire\nclass C:\n  def sft(self): sft()\n  def grpo(self): grpo()\n"
+    files["pkg/go.py"] += "def main(): fire.Fire(C)\n"
+    assert kinds(files, "python -m pkg grpo --lr 1") == {"grpo"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for a in 1 2 3 4 5 6 7 8; do\n" * 6 + "python t.py $a\n" * 700 + "done\n" * 6,
+        "for a in 1 2\n" * 5_000,
+        "for a in" + " " * 100_000 + "\n" + "ARGS=(" * 5_000,
+        "for a in 1; do " * 5_000 + "done " * 5_000,
+        "ARGS=(\n" + "a b c\n" * 4_000 + 'python t.py "${ARGS[@]}" "$@"\n' * 900,
+    ],
+    ids=["nested", "no end", "spaces", "one line", "arrays"],
+)
+def test_loops_and_arrays_that_want_to_stall_it(text: str) -> None:
+    begun = time.monotonic()
+    planned({"run.sh": text, "t.py": BY_OPTION}, ["bash run.sh " + "x " * 5_000])
+    assert time.monotonic() - begun < 10.0
 
 
 def test_a_process_that_a_followed_script_started_is_no_second_one() -> None:

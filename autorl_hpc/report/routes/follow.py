@@ -174,7 +174,8 @@ class Follower:
 
     def _module(self, command: Command, at: Event, arms: Arms, beside: str) -> bool:
         name = command.target
-        local = matching(name.replace(".", "/") + ".py", self.sources, beside)
+        stem = name.replace(".", "/")
+        local = matching(f"{stem}.py", self.sources, beside) or matching(f"{stem}/__main__.py", self.sources, beside)
         if local is not None:
             self.file(local, command, arms)
             return True

@@ -10,7 +10,13 @@ MAX_TURNS = 8
 
 _OPENS = re.compile(r"(?:^|[;&|]\s*|\s)do(?=\s|$)")
 _CLOSES = re.compile(r"(?:^|[;&|]\s*|\s)done(?=[\s;&|<>)]|$)")
-FOR = re.compile(r"^\s*for\s+([A-Za-z_]\w*)\s+in\s+([^;#]{0,2000}?)\s*(?:;\s*(do\b.{0,20000})?|#.*)?$", re.DOTALL)
+_HEAD = re.compile(r"^\s*for\s+([A-Za-z_]\w*)\s+in\s")
+
+
+def head(line: str) -> tuple[str, str] | None:
+    """The variable and the words of a loop that begins on a line; None: none does."""
+    match = _HEAD.match(line)
+    return (match[1], line[match.end() :].split(";", 1)[0].split(" #", 1)[0]) if match is not None else None
 
 
 def body(lines: Sequence[tuple[int, str]], at: int) -> tuple[list[tuple[int, str]], int] | None:

@@ -61,6 +61,10 @@ class _State:
     blocks: list[list[object]] = field(default_factory=list)  # [question, arm, live]
     depth: int = 0
     over: bool = False
+    unclosed: bool = False
+    """A loop that never ends was met: what looks like others isn't searched for its end, either."""
+    looped: int = 0
+    """Lines followed in turns of loops."""
 
 
 def script(text: str, path: str, args: Sequence[str] = (), env: Sequence[tuple[str, str]] = ()) -> Script:
@@ -79,10 +83,13 @@ def _run(lines: list[tuple[int, str]], state: _State) -> None:
         if (function := _FUNCTION.match(line)) is not None:
             at = _function(function[1] or function[2], lines, at, state)
             continue
-        if (loop := loops.FOR.match(line)) is not None and (inner := loops.body(lines, at - 1)) is not None:
-            at = inner[1]
-            _loop(loop[1], loop[2], inner[0], state)
-            continue
+        if not state.unclosed and (loop := loops.head(line)) is not None:
+            inner = loops.body(lines, at - 1)
+            state.unclosed = inner is None
+            if inner is not None:
+                at = inner[1]
+                _loop(*loop, inner[0], state)
+                continue
         while line.rstrip().endswith("\\") and at < len(lines):
             line = line.rstrip()[:-1] + " " + lines[at][1]
             at += 1
@@ -111,8 +118,9 @@ def _loop(name: str, words: str, body: list[tuple[int, str]], state: _State) -> 
     known = _expanded(_words(words) or [], state)
     if not known or any(set(word) & set("$*?`{(") for word in known):
         known = [f"${name}"]
-    for word in known[: loops.MAX_TURNS]:
-        if state.depth >= MAX_DEPTH:
+    for turn, word in enumerate(known[: loops.MAX_TURNS]):
+        state.looped += len(body)
+        if state.depth >= MAX_DEPTH or (turn and state.looped > MAX_LINES):
             return
         state.depth += 1
         state.variables[name] = word
