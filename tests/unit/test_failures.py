@@ -51,6 +51,20 @@ IMPORT_TRACE = trace("ModuleNotFoundError: No module named 'trl'", 'train.py", l
 FALLING = [2.0, 1.8, 1.5, 1.2, 1.0, 0.9]
 
 
+STEADY = points([1.0 / n for n in range(1, 20)])
+PARSE_COMPLAINTS = log("could not parse answer 3", "could not parse answer 9", "failed to extract answer")
+JSON_TRACEBACK = (
+    '{"type":"user","message":{"content":[{"content":"Traceback (most recent call last):\\n  File \\"/w/code/rollout.py\\", line 3, '
+    'in rollout\\n    x\\nValueError: no group"}]}}'
+)
+INNER_TRACEBACK = JSON_TRACEBACK.replace("\\", "\\\\\\")
+
+
+def with_not_finite(*names: tuple[str, ...]) -> tuple[TrainingPoint, ...]:
+    """A sound training with figures that are no finite numbers in its first steps."""
+    return points([1.0 / n for n in range(1, 20)], not_finite=[*names, *[()] * (19 - len(names))])
+
+
 def one(**more: Any) -> IterationFacts:
     return IterationFacts(
         1, **{"status": SubmissionState.SCORED, "score": 20.0, "base_score": 20.0, "gain": NONE, **more}
@@ -173,7 +187,81 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
     ),
     ("trained well, to no avail", one(training=points(FALLING)), K.NO_GAIN),
     ("tracebacks before it trained are forgiven", one(training=points(FALLING), logs=log(*IMPORT_TRACE)), K.NO_GAIN),
+    # what only looks like a cause
+    ("parsing complaints of an evaluation", one(logs=PARSE_COMPLAINTS, training=STEADY), K.NO_GAIN),
+    (
+        "the same where the code samples",
+        one(logs=PARSE_COMPLAINTS, training=STEADY, samples=True),
+        K.ROLLOUT_CONSTRUCTION,
+    ),
+    (
+        "an installer's complaints",
+        one(
+            logs=log("WARNING: environment check failed", "conda environment error: not found", "setting env: failed"),
+            training=STEADY,
+            samples=True,
+        ),
+        K.NO_GAIN,
+    ),
+    (
+        "the agent thinks aloud",
+        one(logs=log(*["I think the rollout could fail if answers are empty"] * 4), training=STEADY, samples=True),
+        K.NO_GAIN,
+    ),
+    (
+        "the agent thinks aloud in a trace",
+        one(logs=log(*['{"type":"assistant","text":"rollout failed"}'] * 4), training=STEADY, samples=True),
+        K.NO_GAIN,
+    ),
+    *(
+        (f"a traceback through {frame}", one(logs=log(*trace("ValueError: bad", frame)), training=STEADY), K.NO_GAIN)
+        for frame in (
+            '../../usr/lib/python3.11/argparse.py", line 1, in parse_args',
+            'main.py", line 1, in parse_args',
+            'venv/lib/python3.11/site-packages/torch/utils/data/sampler.py", line 3, in __iter__',
+        )
+    ),
+    ("supervised code with a frame called generate", one(logs=log(*ROLLOUT_TRACE), samples=False), K.NO_GAIN),
+    ("a traceback in a trace", one(logs=log(JSON_TRACEBACK)), K.ROLLOUT_CONSTRUCTION),
+    ("a traceback in JSON in a trace", one(logs=log(INNER_TRACEBACK)), K.ROLLOUT_CONSTRUCTION),
+    (
+        "an exception that isn't named Error",
+        one(logs=log(*trace("engine.Dead: gone", 'rollout.py", line 3, in rollout'))),
+        K.ROLLOUT_CONSTRUCTION,
+    ),
+    (
+        "a launcher's prefixes",
+        one(logs=log(*(f"[rank0]: {line}" for line in IMPORT_TRACE)), score=None, gain=None),
+        K.EARLY_CODING,
+    ),
+    ("scaled half precision begins", one(training=with_not_finite(("grad_norm",), ("grad_norm",))), K.NO_GAIN),
+    ("an evaluation without loss", one(training=points([1.0, 0.9], not_finite=[(), ("eval_loss",)])), K.NO_GAIN),
+    ("no margins", one(training=points([1.0, 0.9], not_finite=[(), ("rewards/margins",)])), K.NO_GAIN),
+    ("a name with kl in it", one(training=points([1.0, 0.9], not_finite=[(), ("tackle_rate",)])), K.NO_GAIN),
+    ("one step without a loss", one(training=with_not_finite((), ("loss",))), K.NO_GAIN),
+    ("two steps without a loss", one(training=with_not_finite((), ("loss",), ("loss",))), K.TRAINING_COLLAPSE),
+    (
+        "gradients to the end",
+        one(training=points([1.0, 0.9, 0.9], not_finite=[(), ("grad_norm",), ("grad_norm",)])),
+        K.TRAINING_COLLAPSE,
+    ),
+    (
+        "a printed line of code",
+        one(logs=log("    assert not torch.isnan(loss), 'loss: nan'"), training=STEADY),
+        K.NO_GAIN,
+    ),
+    ("a second training begins high", one(training=points([0.05] * 9) + points([1.5] * 9)), K.NO_GAIN),
     # a run
+    (
+        "a trace tells that a tool failed",
+        nothing(exits=(Exit("python train.py", None, 5.0, ok=False),)),
+        K.EARLY_CODING,
+    ),
+    (
+        "a trace tells that a tool worked",
+        nothing(exits=(Exit("python train.py", None, 5.0, ok=True),)),
+        K.NO_SUBMISSION,
+    ),
     ("it helped on the report split", run(report_gain=UP, feedback_gain=UP), None),
     ("it goes on", run(ended_by=None), None),
     ("somebody cancelled it", run(ended_by=EndedBy.CANCELLED), None),

@@ -11,6 +11,7 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder.watch import Lines
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.telling import lines
+from autorl_hpc.report.telling import log as telling_log
 from autorl_hpc.report.telling.log import AgentLog, read_events, read_part
 from autorl_hpc.report.telling.resources import usage_of
 from autorl_hpc.report.telling.used import Used
@@ -153,15 +154,42 @@ def test_the_log_by_time(tmp_path: Path) -> None:
     run.agent_log.write_bytes(b"first\nsecond\nthird\n")
     run.agent_times.write_bytes(b"6 10.0 x\nnonsense\n13 nan x\n13 20.0 x\n5 30.0 x\n19 40.0 x\n")
     log = AgentLog(run.agent_log, run.agent_times)
-    found = log.excerpt(10.0, 25.0)
-    assert found and (found.offset, found.text) == (6, "second\n")
-    assert log.excerpt(0.0, 5.0) is None
-    end = log.end()
-    assert end and end.text == "first\nsecond\nthird\n"
+    (found,) = log.excerpts(10.0, 25.0)
+    assert (found.offset, found.text) == (6, "second\n")
+    assert log.excerpts(0.0, 5.0) == ()
+    (end,) = log.whole()
+    assert end.text == "first\nsecond\nthird\n"
     run.agent_log.unlink()
-    assert log.excerpt(10.0, 25.0) is None and log.size() == 0
+    assert log.excerpts(10.0, 25.0) == () and log.size() == 0
     os.mkfifo(run.agent_log)
     assert read_part(run.agent_log, 0, 10) == b""
+
+
+@pytest.mark.parametrize("bound", [telling_log.MAX_SCANNED_BYTES, 400_000])
+def test_a_traceback_far_from_the_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+    monkeypatch.setattr(telling_log, "SCAN_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(telling_log, "MAX_SCANNED_BYTES", bound)
+    trace = b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\nKeyError: 1\n'
+    filler = b"step\n" * 19_995
+    head = b"[rank0]: " + trace + filler  # the second lies across two chunks
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    run.agent_log.write_bytes(head[: 100_000 - 10] + b"\n" + trace + filler * 6)
+    found = AgentLog(run.agent_log, run.agent_times).whole()
+    assert [(one.offset, one.only_tracebacks) for one in found[:-1]] == [(0, True), (99_991, True)]
+    assert found[0].text.startswith("[rank0]: Traceback") and "KeyError: 1" in found[1].text
+    assert not found[-1].only_tracebacks and len(found[-1].text) <= telling_log.MAX_EXCERPT_BYTES
+
+
+def test_the_rows_of_the_last_training(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    said = b"***** Running training *****\n  Num examples = 1,200\n***** Running training *****\n  Num examples = 7\n"
+    said += b"***** Running Evaluation *****\n  Num examples = 3\n"
+    run.agent_log.write_bytes(said)
+    run.agent_times.write_bytes(b"52 10.0 x\n%d 20.0 x\n" % len(said))
+    log = AgentLog(run.agent_log, run.agent_times)
+    assert (log.rows(0.0, 10.0), log.rows(10.0, 20.0), log.rows(20.0, 30.0)) == (1200, 7, None)
 
 
 def test_events_that_can_be_read(tmp_path: Path) -> None:

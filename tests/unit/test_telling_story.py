@@ -368,3 +368,23 @@ def test_a_defect_costs_the_story_and_not_the_scores(tree: Tree, monkeypatch: py
     broken = told(run)
     assert broken.story == Story(recorder=("the story could not be told: RecursionError",))
     assert broken.model_copy(update={"story": whole.story}) == whole and broken.counted
+
+
+@pytest.mark.parametrize("source", ["agent.log", "traces/session.jsonl"])
+def test_what_a_trace_tells_of_failures_is_told(source: str, tree: Tree) -> None:
+    run = tree.run(agent="claude-code", driver="x").start()
+    trace = 'Traceback (most recent call last):\n  File "/w/code/train.py", line 2, in <module>\nImportError: no trl'
+    line = json.dumps({"type": "user", "message": {"content": [{"type": "tool_result", "content": trace}]}}) + "\n"
+    own = line if source == "agent.log" else ""
+    run.dir.agent_log.write_text(own + '{"type": "assistant", "text": "rollout failed"}\n' * 1000)
+    make.add(
+        run,
+        "trace",
+        make.event(50.0, "tool_call", tool="Bash", command="cd code && python train.py", call_id="1", source=source),
+        make.event(51.0, "tool_result", call_id="1", ok=False, text=trace.replace("\n", "\\n"), source=source),
+    )
+    failure = told(run.seal(600.0)).story.failure
+    assert failure is not None and failure.kind == "early coding failure"
+    says = [(line.where.split(",")[0], line.says) for line in failure.evidence]
+    assert says[0] == (source, "ImportError: no trl")
+    assert says[1] == ("process at 51 s", "failed: cd code && python train.py")

@@ -17,15 +17,19 @@ class LogExcerpt:
     source: str
     offset: int
     text: str
+    only_tracebacks: bool = False
+    """Cut out because a traceback stands in it: its other words, a trace's or a sentence's, are no log."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of one process. `exit_code` negative: a signal; None: unknown."""
+    """The end of one process, or of a tool call. `exit_code` negative: a signal; None: unknown."""
 
     command: str
     exit_code: int | None
     elapsed_s: float = 0.0
+    ok: bool | None = None
+    """Where a trace tells no code but whether it failed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class IterationFacts:
     training: Sequence[TrainingPoint] = ()
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[Exit] = ()
+    samples: bool | None = None
+    """Whether code or logs sample from a model: RL, or data made of samples; None: nobody knows, then a logged reward tells."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +111,5 @@ class RunFacts:
     training: Sequence[TrainingPoint] = ()
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[Exit] = ()
+    samples: bool | None = None
+    """Whether code or logs sample from a model: RL, or data made of samples; None: nobody knows, then a logged reward tells."""

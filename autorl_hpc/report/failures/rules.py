@@ -6,6 +6,7 @@ Thresholds are docs/routes.md's; each says why.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -41,6 +42,9 @@ EARLY_SHARE = 0.5
 """Of the budget: who has neither trained nor submitted by then had trouble with code."""
 GAP_POINTS = 3.0
 """An optimism gap below it is no reason by itself."""
+_PARTS = re.compile(r"[^a-z]+")
+_BESIDE = frozenset({"eval", "val", "valid", "validation", "test", "std", "margins", "accuracies"})
+"""Parts of names of figures that may be no number in a sound training: of an empty evaluation, of one sample's spread."""
 CONTAMINATED_ITEMS = 3
 """Whole held-out items in the workspace: one or two may be chance (docs/contamination.md)."""
 
@@ -48,13 +52,10 @@ CONTAMINATED_ITEMS = 3
 def training_collapse(facts: Facts) -> Evidence | None:
     """NaN or Inf, exploding loss or KL, one and the same answer, or a score far under the base model's."""
     found: list[EvidenceLine] = []
-    found += [
-        reading.point_line(point, f"{', '.join(point.not_finite[:5])}: no finite number")
-        for point in facts.training
-        if point.not_finite
-        and any(word in name for name in point.not_finite for word in ("loss", "reward", "kl", "grad_norm"))
-    ][:1]
-    found += reading.evidence(reading.told_of_nan(reading.lines(facts.logs)))[:1]
+    found += _not_finite(facts.training)
+    told = reading.told_of_nan(reading.lines(facts.logs))
+    if len(told) > 1 or not any(p.loss is not None for p in facts.training):
+        found += reading.evidence(told)[:1]
     found += _exploded(facts.training)
     if "degenerate_outputs" in facts.flags:
         found.append(
@@ -70,10 +71,55 @@ def training_collapse(facts: Facts) -> Evidence | None:
     return tuple(found) or None
 
 
+def _stages(training: Sequence[TrainingPoint]) -> list[list[TrainingPoint]]:
+    """The last training of each source: what was trained again was given up, and begins where the step or the epoch falls."""
+    found: list[list[TrainingPoint]] = []
+    for source in dict.fromkeys(p.source for p in training):
+        own: list[TrainingPoint] = []
+        for point in (p for p in training if p.source == source):
+            if own and _fell(own[-1], point):
+                own = []
+            own.append(point)
+        found.append(own)
+    return found
+
+
+def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
+    if before.step is not None and point.step is not None:
+        return point.step < before.step
+    return before.epoch is not None and point.epoch is not None and point.epoch < before.epoch
+
+
+def _not_finite(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
+    """Figures of the training itself that were no finite numbers in two logged steps running, or in the last one.
+
+    A gradient norm alone must be the last two: scaled half-precision training begins with infinite ones and skips their steps.
+    """
+    found: list[EvidenceLine] = []
+    for own in _stages(training):
+        bad = [[name for name in p.not_finite if _is_of_training(name)] for p in own]
+        hard = [[name for name in names if not _is_gradient(name)] for names in bad]
+        at = next((n for n in range(len(own) - 1) if hard[n] and hard[n + 1]), None)
+        if at is None and own and (hard[-1] or all(bad[-2:])):
+            at = len(own) - 1
+        if at is not None:
+            found.append(reading.point_line(own[at], f"{', '.join(bad[at][:5])}: no finite number"))
+    return found[:1]
+
+
+def _is_of_training(name: str) -> bool:
+    """Whether a trainer's figure is its loss, reward, KL or gradient norm, and none of an evaluation or a spread."""
+    parts = set(_PARTS.split(name.lower()))
+    return not parts & _BESIDE and (bool(parts & {"loss", "reward", "rewards", "kl", "approxkl"}) or _is_gradient(name))
+
+
+def _is_gradient(name: str) -> bool:
+    return {"grad", "norm"} <= set(_PARTS.split(name.lower()))
+
+
 def _exploded(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
     found: list[EvidenceLine] = []
-    for source in dict.fromkeys([p.source for p in training]):
-        own = [p for p in training if p.source == source]
+    for own in _stages(training):
         losses = [(p, p.loss) for p in own if p.loss is not None and math.isfinite(p.loss)]
         if len(losses) >= MIN_POINTS:
             early = sorted(abs(v) for _, v in losses[: max(1, len(losses) // 3)])
@@ -89,11 +135,18 @@ def _exploded(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
     return found
 
 
+def _samples(facts: Facts) -> bool | None:
+    """Whether anything sampled from a model; None: nobody knows."""
+    rewarded = any(p.reward is not None or any("reward" in name for name in p.more) for p in facts.training)
+    return True if rewarded else facts.samples
+
+
 def rollout_construction(facts: Facts) -> Evidence | None:
     """Rollouts that broke: their own tracebacks, empty or identical completions, answers not parsed, a reward without any change."""
     known = list(reading.lines(facts.logs))
-    traces = [t for t in reading.tracebacks(known) if t.in_rollout]
-    told = reading.told_of_rollouts(known)
+    samples = _samples(facts)
+    traces = [t for t in reading.tracebacks(known) if t.in_rollout] if samples is not False else []
+    told = reading.told_of_rollouts(known) if samples else []
     empty = _empty(facts.training)
     constant = _constant_reward(facts.training)
     if traces:

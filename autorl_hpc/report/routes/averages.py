@@ -6,6 +6,7 @@ import ast
 from itertools import islice
 
 from autorl_hpc.report.routes.flow import called
+from autorl_hpc.report.routes.kinds import Func
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.values import Values
 from autorl_hpc.report.routes.words import words
@@ -30,7 +31,7 @@ def averaging(node: ast.stmt, scope: Scope, values: Values) -> str | None:
         return None
     if any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.MatMult) for each in near):
         return None  # B @ A: an adapter that is merged
-    if any(_by_key(each, scope) for each in near):
+    if any(_by_key(each, scope) or _mixed(each, scope, values) for each in near):
         return "weights of several models are added up, tensor by tensor"
     return None
 
@@ -54,6 +55,19 @@ def _by_key(node: ast.AST, scope: Scope) -> bool:
                 return any(d in over for d, _ in _dicts(inner.elt)) and _of_weights(inner, scope)
             if isinstance(inner, (ast.List, ast.Tuple)):
                 return len(_dicts(inner)) >= 2
+    return False
+
+
+def _mixed(node: ast.AST, scope: Scope, values: Values) -> bool:
+    """A function of this code that adds its arguments up, given tensors of two dictionaries by one key."""
+    if not isinstance(node, ast.Call) or len(_dicts(node)) < 2:
+        return False
+    for target in values.of(node.func, scope):
+        if isinstance(target, Func):
+            inner = values.scopes.function(target.node, target.parent)
+            sums = [n for each in inner.returns[:6] for n in islice(ast.walk(each), 200) if isinstance(n, ast.BinOp)]
+            if any(isinstance(n.op, ast.Add) for n in sums):
+                return True
     return False
 
 

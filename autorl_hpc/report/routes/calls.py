@@ -39,11 +39,19 @@ _PROCESSES = frozenset(
         "create_subprocess_exec",
     }
 )
+_BECOMES = re.compile(r"^os\.(exec|spawn|posix_spawn)(l|v)?p?e?$")
+"""Calls that give a program's arguments behind its path (spawn: and a mode): as one list, or one by one (l)."""
 _WRITERS = frozenset(
     {"to_json", "save_to_disk", "to_parquet", "to_csv", "write_text", "dump", "write", "writelines", "to_jsonl"}
 )
 COPIED = re.compile(r"model|ckpt|checkpoint|base|weights|output|src|qwen|llama|smol|gemma|mistral", re.I)
 """Words of a copied folder that may be a model's."""
+
+OWN_LOOP = "own loop"
+_STEPS = re.compile(
+    r"step\(|optim|\bopt\b|apply_gradients|_foreach_|Trainer|\.grad\b[^\n]{0,80}\b(?:lr|rate|eta)\b|\b(?:lr|rate|eta)\b[^\n]{0,80}\.grad\b"
+)
+"""What code says that goes from gradients to weights: a step, an optimiser, a learning rate times a gradient."""
 
 MAX_SETTINGS = 500
 """Noted of one script."""
@@ -72,11 +80,15 @@ def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arm
     if attr in _PROCESSES and any(
         n.startswith(("os.", "subprocess.", "asyncio.")) or n.endswith(".system") for n in names | {_root(func)}
     ):
-        _process(walk, node, scope, arms)
+        _process(walk, node, node.args, scope, arms)
+    for kind in (match for n in names if (match := _BECOMES.match(n)) is not None):
+        begin = 2 if kind[1] == "spawn" else 1
+        _process(walk, node, node.args[begin:] if kind[2] == "l" else node.args[begin : begin + 1], scope, arms)
     if attr in ("exec", "eval") and isinstance(func, ast.Name):
         _text(walk, node, scope, arms)
     if attr in ("run_path", "run_module") and node.args:
         _script(walk, node, walk.values.text(node.args[0], scope), scope, arms)
+    _handed_script(walk, node, scope, arms)
     _files(walk, node, attr, names, scope, arms)
 
 
@@ -139,7 +151,7 @@ def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms
     made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
     if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
         made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
-    for trainer in made:
+    for trainer in walk.current(func.value, scope, made):
         if func.attr == "step" and trainer.route is not Route.PPO:
             continue
         walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}
@@ -171,13 +183,17 @@ def _loop(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: A
     path, line = signals.lines[word]
     source = walk.values.sources.get(path)
     what: What = "zero" if trainers.optimiser_is_idle(walk.reached, walk.values) else "train"
-    made = Event(what, path, line, source.line(line) if source else "", route, f"own loop: {why}", arms, sure=0.85)
+    made = Event(what, path, line, source.line(line) if source else "", route, f"{OWN_LOOP}: {why}", arms, sure=0.85)
     _told_by_flow(made, found, walk.values)
     walk.add(made)
 
 
 def ended(walk: Walk) -> None:
-    """Trainers that were made and never run."""
+    """Trainers that were made and never run, and losses of which nothing is learned: nobody makes a step from them."""
+    if not any(_STEPS.search(text) for text in {s.source.path: s.source.text for s in walk.reached}.values()):
+        for each in walk.events:
+            if each.what == "train" and each.why.startswith(OWN_LOOP):
+                each.what = "made"
     for key, made in walk.trainers.items():
         if key not in walk.trained:
             walk.add(made)
@@ -314,8 +330,8 @@ def _kept_around(node: ast.Call, scope: Scope) -> bool:
 # -- programs, text, averages --------------------------------------------------------------------------------------
 
 
-def _process(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
-    for line in command_words(node.args, scope, walk.values):
+def _process(walk: Walk, node: ast.Call, args: Sequence[ast.expr], scope: Scope, arms: Arms) -> None:
+    for line in command_words(args, scope, walk.values):
         walk.run(understood(line), event("generate", node, scope, arms), arms)
 
 
@@ -361,6 +377,16 @@ def _text(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
 def _script(walk: Walk, node: ast.Call, path: str | None, scope: Scope, arms: Arms) -> None:
     if path is not None:
         walk.run(understood(["python", path]), event("generate", node, scope, arms), arms)
+
+
+def _handed_script(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None:
+    """`Process(target=runpy.run_path, args=("two.py",))`: a function that runs a script, handed over with its arguments."""
+    target = next((k.value for k in node.keywords if k.arg == "target"), None)
+    args = next((k.value for k in node.keywords if k.arg == "args"), None)
+    if target is None or not isinstance(args, (ast.Tuple, ast.List)) or not args.elts:
+        return
+    if any(isinstance(t, Lib) and t.last in ("run_path", "run_module") for t in walk.values.of(target, scope)):
+        _script(walk, node, walk.values.text(args.elts[0], scope), scope, arms)
 
 
 def statement(walk: Walk, node: ast.stmt, scope: Scope, arms: Arms) -> None:

@@ -31,6 +31,11 @@ def is_number(value: Value) -> bool:
     return isinstance(value, Const) and isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
 
 
+def is_known(word: str) -> bool:
+    """Whether a word of a command line is what it says, and no variable or expression that nobody could fill."""
+    return "$" not in word and word != "?"
+
+
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 

@@ -177,5 +177,9 @@ def _without_training(events: Sequence[Event]) -> Decision:
     if saves:
         return Decision(Route.COPY, saves[:3], 0.7, notes=["a model is saved that nothing trained"])
     made = [e for e in events if e.what in ("made", "no-policy")]
-    notes = ["a trainer is made and never run"] if any(e.what == "made" for e in made) else []
+    notes = (
+        ["a trainer is made and never run, or a loss without an optimiser"]
+        if any(e.what == "made" for e in made)
+        else []
+    )
     return Decision(Route.NONE, made[:3], 0.7 if made else 0.6, notes=notes)

@@ -34,6 +34,10 @@ MODEL_WORDS = re.compile(r"model|ckpt|checkpoint|base|weights|output|qwen|llama|
 _LAUNCHERS_OF_TRAINERS = ("axolotl.cli.train", "llamafactory.cli", "axolotl")
 
 
+_Key = tuple[str, str, tuple[str, ...], tuple[tuple[str, str], ...]]
+"""Kind, target, arguments and environment of an invocation."""
+
+
 class Follower:
     """One analysis of one revision."""
 
@@ -50,20 +54,23 @@ class Follower:
         self.guessed = False
         """No command was of this code: what would run, and in which order, is a guess."""
         self._depth = 0
-        self._seen: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._seen: set[_Key] = set()
 
     def run(self, command: Command, at: Event, arms: Arms = (), beside: str = "") -> bool:
         """Follows a command; `at` is where it stands. False: nothing of this code is run by it."""
-        key = (command.kind, command.target, command.args)
-        if self._depth >= MAX_DEPTH or len(self._seen) >= MAX_RUNS or key in self._seen:
-            return key in self._seen
+        bare = (command.kind, command.target, command.args)
+        key = (*bare, command.env)
+        # a process that was seen has no environment; if a script started it, that one is followed with its own
+        known = key in self._seen or (not command.env and any(one[:3] == bare for one in self._seen))
+        if self._depth >= MAX_DEPTH or len(self._seen) >= MAX_RUNS or known:
+            return known
         self._depth += 1
         try:
             return self._run(command, at, arms, beside or posixpath.dirname(at.path), key)
         finally:
             self._depth -= 1
 
-    def _run(self, command: Command, at: Event, arms: Arms, beside: str, key: tuple[str, str, tuple[str, ...]]) -> bool:
+    def _run(self, command: Command, at: Event, arms: Arms, beside: str, key: _Key) -> bool:
         if command.kind in ("script", "shell"):
             path = matching(command.target, self.sources, beside)
             if path is None:
@@ -167,7 +174,8 @@ class Follower:
 
     def _module(self, command: Command, at: Event, arms: Arms, beside: str) -> bool:
         name = command.target
-        local = matching(name.replace(".", "/") + ".py", self.sources, beside)
+        stem = name.replace(".", "/")
+        local = matching(f"{stem}.py", self.sources, beside) or matching(f"{stem}/__main__.py", self.sources, beside)
         if local is not None:
             self.file(local, command, arms)
             return True

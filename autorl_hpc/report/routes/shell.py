@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autorl_hpc.report.routes.commands import Command, understood
+from autorl_hpc.report.routes import loops
+from autorl_hpc.report.routes.commands import Command, split, understood
 
 MAX_LINES = 5_000
 MAX_JOINED = 300
@@ -24,6 +25,10 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*|\d)(?::?[-=]([^}]{0,200}))?\}|([A-
 _FUNCTION = re.compile(
     r"^\s*(?:function\s+)?([A-Za-z_][\w-]*)\s*(?:\(\s*\))\s*\{?\s*$|^\s*function\s+([A-Za-z_][\w-]*)\s*\{?\s*$"
 )
+_ARRAY = re.compile(r"^\s*([A-Za-z_]\w*)(\+?)=\(")
+_WHOLE_ARRAY = re.compile(r"^\$\{([A-Za-z_]\w*)\[[@*]\]\}$")
+MAX_ARRAY_CHARS = 20_000
+MAX_ARRAY_WORDS = 500
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", ";;", "|&"})
 _LEADING = frozenset({"then", "else", "do", "!", "{", "(", "while", "until"})
 
@@ -52,9 +57,14 @@ class _State:
     variables: dict[str, str]
     script: Script
     functions: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     blocks: list[list[object]] = field(default_factory=list)  # [question, arm, live]
     depth: int = 0
     over: bool = False
+    unclosed: bool = False
+    """A loop that never ends was met: what looks like others isn't searched for its end, either."""
+    looped: int = 0
+    """Lines followed in turns of loops."""
 
 
 def script(text: str, path: str, args: Sequence[str] = (), env: Sequence[tuple[str, str]] = ()) -> Script:
@@ -73,8 +83,18 @@ def _run(lines: list[tuple[int, str]], state: _State) -> None:
         if (function := _FUNCTION.match(line)) is not None:
             at = _function(function[1] or function[2], lines, at, state)
             continue
+        if not state.unclosed and (loop := loops.head(line)) is not None:
+            inner = loops.body(lines, at - 1)
+            state.unclosed = inner is None
+            if inner is not None:
+                at = inner[1]
+                _loop(*loop, inner[0], state)
+                continue
         while line.rstrip().endswith("\\") and at < len(lines):
             line = line.rstrip()[:-1] + " " + lines[at][1]
+            at += 1
+        while _ARRAY.match(line) and ")" not in line and at < len(lines) and len(line) < MAX_ARRAY_CHARS:
+            line = line.rstrip() + " " + lines[at][1].split(" #", 1)[0].strip()
             at += 1
         here = _HEREDOC.search(line) if not line.lstrip().startswith("#") else None
         if here is not None:
@@ -91,6 +111,21 @@ def _run(lines: list[tuple[int, str]], state: _State) -> None:
             if "'" in lines[at - 1][1] or '"' in lines[at - 1][1]:
                 words = _words(line)
         _commands(words or [], number, line, state)
+
+
+def _loop(name: str, words: str, body: list[tuple[int, str]], state: _State) -> None:
+    """A loop's body for each word that is known; once, with an unknown word, where they aren't."""
+    known = _expanded(_words(words) or [], state)
+    if not known or any(set(word) & set("$*?`{(") for word in known):
+        known = [f"${name}"]
+    for turn, word in enumerate(known[: loops.MAX_TURNS]):
+        state.looped += len(body)
+        if state.depth >= MAX_DEPTH or (turn and state.looped > MAX_LINES):
+            return
+        state.depth += 1
+        state.variables[name] = word
+        _run(body, state)
+        state.depth -= 1
 
 
 def _function(name: str, lines: list[tuple[int, str]], at: int, state: _State) -> int:
@@ -180,6 +215,10 @@ def _one(words: list[str], number: int, text: str, state: _State) -> None:
     if (words and len(words) > 1 and words[1] == ")") or (words and words[0].endswith(")") and state.blocks):
         _case_arm(words, number, text, state)
         return
+    if len(words) > 1 and words[1] == "(" and (array := _ARRAY.match(words[0] + "(")) is not None and _live(state):
+        before = state.arrays.get(array[1], []) if array[2] else []
+        state.arrays[array[1]] = (before + _expanded([w for w in words[2:] if w != ")"], state))[:MAX_ARRAY_WORDS]
+        return
     words = _without_redirections([w for w in words if w not in ("(", ")", "}")])
     if not words or not _live(state):
         return
@@ -189,7 +228,8 @@ def _one(words: list[str], number: int, text: str, state: _State) -> None:
             if equals:
                 state.variables[name] = _filled(value, state)
         return
-    _run_words([_filled(w, state) for w in words], number, text, state)
+    if words := _expanded(words, state):
+        _run_words(words, number, text, state)
 
 
 def _case_arm(words: list[str], number: int, text: str, state: _State) -> None:
@@ -228,9 +268,10 @@ def _run_words(words: list[str], number: int, text: str, state: _State) -> None:
     if words[0] in state.functions and state.depth < MAX_DEPTH:
         state.depth += 1
         outer = {k: v for k, v in state.variables.items() if k.isdigit()}
-        state.variables |= {str(n): value for n, value in enumerate(words[1:], start=1)}
+        inner = {str(n): value for n, value in enumerate(words[1:], start=1)}
+        state.variables = {k: v for k, v in state.variables.items() if not k.isdigit()} | inner
         _run(state.functions[words[0]], state)
-        state.variables |= outer
+        state.variables = {k: v for k, v in state.variables.items() if not k.isdigit()} | outer
         state.depth -= 1
         return
     _add(understood(words), number, text, state)
@@ -260,11 +301,34 @@ def _condition(words: Sequence[str], state: _State) -> bool | None:
     return None
 
 
+def _expanded(words: Sequence[str], state: _State) -> list[str]:
+    """Words with their variables; those that stand for several words, or for none, become these."""
+    found: list[str] = []
+    for word in words:
+        several = _several(word, state)
+        found += [_filled(word, state)] if several is None else several
+    return found[:MAX_ARRAY_WORDS]
+
+
+def _several(word: str, state: _State) -> list[str] | None:
+    if word in ("$@", "$*", "${@}", "${*}"):
+        return [state.variables[n] for n in sorted((k for k in state.variables if k.isdigit()), key=int)]
+    if (array := _WHOLE_ARRAY.match(word)) is not None:
+        return state.arrays.get(array[1])
+    if (variable := _VARIABLE.fullmatch(word)) is not None:
+        value = _filled(word, state)
+        if value == "" and variable[2] is None:
+            return []
+        if value.startswith("-") and " " in value:  # options in one variable, as `$ARGS` without quotes
+            return split(value)
+    return None
+
+
 def _filled(word: str, state: _State) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         known = state.variables.get(name)
-        if known is not None and known != "":
+        if known is not None and (known != "" or match[2] is None):
             return known
         return match[2] if match[2] is not None else match[0]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from autorl_hpc.report.routes import conditions, configs, elements, wellknown
 from autorl_hpc.report.routes.commands import options, positional
-from autorl_hpc.report.routes.constants import ARITHMETIC, is_number, keyword, literal, of_environ
+from autorl_hpc.report.routes.constants import ARITHMETIC, is_known, is_number, keyword, literal, of_environ
 from autorl_hpc.report.routes.declared import Declared, declarations
 from autorl_hpc.report.routes.kinds import Args, Cls, Conf, Const, Func, Lib, Lit, Made, Mod, Value
 from autorl_hpc.report.routes.names import TRAINER_CLASSES
@@ -42,10 +42,12 @@ class Values:
         self.scopes = scopes
         self.options = options(args)
         self.positional = positional(args)
+        self.is_open = any(word.startswith("$") for word in self.positional)
+        """Options may stand in a variable that nobody knows: what is not given may be given there."""
         self.env = dict(env or {})
         self.steps = 0
         self._until = MAX_QUESTION
-        self._declared: tuple[int, Declared] | None = None
+        self._declared: tuple[int, dict[str, Declared]] | None = None
         self._configs: dict[str, list[configs.Item]] = {}
         self._active: set[tuple[int, int]] = set()
 
@@ -225,7 +227,8 @@ class Values:
     def attribute(self, base: Value, attr: str, me: ast.expr | None, depth: int) -> Sequence[Value]:
         """`base.attr`."""
         if isinstance(base, Lib):
-            return (Lib(f"{base.name}.{attr}"),)
+            name = f"{base.name}.{attr}"
+            return (Const("python"),) if name == "sys.executable" else (Lib(name),)
         if isinstance(base, Mod):
             return self._here(attr, base.scope, depth) or ()
         if isinstance(base, Args):
@@ -301,7 +304,7 @@ class Values:
             return (Const(self.env[name]),) if name in self.env else ()
         if isinstance(expr.value, ast.Attribute) and expr.value.attr == "argv":
             at = expr.slice.value if isinstance(expr.slice, ast.Constant) else None
-            if isinstance(at, int) and 0 < at <= len(self.positional):
+            if isinstance(at, int) and 0 < at <= len(self.positional) and is_known(self.positional[at - 1]):
                 return (Const(self.positional[at - 1]),)
             return ()
         return self.item_of(expr.value, expr.slice, scope, depth)
@@ -359,11 +362,22 @@ class Values:
     def option(self, name: str, depth: int = 0) -> Sequence[Value]:
         """A command-line option: as given, else its declared default."""
         if name in self.options:
-            return (Const(literal(self.options[name])),)
+            return (Const(literal(self.options[name])),) if is_known(self.options[name]) else ()
         if self._declared is None or self._declared[0] != len(self.scopes.modules):
             self._declared = len(self.scopes.modules), declarations(self.scopes.modules)
         declared = self._declared[1].get(name)
-        return self.of(declared[0], declared[1], depth + 1) if declared is not None else ()
+        if declared is None:
+            return ()
+        if declared.choices:
+            chosen = [expr for word, expr in declared.choices if word in self.positional]
+            exprs = chosen or [expr for _, expr in declared.choices]
+            return [v for expr in exprs[:MAX_VALUES] for v in self.of(expr, declared.scope, depth + 1)]
+        told = declared.told(self.options, self.positional)
+        if told is not None:
+            return (Const(literal(told)),) if is_known(told) else ()
+        if self.is_open or declared.default is None:
+            return ()
+        return self.of(declared.default, declared.scope, depth + 1)
 
     def configured(self, conf: Conf, name: str) -> Sequence[Value]:
         known = self._configs.get(conf.path)

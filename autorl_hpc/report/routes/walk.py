@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from autorl_hpc.report.routes import calls
+from autorl_hpc.report.routes import calls, clis
 from autorl_hpc.report.routes.commands import Command
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.flow import bind
 from autorl_hpc.report.routes.given import Given
-from autorl_hpc.report.routes.kinds import Cls, Func, Lib, Made
+from autorl_hpc.report.routes.kinds import Args, Cls, Func, Lib, Made
 from autorl_hpc.report.routes.reading import Source
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.shell import Arms
@@ -24,6 +24,8 @@ MAX_BOUND = 6
 """Calls whose arguments a function's parameters remember."""
 MAX_CALLS = 30_000
 """Of one script; beyond it the rest is not followed."""
+
+_EXITS = ("sys.exit", "os._exit", "builtins.exit", "builtins.quit")
 
 Run = Callable[[Command, Event, Arms], None]
 """Follows a command that the script runs."""
@@ -42,6 +44,10 @@ class Walk:
         self.trainers: dict[int, Event] = {}
         """Trainers that were made, by their call."""
         self.trained: set[int] = set()
+        self._touched: list[int] = []
+        """Calls that make trainers, as often as the walk comes to one."""
+        self._assigned: dict[tuple[int, str], tuple[set[int], Arms]] = {}
+        """By scope and name: the trainers that its last assignment made, and the branch in which it stands."""
         self.reached: list[Scope] = []
         self.settings: list[Given] = []
         self._calls = 0
@@ -63,11 +69,22 @@ class Walk:
 
     def _commands_of_clis(self, scope: Scope) -> None:
         """Functions that a decorator makes commands (click, typer, hydra, ray): run by a framework."""
+        several: list[tuple[str, Func]] = []
         for node in list(scope.functions.values()):
             decorators = getattr(node, "decorator_list", [])
             words = [n.attr if isinstance(n, ast.Attribute) else "" for d in decorators[:6] for n in ast.walk(d)]
-            if any(word in ("command", "main", "callback") for word in words):
+            if "command" in words:
+                several.append((clis.name_of(node), Func(node, scope)))
+            elif any(word in ("main", "callback") for word in words):
                 self.enter(Func(node, scope), ())
+        self._one_of(several, scope, ())
+
+    def _one_of(self, named: list[tuple[str, Func]], scope: Scope, arms: Arms) -> None:
+        """Follows the function that the command line names; if it names none of several, each as a branch of its own."""
+        chosen = clis.chosen(named, self.values.positional) if len(named) > 1 else named
+        question = f"{scope.source.path}:commands"
+        for number, (_, function) in enumerate(chosen):
+            self.enter(function, arms if len(chosen) == 1 else (*arms, (question, number)))
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -102,12 +119,15 @@ class Walk:
             return self._body(node.finalbody, scope, arms) or over
         elif isinstance(node, ast.Match):
             self._expressions(node.subject, scope, arms)
-            for number, case in enumerate(node.cases):
-                self._body(case.body, scope, (*arms, (f"{scope.source.path}:{node.lineno}", number)))
+            for number, case in clis.cases(node, scope, self.values):
+                own = () if number is None else ((f"{scope.source.path}:{node.lineno}", number),)
+                self._body(case.body, scope, (*arms, *own))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node, scope)
         else:
+            before = len(self._touched)
             self._expressions(node, scope, arms)
+            self._assign(node, self._touched[before:], scope, arms)
             calls.statement(self, node, scope, arms)
             return isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)) or self._exits(node, scope)
         return False
@@ -139,9 +159,7 @@ class Walk:
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
             return False
         targets = self.values.of(node.value.func, scope)
-        return any(
-            isinstance(t, Lib) and t.name in ("sys.exit", "os._exit", "builtins.exit", "builtins.quit") for t in targets
-        )
+        return any(isinstance(t, Lib) and (t.name in _EXITS or t.name.startswith("os.exec")) for t in targets)
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         if isinstance(node, ast.Import):
@@ -172,16 +190,44 @@ class Walk:
 
     def _call(self, call: ast.Call, scope: Scope, arms: Arms) -> None:
         targets = self.values.of(call.func, scope)
-        for target in targets:
+        dispatched = self._is_option(call.func, scope) and sum(isinstance(t, Func) for t in targets) > 1
+        for number, target in enumerate(targets):
             if isinstance(target, Func):
-                self._called(call, target, scope, arms)
+                branch = ((f"{scope.source.path}:{call.lineno}:called", number),) if dispatched else ()
+                self._called(call, target, scope, (*arms, *branch))
             elif isinstance(target, Cls):
                 self._methods(call, target, "__init__", scope, arms)
             elif isinstance(target, Made) and isinstance(target.of, Cls):
                 self._methods(call, target.of, "__call__", scope, arms)
         calls.call(self, call, targets, scope, arms)
+        if id(call) in self.trainers:
+            self._touched.append(id(call))
+        if any(isinstance(t, Lib) and t.name in clis.FIRE for t in targets):
+            self._one_of(clis.of_fire(call, scope, self.values), scope, arms)
+            return
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "set_defaults":
+            return  # run where the option is called
         for argument in [*call.args, *(k.value for k in call.keywords)]:
             self._handed_over(argument, scope, arms)
+
+    def _assign(self, node: ast.stmt, made: list[int], scope: Scope, arms: Arms) -> None:
+        """Remembers which trainers a name stands for: those of the last assignment, and of others in branches beside it."""
+        if not made or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            return
+        key = (id(scope), node.targets[0].id)
+        known, where = self._assigned.get(key, (set(), arms))
+        replaces = where[: len(arms)] == arms
+        self._assigned[key] = (set(made) if replaces else known | set(made), arms)
+
+    def current(self, name: ast.expr, scope: Scope, made: list[Event]) -> list[Event]:
+        """Of the trainers that a name may be, those that it is by now; all where that isn't known."""
+        keys = self._assigned.get((id(scope), name.id), (set(), ()))[0] if isinstance(name, ast.Name) else set()
+        now = [self.trainers[key] for key in keys]
+        return [each for each in made if any(each is one for one in now)] or made
+
+    def _is_option(self, func: ast.expr, scope: Scope) -> bool:
+        """`args.func(...)`: one of the functions that subparsers set."""
+        return isinstance(func, ast.Attribute) and any(isinstance(v, Args) for v in self.values.of(func.value, scope))
 
     def _methods(self, call: ast.Call, target: Cls, name: str, scope: Scope, arms: Arms) -> None:
         for method in self.values.of_class(target, name, None, 0):

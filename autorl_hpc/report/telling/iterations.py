@@ -10,12 +10,13 @@ from typing import Any
 
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
-from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
+from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts
 from autorl_hpc.report.failures.rules import CONTAMINATED_ITEMS
 from autorl_hpc.report.hiding import CODE_FOLDER, Hidden
 from autorl_hpc.report.routes import Planned, executed, planned, settings
 from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
+from autorl_hpc.report.telling.broke import exits_between, logs_between, samples
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
@@ -23,11 +24,9 @@ from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
 Command = ProcessSeen | TraceEvent
+Routed = tuple[RouteTold, tuple[Any, ...]]
 NO_PLAN = Planned(Route.UNKNOWN)
 """Of code that nobody recorded."""
-
-MAX_FAILED = 20
-"""Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +83,29 @@ def _between(commands: Sequence[Command], begin_s: float, end_s: float) -> Seque
     return commands[first:end]
 
 
-def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
-    """The last programs that failed in a stretch of time."""
-    found = [p for p in known.failed_programs if begin_s < p.elapsed_s <= end_s]
-    return [Exit(p.command, p.exit_code, p.elapsed_s) for p in found[-MAX_FAILED:]]
+def routes_of(known: Known, stretches: Sequence[Stretch]) -> list[Routed]:
+    """The route of each stretch, and the key settings of its code. The same content again came about in the same way."""
+    routes: dict[int, Route] = {}
+    by_number: dict[int, Routed] = {}
+    parsed: dict[Any, Any] = {}
+    for stretch in stretches:
+        point = stretch.point
+        same = by_number.get(point.same_as) if point.same_as is not None else None
+        by_number[point.submission_id] = routed = same or _route(known, stretch, parsed, routes)
+        routes[point.submission_id] = routed[0].executed
+    return [by_number[stretch.point.submission_id] for stretch in stretches]
 
 
 def iterations_of(
-    known: Known, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
+    known: Known, stretches: Sequence[Stretch], routes: Sequence[Routed], failures: Sequence[Failure | None]
 ) -> tuple[Iteration, ...]:
     """One iteration for each stretch; `failures`: why each did not help, as it was found."""
     told: list[Iteration] = []
-    routes: dict[int, Route] = {}
-    by_number: dict[int, tuple[RouteTold, tuple[Any, ...]]] = {}  # the same content again came about in the same way
-    parsed: dict[Any, Any] = {}
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
-    for stretch, failure in zip(stretches, failures, strict=True):
+    for stretch, (route, keys), failure in zip(stretches, routes, failures, strict=True):
         point = stretch.point
-        same = by_number.get(point.same_as) if point.same_as is not None else None
-        route, keys = _route(known, stretch, parsed, routes) if same is None else same
-        by_number[point.submission_id] = route, keys
-        routes[point.submission_id] = route.executed
         if point.score is not None:
             best = point.score if best is None else max(best, point.score)
         change = known.code.change(before.revision if before else None, stretch.revision)
@@ -146,9 +145,7 @@ def iterations_of(
     return tuple(told)
 
 
-def _route(
-    known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]
-) -> tuple[RouteTold, tuple[Any, ...]]:
+def _route(known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]) -> Routed:
     """Planned and executed route of one stretch, and the key settings of its code."""
     point = stretch.point
     sources = known.code.sources(stretch.revision)
@@ -175,16 +172,23 @@ def _route(
     return route, shown_settings(settings(sources, lines, parsed), known.hidden) if sources else ()
 
 
-def facts_of(known: Known, stretches: Sequence[Stretch], base: float | None) -> list[IterationFacts]:
+def facts_of(
+    known: Known, stretches: Sequence[Stretch], routes: Sequence[Routed], base: float | None
+) -> list[IterationFacts]:
     """What the classifier of failures is told of each stretch."""
-    befores = [None, *stretches]  # one more than there are stretches
-    return [_facts(known, stretch, before, base) for stretch, before in zip(stretches, befores, strict=False)]
+    befores = [None, *stretches][: len(stretches)]
+    return [
+        _facts(known, stretch, before, route, base)
+        for stretch, before, (route, _) in zip(stretches, befores, routes, strict=True)
+    ]
 
 
-def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float | None) -> IterationFacts:
+def _facts(
+    known: Known, stretch: Stretch, before: Stretch | None, route: RouteTold, base: float | None
+) -> IterationFacts:
     point = stretch.point
     submission = known.view.submissions[point.submission_id]
-    excerpt = known.log.excerpt(stretch.begin_s, stretch.end_s) if _needs_log(point, base) else None
+    needs_log = _needs_log(point, base)
     return IterationFacts(
         submission_id=point.submission_id,
         status=point.status,
@@ -201,8 +205,10 @@ def _facts(known: Known, stretch: Stretch, before: Stretch | None, base: float |
             [c for c in known.view.contaminations if c.submission_id == point.submission_id], known.hidden
         ),
         training=stretch.trained.points,
-        logs=(excerpt,) if excerpt else (),
+        dataset_rows=known.log.rows(stretch.begin_s, stretch.end_s) if needs_log else None,
+        logs=logs_between(known, stretch.begin_s, stretch.end_s) if needs_log else (),
         exits=stretch.exits,
+        samples=samples(route),
     )
 
 
@@ -251,9 +257,3 @@ def found_in_code(looks: Iterable[Contamination], hidden: Hidden) -> tuple[Evide
         for file, count in most.items()
         if count >= CONTAMINATED_ITEMS
     )
-
-
-def whole_log(known: Known) -> tuple[LogExcerpt, ...]:
-    """The end of the agent's log."""
-    excerpt = known.log.end()
-    return (excerpt,) if excerpt else ()

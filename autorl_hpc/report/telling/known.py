@@ -112,6 +112,15 @@ class Known:
         return waits_of(self.entries)
 
     @cached_property
+    def failed_calls(self) -> Sequence[tuple[TraceEvent, str]]:
+        """Results of tools that failed by the agent's trace, with the command, in their order."""
+        commands = {e.call_id: e.command for e in self.recorded.trace.records if e.kind == "tool_call" and e.command}
+        results = [e for e in self.recorded.trace.records if e.kind == "tool_result"]
+        failed_ones = [e for e in results if e.exit_code not in (0, None) or (e.exit_code is None and e.ok is False)]
+        told = [(e, e.command or commands.get(e.call_id) or "") for e in failed_ones]
+        return sorted(told, key=lambda pair: pair[0].elapsed_s)
+
+    @cached_property
     def score_entries(self) -> Mapping[int, int]:
         """By submission, the number of the ledger entry that scored it."""
         scores = [(i, e.body) for i, e in enumerate(self.entries, 1) if e.kind is EntryKind.SCORE]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,20 @@ from autorl_hpc.report.failures.facts import LogExcerpt
 
 MAX_EXCERPT_BYTES = 8 * 1024
 """The end of what an agent wrote in one iteration: a traceback stands there."""
+
+MAX_SCANNED_BYTES = 64 * 1024 * 1024
+"""Of a log that are looked through for tracebacks; of a longer one, the first and the last half of it: a fraction of a second."""
+SCAN_CHUNK_BYTES = 1024 * 1024
+MAX_MARKS = 2_000
+"""Of one kind in one log, half of them the first and half the last."""
+MAX_TRACEBACKS = 20
+"""Cut out for one stretch of time, the last ones."""
+MAX_LEAD_BYTES = 200
+"""Before a mark, in which its line begins, or what it is about is said."""
+
+TRACEBACK = b"Traceback (most recent call last)"
+EXAMPLES = b"Num examples = "
+_EXAMPLES = re.compile(rb"Num examples = ([\d,]{1,15})\b")
 
 MAX_TIMES_BYTES = 8 * 1024 * 1024
 MAX_EVENTS_BYTES = 4 * 1024 * 1024
@@ -70,14 +86,48 @@ class AgentLog:
         place = bisect_right(self._elapsed, elapsed_s)
         return self._bytes[place - 1] if place else 0
 
-    def excerpt(self, begin_s: float, end_s: float) -> LogExcerpt | None:
-        """The end of what was written in a stretch of time; None: nothing, or it is not known when."""
-        begin, end = self.written_by(begin_s), self.written_by(end_s)
-        return self._cut(begin, end) if self.is_timed else None
+    def excerpts(self, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
+        """Of what was written in a stretch of time, its tracebacks and its end; none if it is not known when."""
+        return self._parts(self.written_by(begin_s), self.written_by(end_s)) if self.is_timed else ()
 
-    def end(self) -> LogExcerpt | None:
-        """The last lines."""
-        return self._cut(0, self.size())
+    def whole(self) -> tuple[LogExcerpt, ...]:
+        """The tracebacks of the log and its last lines."""
+        return self._parts(0, self.size())
+
+    def rows(self, begin_s: float, end_s: float) -> int | None:
+        """Rows on which the last training of a stretch of time began, as transformers' trainers say it."""
+        begin, end = self.written_by(begin_s), self.written_by(end_s)
+        for mark in reversed(self._examples[bisect_left(self._examples, begin) : bisect_left(self._examples, end)]):
+            before = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
+            match = _EXAMPLES.match(read_part(self._log, mark, 40))
+            said = before.rpartition(b"*****")[0].lower()
+            if match is not None and not (b"evaluation" in said or b"prediction" in said):
+                return int(match[1].replace(b",", b"") or 0)
+        return None
+
+    @cached_property
+    def _tracebacks(self) -> list[int]:
+        return _marks(self._log, self.size(), TRACEBACK)
+
+    @cached_property
+    def _examples(self) -> list[int]:
+        return _marks(self._log, self.size(), EXAMPLES)
+
+    def _parts(self, begin: int, end: int) -> tuple[LogExcerpt, ...]:
+        last = self._cut(begin, end)
+        until = last.offset if last is not None else end
+        marks = self._tracebacks[bisect_left(self._tracebacks, begin) : bisect_left(self._tracebacks, until)]
+        found = [self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]]
+        return (*found, last) if last is not None else tuple(found)
+
+    def _around(self, mark: int, until: int) -> LogExcerpt:
+        """A traceback, from the beginning of its line where that is near: a launcher's prefix stands there."""
+        lead = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
+        start = mark - len(lead) + lead.rfind(b"\n") + 1 if b"\n" in lead or mark <= MAX_LEAD_BYTES else mark
+        data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))
+        after = data.find(TRACEBACK, mark - start + len(TRACEBACK))  # the next one is cut out by itself
+        text = (data if after < 0 else data[:after]).decode("utf-8", "replace")
+        return LogExcerpt("agent.log", start, text, only_tracebacks=True)
 
     def _cut(self, begin: int, end: int) -> LogExcerpt | None:
         start = max(begin, end - MAX_EXCERPT_BYTES)
@@ -86,6 +136,24 @@ class AgentLog:
             first = data.find(b"\n") + 1
             start, data = start + first, data[first:]
         return LogExcerpt("agent.log", start, data.decode("utf-8", "replace")) if data else None
+
+
+def _marks(path: Path, size: int, mark: bytes) -> list[int]:
+    """Where a word stands in a log, in order."""
+    half = MAX_SCANNED_BYTES // 2
+    parts = [(0, size)] if size <= MAX_SCANNED_BYTES else [(0, half), (size - half, size)]
+    found: list[int] = []
+    for begin, end in parts:
+        for at in range(begin, end, SCAN_CHUNK_BYTES):
+            count = min(SCAN_CHUNK_BYTES, end - at) + len(mark) - 1  # one that lies across two chunks is the first's
+            data = read_part(path, at, count)
+            place = data.find(mark)
+            while place >= 0:
+                found.append(at + place)
+                place = data.find(mark, place + 1)
+            if len(found) > MAX_MARKS:
+                del found[MAX_MARKS // 2 : -MAX_MARKS // 2]
+    return found
 
 
 def read_events(path: Path) -> Sequence[dict[str, Any]]:

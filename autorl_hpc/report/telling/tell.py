@@ -14,17 +14,17 @@ from autorl_hpc.report.failures.facts import Gain, IterationFacts, RunFacts
 from autorl_hpc.report.hiding import Hidden
 from autorl_hpc.report.routes import Planned, executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
+from autorl_hpc.report.telling.broke import any_samples, exits_between, whole_log
 from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.iterations import (
     NO_PLAN,
     Stretch,
-    exits_between,
     facts_of,
     found_in_code,
     gain_of,
     iterations_of,
+    routes_of,
     stretches_of,
-    whole_log,
 )
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
@@ -58,15 +58,17 @@ def tell(known: Known) -> Story:
 def _told(known: Known) -> Story:
     stretches = stretches_of(known)
     summary, view = known.summary, known.view
-    facts = facts_of(known, stretches, summary.baseline_feedback.score if summary.baseline_feedback else None)
+    routes = routes_of(known, stretches)
+    facts = facts_of(known, stretches, routes, summary.baseline_feedback.score if summary.baseline_feedback else None)
     failures = [failure_of(each) for each in facts]
-    iterations = iterations_of(known, stretches, failures)
+    iterations = iterations_of(known, stretches, routes, failures)
+    route = _route(known, iterations)
     compared = opened(view, summary.selected)
     return Story(
-        route=(route := _route(known, iterations)),
+        route=route,
         mode_kept=mode_kept(summary.mode, route.executed),
         iterations=iterations,
-        failure=_failure(known, stretches, facts, failures),
+        failure=_failure(known, stretches, facts, failures, any_samples([route, *(r for r, _ in routes)])),
         metrics=reference_metrics(
             known.points,
             base_score=summary.baseline_feedback.score if summary.baseline_feedback else None,
@@ -146,9 +148,13 @@ def _whole_plan(known: Known, iterations: Sequence[Iteration]) -> tuple[Planned,
 
 
 def _failure(
-    known: Known, stretches: Sequence[Stretch], of_each: Sequence[IterationFacts], failures: Sequence[Failure | None]
+    known: Known,
+    stretches: Sequence[Stretch],
+    of_each: Sequence[IterationFacts],
+    failures: Sequence[Failure | None],
+    samples: bool | None,
 ) -> Failure | None:
-    """Why the run did not help, if it did not; `failures` are those of its iterations."""
+    """Why the run did not help, if it did not; `failures` are those of its iterations; `samples`: something sampled from a model."""
     summary, view = known.summary, known.view
     base = summary.baseline_feedback.score if summary.baseline_feedback else None
     chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
@@ -174,8 +180,9 @@ def _failure(
         contaminated_items=max((sum(look.whole.values()) for look in looks(summary)), default=0),
         hard_coded=found_in_code(view.contaminations, known.hidden),
         training=known.recorded.training.records,
-        logs=whole_log(known),
+        logs=whole_log(known, summary.elapsed_s),
         exits=exits_between(known, 0.0, summary.elapsed_s),
+        samples=samples,
     )
     return shown_failure(failure_of(facts), known.hidden)
 

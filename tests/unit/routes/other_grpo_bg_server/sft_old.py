@@ -1,0 +1,2 @@
+from trl import SFTTrainer
+SFTTrainer("m").train()

@@ -1,0 +1,3 @@
+
+from trl import RewardTrainer, RewardConfig
+RewardTrainer("m",args=RewardConfig("rm")).train()

@@ -1,0 +1,3 @@
+set -e
+python rft.py
+accelerate launch sft_on_rft.py

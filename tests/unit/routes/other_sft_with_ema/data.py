@@ -1,0 +1,2 @@
+def batches():
+    yield from []
