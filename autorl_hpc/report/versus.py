@@ -17,7 +17,7 @@ from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
-from autorl_hpc.report.board import Board, BoardTask, Conditions, OverRuns
+from autorl_hpc.report.board import Board, Conditions, OverRuns
 from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.text import clean
@@ -131,18 +131,12 @@ def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, b
     twice = Counter(column.task for column in board.tasks)
     found: Strata = {}
     for place, column in enumerate(board.tasks):
-        name = column.task if twice[column.task] == 1 else f"{column.task} {_pins(column)}"
+        name = column.task if twice[column.task] == 1 else f"{column.task} {column.pins()}"
         places = [one for cell in merged.groups[column.group].cells for one in cell.places]
         for what, sides in _split(merged.runs, places, left, right, by_what).items():
             if sides[0] or sides[1]:
                 found[_Key(column.task, name, place, what)] = sides
     return found
-
-
-def _pins(column: BoardTask) -> str:
-    """What tells columns of one task apart: recipe and splits."""
-    splits = " ".join(f"{split} {sha256[:8]}" for split, sha256 in sorted(column.split_hashes.items()))
-    return f"recipe {column.recipe_hash[:8]} {splits}".strip()
 
 
 def _nobody_is_missing(runs: Sequence[RunSummary], left: _Chosen, right: _Chosen, tasks: Sequence[VersusTask]) -> None:

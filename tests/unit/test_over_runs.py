@@ -12,7 +12,7 @@ import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.statistics.over_runs import t_test_p
-from autorl_hpc.scoring.stats import t_quantile, t_within
+from autorl_hpc.scoring.stats import t_outside, t_quantile, t_within
 
 VALUES = [3.0, -1.0, 7.5, 0.0, 0.0, 4.0, 12.0]
 
@@ -98,22 +98,31 @@ def test_holm_equals_statsmodels() -> None:
     assert st.holm(p_values) == pytest.approx(multitest.multipletests(p_values, method="holm")[1])
 
 
-def test_a_leaderboard_tests_what_can_be_tested() -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
+def test_cells_are_tested_against_zero() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
-    cells = [[5.0, 6.0, 9.0], [1.0, 2.0], [], [-1.0, 3.0, 0.0, 2.0], [7.0], [4.0, 4.5, 3.0, 5.0, 4.0]]
-    found = st.leaderboard(cells)
-    tested = [0, 3, 5]
-    raw = [scipy_stats.ttest_1samp(cells[i], 0).pvalue for i in tested]
-    assert [found[i].p_value for i in tested] == pytest.approx(raw)
-    assert [found[i].p_holm for i in tested] == pytest.approx(multitest.multipletests(raw, method="holm")[1])
-    assert [found[i].p_sign_flip_least for i in tested] == [0.25, 0.125, 0.0625] and found[0].p_sign_flip == 0.25
-    assert {found[i] for i in (1, 2, 4)} == {st.CellTest(None, None, None, None)}
+    for values in ([5.0, 6.0, 9.0], [-1.0, 3.0, 0.0, 2.0], [4.0, 4.5, 3.0, 5.0, 4.0]):
+        found = st.against_zero(values)
+        assert found.p_value == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue)
+        assert found.p_sign_flip_least == 2 / 2 ** len(values)
+    assert st.against_zero([5.0, 6.0, 9.0]).p_sign_flip == 0.25
+    assert all(st.against_zero(values) == (None, None, None) for values in ([], [7.0], [1.0, 2.0]))
+
+
+def test_a_tiny_p_is_not_0() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    values = [10, 10.001, 10.002, 10, 10.001, 10, 10.0005]
+    p_value = t_test_p(values)
+    assert p_value is not None and 0 < p_value < 1e-20
+    assert p_value == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
+    for df in (1, 2, 3, 10, 200, 5000):
+        for t in (0.0, 0.5, 1.7, 3.0, 14.0, 1e4, 1e9):
+            assert t_outside(t, df) == pytest.approx(2 * scipy_stats.t.sf(t, df), rel=1e-9, abs=1e-300)
 
 
 def test_runs_that_are_all_equal_are_no_certainty() -> None:
-    (same, zero) = st.leaderboard([[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    same, zero = st.against_zero([2.0, 2.0, 2.0]), st.against_zero([0.0, 0.0, 0.0])
     assert same.p_value == 0.25 == same.p_sign_flip_least and zero.p_value == 1.0
+    assert st.bootstrap_mean([2.0] * 6) is None
 
 
 A = {"x": [1.0, 2.0, 3.0], "y": [4.0, 5.0, 6.5], "z": [1.0]}
