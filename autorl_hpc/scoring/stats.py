@@ -102,11 +102,12 @@ def mcnemar_midp(b: int, c: int) -> float:
     return (twice_tail + ways) / (1 << (b + c)) if b != c else 1.0
 
 
-def tango(b: int, c: int, n: int, level: float = LEVEL) -> Interval:
+def tango(b: float, c: float, n: float, level: float = LEVEL) -> Interval:
     """Tango's score interval for a difference of paired proportions, (b - c) / n with b won and c lost of n.
 
     The differences d at which the score statistic of H0: p_won - p_lost = d lies within the normal quantile
-    (T. Tango, Statistics in Medicine 17:891-908, 1998, equations 12-14), found by bisection to the last bit.
+    (T. Tango, Statistics in Medicine 17:891-908, 1998, equations 12-14), found by bisection to the last bit. Counts need not be
+    whole: an effective number of items, or graded gains and losses as shares of one.
     With no item nothing is known: (-1, 1). ValueError unless b, c >= 0 and b + c <= n.
     """
     if b < 0 or c < 0 or b + c > n:
@@ -253,7 +254,7 @@ def _bisect(is_above: Callable[[float], bool], low: float, high: float) -> float
     return high
 
 
-def _tango_upper(b: int, c: int, n: int, z: float) -> float:
+def _tango_upper(b: float, c: float, n: float, z: float) -> float:
     """The upper limit; by symmetry, minus that of swapped counts is the lower one."""
     if b == n:
         return 1.0
