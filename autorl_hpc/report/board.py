@@ -15,7 +15,8 @@ from autorl_hpc.states import Protocol
 Axis = Literal["time_s", "tokens", "submissions", "gpu_hours"]
 """What an improvement costs, as the horizontal of a scaling curve."""
 
-IntervalKind = Literal["t over runs", "range of two runs", "items of one run, not over runs", "none"]
+IntervalKind = Literal["t over runs", "range of two runs", "no spread seen", "items of one run, not over runs", "none"]
+"""`no spread seen`: three runs or more that are all equal, which tell nothing of the next one."""
 
 
 class OverRuns(Strict):
@@ -94,6 +95,11 @@ class BoardTask(Strict):
     split_hashes: dict[str, str]
     group: int = Field(description="Its place in the report's `groups`.")
 
+    def pins(self) -> str:
+        """What tells columns of one task apart, in short: recipe and splits."""
+        splits = [f"{split} {sha256[:8]}" for split, sha256 in sorted(self.split_hashes.items())]
+        return " ".join([f"recipe {self.recipe_hash[:8]}", *splits])
+
 
 class BoardCell(Strict):
     """One agent on one task."""
@@ -114,7 +120,7 @@ class BoardCell(Strict):
 
 
 class Overall(Strict):
-    """One agent over all tasks of a leaderboard: the mean of the tasks' means."""
+    """One agent over all tasks of a leaderboard: the mean of the tasks' means; no interval where a task's runs are all equal."""
 
     mean: float
     low: float | None = None
@@ -131,7 +137,9 @@ class BoardRow(Strict):
     driver: str
     mode: str
     cells: tuple[BoardCell | None, ...] = Field(description="One for each task of the leaderboard; null: no run.")
-    overall: Overall | None = Field(None, description="Only of agents with three counted runs on every task.")
+    overall: Overall | None = Field(
+        None, description="Only of agents with three counted runs on every task that is not ambiguous."
+    )
     runs: int
     planned: dict[str, int] = Field(default_factory=dict, description="Runs by the route that the code planned.")
     executed: dict[str, int] = Field(default_factory=dict, description="Runs by the route that was executed.")
@@ -146,6 +154,9 @@ class Board(Strict):
     """A leaderboard: everything in it was measured under the same conditions."""
 
     conditions: Conditions
+    ambiguous_tasks: tuple[str, ...] = Field(
+        (), description="Not in `overall`: several recipes or splits of one task, each a column of its own."
+    )
     ranks: bool = Field(description="False: its sandbox level stops nothing, so nothing in it ranks.")
     tasks: tuple[BoardTask, ...]
     rows: tuple[BoardRow, ...]

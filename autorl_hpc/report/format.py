@@ -29,6 +29,11 @@ def signed_between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
+def over_between(kind: str, low: float | None, high: float | None) -> str:
+    """The interval of a mean over runs, or why equal runs have none."""
+    return f"({kind})" if kind == "no spread seen" else signed_between(low, high)
+
+
 def share_between(low: float | None, high: float | None) -> str:
     """`[0.41, 0.89]`, empty where there is no interval."""
     return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"

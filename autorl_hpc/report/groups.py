@@ -48,10 +48,9 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[cell_key(run)].append((place, run))
     ordered = sorted(cells)
-    tests = statistics.leaderboard([improvements([run for _, run in cells[key]]) for key in ordered])
     return Group(
         comparable=comparable,
-        cells=tuple(_cell(cells[key], test) for key, test in zip(ordered, tests, strict=True)),
+        cells=tuple(_cell(cells[key]) for key in ordered),
         comparisons=_comparisons(
             [(label(key, ordered), improvements([run for _, run in cells[key]])) for key in ordered]
         ),
@@ -77,7 +76,7 @@ def improvements(runs: Sequence[RunSummary]) -> list[float]:
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
-def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
+def _cell(placed: Sequence[Placed]) -> CellSummary:
     runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
     values = improvements(counted)
@@ -99,7 +98,7 @@ def _cell(placed: Sequence[Placed], test: statistics.CellTest) -> CellSummary:
         counted_unranked=sum(not run.ranked for run in counted),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
-        **test._asdict(),
+        **statistics.against_zero(values)._asdict(),
         best_of=tuple(best.mean for best in best_of),
         best_of_intervals=tuple(
             (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
@@ -119,12 +118,13 @@ def _kept(run: RunSummary) -> tuple[float | None, float | None, float | None]:
 def over_runs(
     values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
 ) -> OverRuns:
-    """Mean over runs: t interval from three, range of two, the items' interval of one (labelled so); bootstrap from five."""
+    """Mean over runs: t interval from three that differ, range of two, the items' interval of one (labelled so); bootstrap from five."""
     found = mean_t_interval(values)
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         return OverRuns(n=1, mean=found.mean, low=of_one[0], high=of_one[1], interval="items of one run, not over runs")
-    words: dict[str, Literal["t over runs", "range of two runs", "none"]] = {
+    words: dict[str, Literal["t over runs", "range of two runs", "no spread seen", "none"]] = {
         "t": "t over runs",
+        "equal": "no spread seen",
         "range": "range of two runs",
         "none": "none",
     }

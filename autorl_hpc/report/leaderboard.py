@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 
 from autorl_hpc.report import statistics
@@ -24,7 +24,7 @@ from autorl_hpc.report.evidence import NEVER_RANKS
 from autorl_hpc.report.groups import CellKey, improvements, label, over_runs
 from autorl_hpc.report.scaling import tokens_of
 from autorl_hpc.report.summary import CellSummary, Group, RunSummary
-from autorl_hpc.scoring.stats import t_quantile
+from autorl_hpc.scoring.stats import NO_SPREAD, t_quantile
 from autorl_hpc.states import Route
 
 RUNS_TO_RANK = 3
@@ -52,13 +52,15 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
             by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
     ranks = conditions.sandbox not in NEVER_RANKS
     order = sorted(by_agent)
+    names = Counter(groups[place].comparable.task for place in places)
+    clear = [column for column, place in enumerate(places) if names[groups[place].comparable.task] == 1]
     cells = _marked(order, _ranked(_tested(by_agent, order), by_agent, ranks), len(places))
     rows = [
-        _row(key, order, [cells.get((key, c)) for c in range(len(places))], list(by_agent[key].values()), runs)
-        for key in order
+        _row(key, order, [cells.get((key, c)) for c in range(len(places))], by_agent[key], clear, runs) for key in order
     ]
     return Board(
         conditions=conditions,
+        ambiguous_tasks=tuple(sorted(task for task, count in names.items() if count > 1)),
         ranks=ranks,
         tasks=tuple(_task(groups[place], place) for place in places),
         rows=tuple(sorted(rows, key=_standing)),
@@ -131,7 +133,12 @@ def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
 
 
 def _apart(high: OverRuns, low: OverRuns) -> bool:
-    """Whether one interval lies wholly above the other: seen by eye, and stricter than a test of the difference."""
+    """Whether one interval lies wholly above the other: seen by eye, and stricter than a test of the difference.
+
+    Runs without spread have no interval, and nothing is told apart from them.
+    """
+    if not high.interval == low.interval == "t over runs":
+        return False
     return high.low is not None and low.high is not None and high.low > low.high
 
 
@@ -162,11 +169,12 @@ def _row(
     key: CellKey,
     order: Sequence[CellKey],
     cells: Sequence[BoardCell | None],
-    summaries: Sequence[CellSummary],
+    summaries: Mapping[int, CellSummary],
+    clear: Sequence[int],
     runs: Sequence[RunSummary],
 ) -> BoardRow:
     agent, driver, mode, agent_hash = key
-    mine = [runs[place] for cell in summaries for place in cell.places]
+    mine = [runs[place] for cell in summaries.values() for place in cell.places]
     kept = [run.story.mode_kept for run in mine]
     return BoardRow(
         label=label(key, order),
@@ -175,7 +183,7 @@ def _row(
         driver=driver,
         mode=mode,
         cells=tuple(cells),
-        overall=_overall(cells, [_values(cell, runs) for cell in summaries]),
+        overall=_overall([_values(summaries[c], runs) if c in summaries else [] for c in clear]),
         runs=len(mine),
         planned=_counted([str(run.story.route.planned) for run in mine]),
         executed=_counted([str(run.story.route.executed) for run in mine]),
@@ -197,18 +205,24 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
     return dict(sorted(Counter(words).items(), key=lambda one: (-one[1], one[0])))
 
 
-def _overall(cells: Sequence[BoardCell | None], values: Sequence[Sequence[float]]) -> Overall | None:
+def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     """The mean of the tasks' means; its t interval is of the runs within tasks, with Satterthwaite's degrees of freedom.
 
-    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down.
+    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down. No interval where the runs
+    of a task are all equal: their spread is not known, and counting it as 0 would be a guess.
+
+    Args:
+        values: of each task that has one column alone, the improvements of the counted runs.
     """
-    if len(cells) < 2 or any(cell is None for cell in cells) or any(len(one) < RUNS_TO_RANK for one in values):
+    if len(values) < 2 or any(len(one) < RUNS_TO_RANK for one in values):
         return None
+    mean = fmean(fmean(one) for one in values)
+    if any(max(one) - min(one) <= NO_SPREAD for one in values):
+        return Overall(mean=mean, tasks=len(values))
     parts = [(variance(one) / len(one), len(one) - 1) for one in values]
     total, squares = math.fsum(v for v, _ in parts), math.fsum(v * v / df for v, df in parts)
-    degrees = math.floor(total * total / squares + 1e-9) if squares else min(df for _, df in parts)
+    degrees = math.floor(total * total / squares + 1e-9)
     half = t_quantile(max(1, degrees)) * math.sqrt(total) / len(values)
-    mean = fmean(fmean(one) for one in values)
     return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
 
 

@@ -98,7 +98,7 @@ def _gain(gain: Gain | None) -> str:
 
 
 def _over(over: OverRuns) -> str:
-    return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)}".strip()
+    return f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)}".strip()
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from autorl_hpc.report import length_controlled
 from autorl_hpc.report.evidence import contamination_of, fingerprint_of
 from autorl_hpc.report.hiding import IN_WORKSPACE, NOTHING, Hidden, hidden_of
 from autorl_hpc.report.items import Items
-from autorl_hpc.report.statistics.clusters import clustered_interval, clustered_intervals
+from autorl_hpc.report.statistics.clusters import Totals, clustered_interval, clustered_intervals, hull, vary_little
 from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.scoring import stats
@@ -53,12 +53,21 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
         return _made(POINTS * low, POINTS * high, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
         return _made(*_wilson_points(evaluation.correct, evaluation.n), "Wilson")
-    if items is None or len(items.outcomes) < 3:
-        return ScoreInterval()
-    mean = stats.mean_t_interval(items.outcomes)
-    if mean.low is None or mean.high is None:
-        return ScoreInterval()
-    return _made(max(0.0, POINTS * mean.low), min(POINTS, POINTS * mean.high), "t over items")
+    return ScoreInterval() if items is None or not items.outcomes else _graded(items.outcomes)
+
+
+def _graded(outcomes: Sequence[float]) -> ScoreInterval:
+    """t over items; where they are all alike Wilson's for their mean, the widest that outcomes from 0 to 1 can have, and where fewer
+    than ten differ from the others at least as wide."""
+    mean = stats.mean_t_interval(outcomes)
+    assert mean.mean is not None
+    wilson = stats.wilson_share(min(1.0, max(0.0, mean.mean)), len(outcomes))
+    if mean.kind != "t" or mean.low is None or mean.high is None:
+        return _made(POINTS * wilson.low, POINTS * wilson.high, "Wilson")
+    found = stats.Interval(max(0.0, mean.low), min(1.0, mean.high))
+    if vary_little(Totals(list(outcomes), [1] * len(outcomes))):
+        found = hull(found, wilson)
+    return _made(POINTS * found.low, POINTS * found.high, "t over items")
 
 
 def intervals_of(scores: Iterable[tuple[int, Evaluation, Items | None]]) -> dict[int, ScoreInterval]:

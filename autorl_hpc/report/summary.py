@@ -263,7 +263,6 @@ class CellSummary(Strict):
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = Field(None, description="Mean improvement against 0: t test over runs, from three on.")
-    p_holm: float | None = Field(None, description="Adjusted for the number of cells tested in this group.")
     p_sign_flip: float | None = Field(None, description="The same question without assuming a normal distribution.")
     p_sign_flip_least: float | None = Field(None, description="The least that so many runs can give: 0.25 for three.")
     best_of: tuple[float, ...] = Field((), description="Expected improvement of the best of 1, 2, ... n runs.")

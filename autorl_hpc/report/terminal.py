@@ -102,7 +102,9 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
 
 
 def _over(over: OverRuns) -> str:
-    return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)} ({over.n})".replace("  ", " ")
+    return f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)} ({over.n})".replace(
+        "  ", " "
+    )
 
 
 def head_lines(merged: MergedReport) -> list[str]:

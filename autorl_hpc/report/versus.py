@@ -6,10 +6,10 @@ under equal conditions meet: agents in the same mode unless modes are named, exp
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -17,8 +17,7 @@ from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
-from autorl_hpc.report.board import Conditions, OverRuns
-from autorl_hpc.report.conditions import shared
+from autorl_hpc.report.board import Board, Conditions, OverRuns
 from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.text import clean
@@ -45,19 +44,22 @@ class VersusTask(Strict):
     a: OverRuns
     b: OverRuns
     difference: float | None = Field(None, description="Mean improvement of a less that of b; null: a side has no run.")
-    p_value: float | None = Field(None, description="Permutation of runs; null below two runs a side.")
+    p_value: float | None = Field(None, description="Permutation of runs, studentised; null below two runs a side.")
     p_holm: float | None = Field(None, description="Adjusted for the number of tests of this comparison.")
     p_least: float | None = None
     probability_of_improvement: float | None = Field(None, description="That a run of a beats one of b.")
 
 
 class VersusAll(Strict):
-    """Both sides over the tasks of one leaderboard, each task with the same weight."""
+    """Both sides over the tasks of one leaderboard, each task with the same weight; modes of a task share it."""
 
     leaderboard: int
     conditions: Conditions
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = Field((), description="Where one side has fewer than two runs.")
+    ambiguous_tasks: tuple[str, ...] = Field(
+        (), description="Left out: both sides met under several recipes or splits."
+    )
     difference: float
     low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
     high: float | None = None
@@ -105,29 +107,44 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
     if left.places & right.places:
         raise AutorlError("the two sides share runs", where=f"--compare {a} {b}", next_step=_known(merged))
     by_what = _alike(left, right)
-    tasks, over = [], []
+    tasks, over, ambiguous = [], [], set[str]()
     for number, board in enumerate(merged.boards, 1):
-        strata: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-        for column in board.tasks:
-            group = merged.groups[column.group]
-            places = [place for cell in group.cells for place in cell.places]
-            task = column.task
-            if sum(other.task == task for other in board.tasks) > 1:
-                task = f"{task} {column.recipe_hash[:8]}"
-            for what, sides in _split(merged.runs, places, left, right, by_what).items():
-                strata[(task, what)] = sides
-        both = {key: sides for key, sides in strata.items() if sides[0] or sides[1]}
-        tasks += [_task(number, key, sides) for key, sides in sorted(both.items())]
-        found = _over(number, shared(merged.groups[board.tasks[0].group].comparable), both)
+        strata = _strata(merged, board, left, right, by_what)
+        tasks += [_task(number, key, sides) for key, sides in sorted(strata.items())]
+        several = _ambiguous(strata)
+        ambiguous |= several
+        found = _over(number, board.conditions, strata, several)
         over += [found] if found is not None else []
+    _nobody_is_missing(merged.runs, left, right, tasks)
     return Versus(
         tool_version=__version__,
         a=left.side(merged.runs),
         b=right.side(merged.runs),
         tasks=_adjusted(tasks),
         over_tasks=tuple(over),
-        notes=tuple(_notes(tasks, left, right)),
+        notes=tuple(_notes(tasks, ambiguous)),
     )
+
+
+def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, by_what: What) -> Strata:
+    """Both sides' improvements on a leaderboard, column by column, by what else is equal; only where there are any."""
+    twice = Counter(column.task for column in board.tasks)
+    found: Strata = {}
+    for place, column in enumerate(board.tasks):
+        name = column.task if twice[column.task] == 1 else f"{column.task} {column.pins()}"
+        places = [one for cell in merged.groups[column.group].cells for one in cell.places]
+        for what, sides in _split(merged.runs, places, left, right, by_what).items():
+            if sides[0] or sides[1]:
+                found[_Key(column.task, name, place, what)] = sides
+    return found
+
+
+def _nobody_is_missing(runs: Sequence[RunSummary], left: _Chosen, right: _Chosen, tasks: Sequence[VersusTask]) -> None:
+    """Every counted run stands in just one row, or the numbers are of other runs than the head says."""
+    counted = tuple(len(improvements([runs[place] for place in side.places])) for side in (left, right))
+    shown = sum(one.a.n for one in tasks), sum(one.b.n for one in tasks)
+    if shown != counted:
+        raise AssertionError(f"{shown} values in the rows of a comparison of {counted} counted runs")
 
 
 def _choose(merged: MergedReport, name: str) -> _Chosen:
@@ -172,6 +189,19 @@ def _known(merged: MergedReport) -> str:
 What = Callable[[RunSummary], str]
 
 
+class _Key(NamedTuple):
+    """One row: a column of the leaderboard, and what is equal on both sides besides."""
+
+    task: str
+    name: str
+    column: int
+    what: str
+
+
+Strata = dict[_Key, tuple[list[float], list[float]]]
+"""Improvements of both sides."""
+
+
 def _alike(left: _Chosen, right: _Chosen) -> What:
     """What must be equal on both sides beside the conditions."""
     if left.kind == "agent" and right.kind == "agent":
@@ -193,15 +223,15 @@ def _split(
     return dict(found)
 
 
-def _task(number: int, key: tuple[str, str], sides: tuple[list[float], list[float]]) -> VersusTask:
+def _task(number: int, key: _Key, sides: tuple[list[float], list[float]]) -> VersusTask:
     a, b = sides
     enough = min(len(a), len(b)) >= RUNS_TO_COMPARE
     over_a, over_b = over_runs(a), over_runs(b)
     difference = over_a.mean - over_b.mean if over_a.mean is not None and over_b.mean is not None else None
     return VersusTask(
         leaderboard=number,
-        task=key[0],
-        what=key[1],
+        task=key.name,
+        what=key.what,
         a=over_a,
         b=over_b,
         difference=difference,
@@ -217,23 +247,42 @@ def _adjusted(tasks: Sequence[VersusTask]) -> tuple[VersusTask, ...]:
     return tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks))
 
 
-def _over(
-    number: int, conditions: Conditions, strata: dict[tuple[str, str], tuple[list[float], list[float]]]
-) -> VersusAll | None:
-    """Over the tasks of a leaderboard; each pair of task and mode (or agent) is a stratum of the same weight."""
-    names = {key: " · ".join(part for part in key if part) for key in strata}
-    a = {names[key]: sides[0] for key, sides in strata.items()}
-    b = {names[key]: sides[1] for key, sides in strata.items()}
-    found = statistics.over_tasks(a, b) if strata else None
-    return None if found is None else VersusAll(leaderboard=number, conditions=conditions, **found._asdict())
+def _ambiguous(strata: Strata) -> set[str]:
+    """Tasks on which both sides met in several columns (another recipe or split): none of them can stand for the task."""
+    columns: dict[str, set[int]] = defaultdict(set)
+    for key, sides in strata.items():
+        if sides[0] and sides[1]:
+            columns[key.task].add(key.column)
+    return {task for task, several in columns.items() if len(several) > 1}
 
 
-def _notes(tasks: Sequence[VersusTask], left: _Chosen, right: _Chosen) -> list[str]:
+def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> VersusAll | None:
+    """Over the tasks of a leaderboard, each of the same weight; modes (or agents) are parts of their task.
+
+    Ambiguous tasks are left out, as in `across_tasks`.
+    """
+    clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
+    names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
+    found = statistics.over_tasks(
+        {names[key]: sides[0] for key, sides in clear.items()},
+        {names[key]: sides[1] for key, sides in clear.items()},
+        {names[key]: key.task for key in clear},
+    )
+    if found is None:
+        return None
+    told = tuple(sorted(ambiguous))
+    return VersusAll(leaderboard=number, conditions=conditions, ambiguous_tasks=told, **found._asdict())
+
+
+def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     met = [one for one in tasks if one.difference is not None]
     alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
     if met and alone:
         notes.append(f"{alone} rows have runs on one side only, or under conditions that the other side has not")
+    if ambiguous:
+        names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
+        notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")
     if met and not any(one.p_value is not None for one in tasks):
         notes.append("no test: it takes two counted runs a side on a task")
     return notes

@@ -25,6 +25,10 @@ INTRACLASS: Final = 0.5
 independent and clusters that are won or lost as one."""
 
 
+NO_SPREAD: Final = 1e-9
+"""Values nearer to each other are equal but for rounding."""
+
+
 class Interval(NamedTuple):
     """A two-sided confidence interval."""
 
@@ -52,13 +56,13 @@ class OptimismGap(NamedTuple):
 
 
 class MeanInterval(NamedTuple):
-    """A mean over runs; `kind` says what `low` and `high` are: a t interval, the range of two, or nothing."""
+    """A mean over runs; `kind` says what `low` and `high` are: a t interval, the range of two, or nothing ("equal": no spread)."""
 
     n: int
     mean: float | None
     low: float | None
     high: float | None
-    kind: Literal["t", "range", "none"]
+    kind: Literal["t", "range", "equal", "none"]
 
 
 def wilson(k: int, n: int, level: float = LEVEL) -> Interval:
@@ -99,11 +103,12 @@ def mcnemar_midp(b: int, c: int) -> float:
     return (twice_tail + ways) / (1 << (b + c)) if b != c else 1.0
 
 
-def tango(b: int, c: int, n: int, level: float = LEVEL) -> Interval:
+def tango(b: float, c: float, n: float, level: float = LEVEL) -> Interval:
     """Tango's score interval for a difference of paired proportions, (b - c) / n with b won and c lost of n.
 
     The differences d at which the score statistic of H0: p_won - p_lost = d lies within the normal quantile
-    (T. Tango, Statistics in Medicine 17:891-908, 1998, equations 12-14), found by bisection to the last bit.
+    (T. Tango, Statistics in Medicine 17:891-908, 1998, equations 12-14), found by bisection to the last bit. Counts need not be
+    whole: an effective number of items, or graded gains and losses as shares of one.
     With no item nothing is known: (-1, 1). ValueError unless b, c >= 0 and b + c <= n.
     """
     if b < 0 or c < 0 or b + c > n:
@@ -203,6 +208,9 @@ def smallest_visible_gain(n: int, p_base: float = 0.5) -> float | None:
 def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterval:
     """Mean over runs with what its number allows: t interval from three on, the range of two, else nothing.
 
+    Runs that are all equal show no spread, which is not the same as having none: an interval without width would say that the
+    next run is known. They have no interval.
+
     ValueError for NaN or infinite values: a run without a score is left out or counted as 0 by the caller.
     """
     if not all(map(math.isfinite, values)):
@@ -213,6 +221,8 @@ def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterv
         return MeanInterval(n, mean, None, None, "none")
     if n == 2:
         return MeanInterval(n, mean, min(values), max(values), "range")
+    if max(values) - min(values) <= NO_SPREAD:
+        return MeanInterval(n, mean, None, None, "equal")
     half = t_quantile(n - 1, level) * stdev(values) / math.sqrt(n)
     return MeanInterval(n, mean, mean - half, mean + half, "t")
 
@@ -252,7 +262,7 @@ def _bisect(is_above: Callable[[float], bool], low: float, high: float) -> float
     return high
 
 
-def _tango_upper(b: int, c: int, n: int, z: float) -> float:
+def _tango_upper(b: float, c: float, n: float, z: float) -> float:
     """The upper limit; by symmetry, minus that of swapped counts is the lower one."""
     if b == n:
         return 1.0
@@ -309,6 +319,28 @@ def t_within(t: float, df: int) -> float:
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
     return _within(math.atan(t / math.sqrt(df)), df)
+
+
+def t_outside(t: float, df: int) -> float:
+    """Probability that Student's t lies outside -t and t, to full relative precision however small.
+
+    I_x(df/2, 1/2) at x = df / (df + t^2), by the series x^a (1-x)^b / (a B(a, b)) * sum of (a+b)_k / (a+1)_k x^k (Abramowitz and
+    Stegun, 26.5.4) in the tails, where 1 - `t_within` would lose its digits.
+    """
+    inside = t_within(t, df)
+    if inside < 0.9:
+        return 1 - inside
+    if math.isinf(t):
+        return 0.0
+    a, x = df / 2, df / (df + t * t)
+    term = total = 1.0
+    k = 0
+    while term > 1e-17 * total:
+        term *= (a + 0.5 + k) / (a + 1 + k) * x
+        total += term
+        k += 1
+    log_beta = math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
+    return total / a * math.exp(a * math.log(x) + 0.5 * math.log1p(-x) - log_beta)
 
 
 @cache

@@ -184,7 +184,9 @@ def test_sums_are_exact_in_any_order() -> None:
 
 
 def test_graded_without_spread() -> None:
-    assert paired_graded([0.5] * 4, [0.75] * 4) == (0.25, 0.25, 0.25, 2 / 16)
+    found = paired_graded([0.5] * 4, [0.75] * 4)
+    assert (found.difference, found.p_value) == (0.25, 2 / 16) and found.low < 0.25 < found.high
+    assert (found.low, found.high) == pytest.approx(stats.tango(1, 0, 4))
 
 
 @pytest.mark.parametrize(("sums", "sizes"), [([1.0], [1]), ([1.0, 2.0], [1])])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from statistics import fmean
+from statistics import fmean, variance
 
 import numpy as np
 import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.statistics.over_runs import t_test_p
-from autorl_hpc.scoring.stats import t_quantile, t_within
+from autorl_hpc.scoring.stats import t_outside, t_quantile, t_within
 
 VALUES = [3.0, -1.0, 7.5, 0.0, 0.0, 4.0, 12.0]
 
@@ -98,43 +98,58 @@ def test_holm_equals_statsmodels() -> None:
     assert st.holm(p_values) == pytest.approx(multitest.multipletests(p_values, method="holm")[1])
 
 
-def test_a_leaderboard_tests_what_can_be_tested() -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
+def test_cells_are_tested_against_zero() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
-    cells = [[5.0, 6.0, 9.0], [1.0, 2.0], [], [-1.0, 3.0, 0.0, 2.0], [7.0], [4.0, 4.5, 3.0, 5.0, 4.0]]
-    found = st.leaderboard(cells)
-    tested = [0, 3, 5]
-    raw = [scipy_stats.ttest_1samp(cells[i], 0).pvalue for i in tested]
-    assert [found[i].p_value for i in tested] == pytest.approx(raw)
-    assert [found[i].p_holm for i in tested] == pytest.approx(multitest.multipletests(raw, method="holm")[1])
-    assert [found[i].p_sign_flip_least for i in tested] == [0.25, 0.125, 0.0625] and found[0].p_sign_flip == 0.25
-    assert {found[i] for i in (1, 2, 4)} == {st.CellTest(None, None, None, None)}
+    for values in ([5.0, 6.0, 9.0], [-1.0, 3.0, 0.0, 2.0], [4.0, 4.5, 3.0, 5.0, 4.0]):
+        found = st.against_zero(values)
+        assert found.p_value == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue)
+        assert found.p_sign_flip_least == 2 / 2 ** len(values)
+    assert st.against_zero([5.0, 6.0, 9.0]).p_sign_flip == 0.25
+    assert all(st.against_zero(values) == (None, None, None) for values in ([], [7.0], [1.0, 2.0]))
+
+
+def test_a_tiny_p_is_not_0() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    values = [10, 10.001, 10.002, 10, 10.001, 10, 10.0005]
+    p_value = t_test_p(values)
+    assert p_value is not None and 0 < p_value < 1e-20
+    assert p_value == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
+    for df in (1, 2, 3, 10, 200, 5000):
+        for t in (0.0, 0.5, 1.7, 3.0, 14.0, 1e4, 1e9):
+            assert t_outside(t, df) == pytest.approx(2 * scipy_stats.t.sf(t, df), rel=1e-9, abs=1e-300)
 
 
 def test_runs_that_are_all_equal_are_no_certainty() -> None:
-    (same, zero) = st.leaderboard([[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    same, zero = st.against_zero([2.0, 2.0, 2.0]), st.against_zero([0.0, 0.0, 0.0])
     assert same.p_value == 0.25 == same.p_sign_flip_least and zero.p_value == 1.0
+    assert st.bootstrap_mean([2.0] * 6) is None
 
 
 A = {"x": [1.0, 2.0, 3.0], "y": [4.0, 5.0, 6.5], "z": [1.0]}
 B = {"x": [0.0, 1.0, 2.0], "y": [4.0, 1.0, 2.0], "w": [1.0, 2.0]}
 
 
-def all_differences(pooled: list[float], n_a: int) -> list[float]:
-    """Differences of the two means for every way to choose the runs of a."""
-    ways = itertools.combinations(range(len(pooled)), n_a)
-    return [
-        fmean(pooled[i] for i in chosen) - fmean(v for i, v in enumerate(pooled) if i not in chosen) for chosen in ways
-    ]
+def studentised(pooled: list[float], n_a: int) -> list[tuple[float, float]]:
+    """Difference of the two means and its squared error for every way to choose the runs of a."""
+    found = []
+    for chosen in itertools.combinations(range(len(pooled)), n_a):
+        a, b = [pooled[i] for i in chosen], [v for i, v in enumerate(pooled) if i not in chosen]
+        found.append((fmean(a) - fmean(b), variance(a) / len(a) + variance(b) / len(b)))
+    return found
+
+
+def square(*parts: tuple[float, float]) -> float:
+    total, error = sum(d for d, _ in parts), sum(v for _, v in parts)
+    return 0.0 if abs(total) < 1e-12 else total * total / max(error, 1e-9)
 
 
 def test_over_tasks_by_enumeration() -> None:
     found = st.over_tasks(A, B)
     assert found is not None and found.tasks == ("x", "y") and found.left_out == ("w", "z")
     assert found.difference == pytest.approx((1 + (15.5 - 7) / 3) / 2)
-    of_x, of_y = (all_differences([*A[task], *B[task]], 3) for task in ("x", "y"))
-    ways = [(one + other) / 2 for one, other in itertools.product(of_x, of_y)]
-    assert found.p_value == pytest.approx(fmean(abs(way) >= found.difference - 1e-9 for way in ways))
+    of_x, of_y = (studentised([*A[task], *B[task]], 3) for task in ("x", "y"))
+    ways = [square(one, other) for one, other in itertools.product(of_x, of_y)]
+    assert found.p_value == pytest.approx(fmean(way >= ways[0] * (1 - 1e-9) for way in ways)), "the first is as seen"
     assert found.p_least == 2 / 400
     assert found.probability_of_improvement == pytest.approx((7 / 9 + 8.5 / 9) / 2)
 
@@ -155,7 +170,11 @@ def test_one_task_is_the_permutation_of_its_runs() -> None:
         found is not None and found.p_value == st.permutation_p(a, b) and found.p_least == st.least_permutation_p(4, 3)
     )
     scipy_stats = pytest.importorskip("scipy.stats")
-    theirs = scipy_stats.permutation_test((a, b), lambda x, y: abs(np.mean(x) - np.mean(y)), alternative="greater")
+
+    def of(x: list[float], y: list[float]) -> float:
+        return abs(float(scipy_stats.ttest_ind(x, y, equal_var=False).statistic))
+
+    theirs = scipy_stats.permutation_test((a, b), of, alternative="greater", vectorized=False)
     assert found.p_value == pytest.approx(theirs.pvalue)
     u = scipy_stats.mannwhitneyu(a, b).statistic
     assert found.probability_of_improvement == pytest.approx(u / 12)
@@ -167,10 +186,11 @@ def test_many_runs_are_sampled_and_near_the_exact_p() -> None:
     b = {f"t{i}": [rng.gauss(0, 1) for _ in range(4)] for i in range(4)}
     found = st.over_tasks(a, b)
     assert found is not None and found.p_least == 1 / 10_001
-    sums = np.zeros(1)
+    sums = np.zeros((2, 1))
     for task, values in a.items():
-        sums = (sums[:, None] + np.array(all_differences([*values, *b[task]], 4))).ravel()
-    exact = float((np.abs(sums) >= 4 * found.difference - 1e-9).mean())
+        sums = (sums[:, :, None] + np.array(studentised([*values, *b[task]], 4)).T[:, None]).reshape(2, -1)
+    squares = sums[0] ** 2 / np.maximum(sums[1], 1e-9)
+    exact = float((squares >= squares[0] * (1 - 1e-9)).mean())
     assert found.p_value == pytest.approx(exact, abs=0.01)
     large = st.over_tasks({"x": [float(i) for i in range(30)]}, {"x": [float(i) + 3 for i in range(30)]})
     theirs = pytest.importorskip("scipy.stats").permutation_test(
@@ -207,3 +227,44 @@ def test_a_clean_sweep_is_not_certain() -> None:
     found = st.over_tasks({"x": [5.0, 6.0, 7.0], "y": [5.0, 6.0, 7.0]}, {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
     assert found is not None and found.probability_of_improvement == 1.0 == found.probability_high
     assert found.probability_low is not None and found.probability_low == pytest.approx(6 / (6 + 1.959964**2), abs=1e-6)
+
+
+def test_runs_without_spread_have_no_interval_over_tasks() -> None:
+    found = st.over_tasks({"x": [2.0] * 3, "y": [2.0] * 3}, {"x": [0.0] * 3, "y": [0.0] * 3})
+    assert found is not None and (found.low, found.high, found.difference) == (None, None, 2.0)
+    assert found.p_value == found.p_least == 2 / 400
+
+
+def test_a_task_weighs_the_same_however_many_parts_it_has() -> None:
+    rng = np.random.default_rng(5)
+    a = {name: rng.normal(mean, 1, 4).tolist() for name, mean in (("t1 x", -10), ("t1 y", -10), ("t2", 20))}
+    b = {name: rng.normal(0, 1, 4).tolist() for name in a}
+    found = st.over_tasks(a, b, {"t1 x": "t1", "t1 y": "t1", "t2": "t2"})
+    by_part = {name: fmean(a[name]) - fmean(b[name]) for name in a}
+    assert found is not None and found.tasks == ("t1", "t2") and found.low is not None and found.high is not None
+    assert found.difference == pytest.approx(((by_part["t1 x"] + by_part["t1 y"]) / 2 + by_part["t2"]) / 2)
+    assert 0 < found.low < found.difference < found.high and found.p_value < 0.05
+
+
+@pytest.mark.parametrize(
+    ("effects", "n", "least", "most"),
+    [
+        ((0, 0, 0), 3, 0.0, 0.09),
+        ((10, -10), 5, 0.0, 0.09),  # the mean over tasks is 0, the effects are not
+        ((20, -10, 0, -10), 3, 0.0, 0.09),
+        ((20, -10), 5, 0.75, 1.0),  # the bare difference finds this in 0.3 % of all sets
+        ((4, 4, 4), 3, 0.5, 1.0),
+    ],
+)
+def test_p_and_interval_over_tasks_ask_the_same_question(
+    effects: tuple[float, ...], n: int, least: float, most: float
+) -> None:
+    rng, sets, below, excluded = np.random.default_rng(3), 120, 0, 0
+    for _ in range(sets):
+        a = {f"t{i}": rng.normal(effect, 3, n).tolist() for i, effect in enumerate(effects)}
+        b = {f"t{i}": rng.normal(0, 3, n).tolist() for i in range(len(effects))}
+        found = st.over_tasks(a, b)
+        assert found is not None and found.low is not None and found.high is not None
+        below += found.p_value < 0.05
+        excluded += not found.low <= 0 <= found.high
+    assert least <= below / sets <= most and least <= excluded / sets <= most, (below, excluded)

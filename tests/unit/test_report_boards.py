@@ -143,6 +143,42 @@ def test_ranks_are_shared_where_intervals_overlap(make: Make) -> None:
     assert cells["two"] is not None and cells["two"].unranked == "2 counted runs, 3 are needed"
 
 
+def test_runs_without_spread_have_no_interval_and_are_not_told_apart(make: Make) -> None:
+    gains = {"same": (27.0,) * 3, "nothing": (0.0,) * 3, "varied": (40.0, 41.0, 42.0), "low": (1.0, 2.0, 3.0)}
+    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
+    cells = {agent: cell for agent in gains if (cell := row(board, agent).cells[0]) is not None}
+    for agent in ("same", "nothing"):
+        told = cells[agent].improvement
+        assert (told.low, told.high, told.interval) == (None, None, "no spread seen") and told.n == 3
+        assert (cells[agent].rank, cells[agent].last_rank) == (1, 4)
+    assert (cells["varied"].rank, cells["varied"].last_rank) == (1, 3)
+    assert (cells["low"].rank, cells["low"].last_rank) == (2, 4)
+
+
+def test_no_interval_over_tasks_where_a_task_shows_no_spread(make: Make) -> None:
+    gains = {"a": (0.0, 0.0, 0.0), "b": (1.0, 2.0, 3.0)}
+    overall = only(report([make(g, task=task) for task, values in gains.items() for g in values])).rows[0].overall
+    assert overall is not None and overall.mean == 1.0 and (overall.low, overall.high) == (None, None)
+
+
+def test_a_task_with_two_splits_is_not_counted_twice(make: Make) -> None:
+    other = {"split_hashes": {"report": sha("other")}}
+    runs = [make(g, task=task) for task in ("a", "b", "c") for g in (1.0, 2.0, 3.0)]
+    board = only(report([*runs, *(make(g, task="c", **other) for g in (50.0, 51.0, 52.0))]))
+    overall = board.rows[0].overall
+    assert board.ambiguous_tasks == ("c",) and len(board.tasks) == 4 and len({t.pins() for t in board.tasks}) == 4
+    assert overall is not None and overall.mean == 2.0 and overall.tasks == 2
+    two = only(report([*runs[:3], *runs[6:], *(make(g, task="c", **other) for g in (50.0, 51.0, 52.0))]))
+    assert two.rows[0].overall is None, "one task is left"
+
+
+def test_one_adjusted_p_for_a_cell(make: Make) -> None:
+    found = report([make(g, task=task) for task in ("a", "b") for g in (1.0, 2.0, 4.0)])
+    assert "p_holm" not in type(found.groups[0].cells[0]).model_fields
+    page = pages.index_md(found)
+    assert "Holm" in page.split("## Leaderboard")[1] and page.count(", Holm ") == 2, "once a cell of the leaderboard"
+
+
 def test_only_what_ranks_ranks(make: Make) -> None:
     bare = only(report([make(gain, sandbox="none", ranked=False) for gain in (1.0, 2.0, 3.0)]))
     assert not bare.ranks and bare.rows[0].cells[0].rank is None  # type: ignore[union-attr]

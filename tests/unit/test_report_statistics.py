@@ -8,7 +8,9 @@ import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.graded import paired_graded
+from autorl_hpc.report.statistics.resampling import expanded_tail
 from autorl_hpc.report.text import clean, csv_cell, markdown
+from autorl_hpc.scoring.stats import tango
 
 
 def test_bootstrap_needs_five_and_forgets_order() -> None:
@@ -21,10 +23,12 @@ def test_bootstrap_needs_five_and_forgets_order() -> None:
 
 def test_bootstrap_agrees_with_scipy() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
-    values = [random.Random(3).gauss(5, 2) for _ in range(12)]
+    rng = random.Random(3)
+    values = [rng.gauss(5, 2) for _ in range(12)]
+    level = 1 - 2 * expanded_tail(12)
     ours = st.bootstrap_mean(values)
     theirs = scipy_stats.bootstrap(
-        (values,), lambda v, axis: v.mean(axis), method="percentile", n_resamples=20_000, rng=1
+        (values,), lambda v, axis: v.mean(axis), method="percentile", n_resamples=50_000, rng=1, confidence_level=level
     )
     assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.05)
 
@@ -65,7 +69,8 @@ def test_graded_agrees_with_scipy() -> None:
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.002)
     test = scipy_stats.permutation_test((new - base,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1)
     assert ours.p_value == pytest.approx(test.pvalue, abs=0.02)
-    assert paired_graded(list(base), list(base)) == (0, 0, 0, 1)
+    copy = paired_graded(list(base), list(base))
+    assert (copy.difference, copy.p_value) == (0, 1) and (copy.low, copy.high) == pytest.approx(tango(0, 0, 80))
     with pytest.raises(ValueError):
         paired_graded([1.0], [1.0])
 

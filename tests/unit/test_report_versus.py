@@ -79,6 +79,31 @@ def test_modes_meet_their_like(tmp_path: Path) -> None:
     assert [t.difference for t in named] == [pytest.approx(30.0)]
 
 
+def test_two_splits_of_a_task_are_two_rows(tmp_path: Path) -> None:
+    for items, solved in ((100, {"A": 30, "B": 60}), (200, {"A": 120, "B": 60})):
+        tree = Tree(tmp_path / "runs" / f"of{items}", n_report=items)
+        for agent, count in solved.items():
+            for seed in range(3):
+                tree.finished(seed=seed, solved=count, agent=agent)
+    found = api.compare(api.build([tmp_path / "runs"]), "A", "B")
+    assert sorted(t.difference or 0 for t in found.tasks) == [pytest.approx(-30.0), pytest.approx(30.0)]
+    assert sum(t.a.n for t in found.tasks) == found.a.counted == 6 and len({t.task for t in found.tasks}) == 2
+    assert found.over_tasks == () and "several recipes or splits" in " ".join(found.notes)
+
+
+def test_a_task_weighs_the_same_however_many_modes_it_has(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    gains = [("t1", mode, 30, 40) for mode in ("free", "sft-only", "rl-only")] + [("t2", "free", 60, 40)]
+    for task, mode, of_a, of_b in gains:
+        for seed in range(3):
+            tree.finished(seed=seed, solved=of_a + seed, agent="A", mode=mode, task=task)
+            tree.finished(seed=seed, solved=of_b + seed, agent="B", mode=mode, task=task)
+    (over,) = api.compare(api.build([tree.path]), "A", "B").over_tasks
+    assert over.tasks == ("t1", "t2") and over.difference == pytest.approx((-10 + 20) / 2)
+    assert over.low is not None and over.high is not None and over.low < 5 < over.high and over.low > 0
+    assert over.probability_of_improvement == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "what"),
     [

@@ -336,7 +336,7 @@ def test_few_runs_have_no_interval() -> None:
     assert mean_t_interval([]) == (0, None, None, None, "none")
     assert mean_t_interval([3.0]) == (1, 3.0, None, None, "none")
     assert mean_t_interval([5.0, 3.0]) == (2, 4.0, 3.0, 5.0, "range")
-    assert mean_t_interval([2.0, 2.0, 2.0]) == (3, 2.0, 2.0, 2.0, "t")
+    assert mean_t_interval([2.0, 2.0, 2.0]) == (3, 2.0, None, None, "equal")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

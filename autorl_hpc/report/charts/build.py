@@ -62,7 +62,7 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
             panels.append(Forest(task.task, tuple(spots), "improvement on report, points"))
     caption = (
         "Mean improvement on the report split over counted runs with its 95 % t interval. Faint: fewer than three runs, "
-        "the bar is the range of two or the interval of one run's items."
+        "the bar is the range of two or the interval of one run's items; or runs that are all equal, which have no interval."
     )
     return Figure("improvement", "Improvement by agent and task", caption, tuple(panels))
 

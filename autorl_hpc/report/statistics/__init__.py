@@ -8,8 +8,8 @@ from autorl_hpc.report.statistics.comparing import least_permutation_p as least_
 from autorl_hpc.report.statistics.comparing import permutation_p as permutation_p
 from autorl_hpc.report.statistics.comparing import probability_of_improvement as probability_of_improvement
 from autorl_hpc.report.statistics.over_runs import CellTest as CellTest
+from autorl_hpc.report.statistics.over_runs import against_zero as against_zero
 from autorl_hpc.report.statistics.over_runs import bootstrap_mean as bootstrap_mean
-from autorl_hpc.report.statistics.over_runs import leaderboard as leaderboard
 from autorl_hpc.report.statistics.over_tasks import OverTasks as OverTasks
 from autorl_hpc.report.statistics.over_tasks import over_tasks as over_tasks
 from autorl_hpc.report.statistics.over_tasks import tasks_met as tasks_met

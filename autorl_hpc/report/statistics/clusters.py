@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -13,6 +14,10 @@ from autorl_hpc.scoring.stats import LEVEL, Interval, tango, wilson_share
 
 BOOTSTRAP_FROM_CLUSTERS = 5
 """Fewer have so few distinct resamples that their quantiles say nothing."""
+
+FEW_VARY = 10
+"""Where fewer clusters or items than this differ from the others, resamples hold too little of what there might be: the interval is
+then at least as wide as a score interval of all-or-nothing outcomes. docs/statistics.md has what was measured."""
 
 Kind = Literal["bootstrap over clusters", "Wilson over clusters"]
 PairedKind = Literal["bootstrap over clusters", "Tango over clusters"]
@@ -83,9 +88,7 @@ def clustered_intervals(
     drawn = [found for found in every if not _says_nothing(found)]
     intervals = iter(bca_of_means([found.sums for found in drawn], drawn[0].sizes, level) if drawn else ())
     return [
-        _by_clusters_alone(found, level)
-        if _says_nothing(found)
-        else ClusteredMean(*next(intervals), "bootstrap over clusters")
+        _by_clusters_alone(found, level) if _says_nothing(found) else _resampled(found, next(intervals), level)
         for found in every
     ]
 
@@ -98,6 +101,12 @@ def _says_nothing(found: Totals) -> bool:
 def _by_clusters_alone(found: Totals, level: float) -> ClusteredMean:
     share = min(1.0, max(0.0, found.mean))
     return ClusteredMean(*wilson_share(share, len(found.sums), level), "Wilson over clusters")
+
+
+def _resampled(found: Totals, interval: Interval, level: float) -> ClusteredMean:
+    if vary_little(found):
+        interval = hull(interval, wilson_share(min(1.0, max(0.0, found.mean)), _effective(found), level))
+    return ClusteredMean(*interval, "bootstrap over clusters")
 
 
 def paired_clusters(
@@ -116,7 +125,36 @@ def paired_clusters(
         interval = _as_one_item_each(found, level)
         return ClusteredDifference(found.mean, *interval, p_value, n, "Tango over clusters")
     interval = bca_of_mean(found.sums, found.sizes, level)
+    if vary_little(found):
+        interval = hull(interval, tango_of(found, level))
     return ClusteredDifference(found.mean, *interval, p_value, n, "bootstrap over clusters")
+
+
+def vary_little(found: Totals) -> bool:
+    """Whether fewer than FEW_VARY clusters have another mean than the most common one."""
+    means = Counter(round(total / size, 9) for total, size in zip(found.sums, found.sizes, strict=True))
+    return len(found.sums) - max(means.values()) < FEW_VARY
+
+
+def tango_of(found: Totals, level: float = LEVEL) -> Interval:
+    """Tango's interval of differences in [-1, 1], gains and losses counted as shares of items that are won or lost as a whole.
+
+    Clusters of unequal sizes count as sum(sizes)^2 / sum(sizes^2) of equal ones.
+    """
+    items, n = sum(found.sizes), _effective(found)
+    won = n * math.fsum(max(0.0, total) for total in found.sums) / items
+    lost = n * math.fsum(max(0.0, -total) for total in found.sums) / items
+    over = max(1.0, (won + lost) / n)
+    return hull(tango(won / over, lost / over, n, level), Interval(found.mean, found.mean))
+
+
+def hull(one: Interval, other: Interval) -> Interval:
+    """What either holds, and what lies between."""
+    return Interval(min(one.low, other.low), max(one.high, other.high))
+
+
+def _effective(found: Totals) -> float:
+    return sum(found.sizes) ** 2 / sum(size * size for size in found.sizes)
 
 
 def variance_of_mean(values: Sequence[float], clusters: Sequence[str]) -> float:

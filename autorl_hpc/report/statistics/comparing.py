@@ -8,7 +8,7 @@ from autorl_hpc.report.statistics.regrouping import Stratum, least_regrouping_p,
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided permutation test of equal means: runs are regrouped, all ways where they are few.
+    """Two-sided permutation test of equal means, studentised: runs are regrouped, all ways where they are few.
 
     Exact: the share of regroupings at least as far apart as the one seen. Sampled: (hits + 1) / (draws + 1).
     ValueError for an empty side.

@@ -27,7 +27,7 @@ class BandPoint(NamedTuple):
     """The mean over all n runs at one x.
 
     Attributes:
-        low, high: t interval over runs (three and more), the range (two), None (one); of this x alone, not of the whole curve.
+        low, high: t interval over runs (three and more that differ), the range (two), None (one, or three and more that are equal); of this x alone, not of the whole curve.
         running: how many of the runs had not ended before x.
     """
 
@@ -37,7 +37,7 @@ class BandPoint(NamedTuple):
     high: float | None
     n: int
     running: int
-    kind: Literal["t", "range", "none"]
+    kind: Literal["t", "range", "equal", "none"]
 
 
 def band(curves: Sequence[Curve], grid: Sequence[float]) -> list[BandPoint]:

@@ -12,7 +12,7 @@ from autorl_hpc.records.ledger import Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.items import Unusable
-from autorl_hpc.report.statistics.clusters import variance_of_mean
+from autorl_hpc.report.statistics.clusters import hull, tango_of, totals, variance_of_mean
 from autorl_hpc.scoring import stats
 
 POINTS = 100.0
@@ -22,6 +22,7 @@ is selected, is compared: its items are open for the optimism gap anyway, and fi
 thousand runs take a minute."""
 
 MAX_IDS = 20
+NO_WIDTH = 1e-9
 MIN_UNITS = 3
 """Items or clusters; of two, a t interval is wider than all points there are."""
 
@@ -106,5 +107,7 @@ def _t_interval(
     units = len(set(of))
     if units < MIN_UNITS:
         return mean, None, None
+    found = totals(differences, of)
     half = stats.t_quantile(units - 1) * math.sqrt(variance_of_mean(differences, of))
-    return mean, max(-1.0, mean - half), min(1.0, mean + half)
+    interval = stats.Interval(max(-1.0, mean - half), min(1.0, mean + half))
+    return mean, *(hull(interval, tango_of(found)) if half <= NO_WIDTH else interval)
