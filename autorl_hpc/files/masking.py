@@ -51,6 +51,9 @@ _NO_SECRET_TOKEN |= {
 """Of models: `pad_token` is no secret, and `max_tokens` ends in another word."""
 
 _SCHEMES = frozenset({"bearer", "basic"})
+_HINTS = ("pass", "pwd", "secret", "credential", "key", "token", "signature", "bearer", "basic", "authorization", "-u")
+"""One of these stands in every name that announces a secret: a text without any of them holds no such name."""
+
 _SHORTEST_CREDENTIAL = 8
 """`basic training` and `bearer of news` are words; credentials are longer than most words, or hold other characters."""
 
@@ -75,8 +78,10 @@ def masked(text: str) -> str:
     """`text` with what looks like a secret replaced by `***`; linear in its length, never longer than about it."""
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _SHAPES.sub(MASK, text)
-    text = _USERINFO.sub(_without_password, text)
-    text = _BRIDGE.sub(lambda match: match[1] + MASK, text)
+    if "://" in text:
+        text = _USERINFO.sub(_without_password, text)
+    if "127.0.0.1:" in text:
+        text = _BRIDGE.sub(lambda match: match[1] + MASK, text)
     return _without_named(text)
 
 
@@ -87,6 +92,9 @@ def _without_password(match: re.Match[str]) -> str:
 
 def _without_named(text: str) -> str:
     """Values of names that secrets go by, and credentials after their scheme. One pass: the cursor only moves on."""
+    lowered = text.lower()
+    if not any(hint in lowered for hint in _HINTS):
+        return text
     kept: list[str] = []
     done = cursor = 0
     while (word := _WORD.search(text, cursor)) is not None:

@@ -28,6 +28,8 @@ UNSEEN_PAUSE_S = 0.1
 MAX_RECORD_BYTES = 32 * 1024 * 1024
 """No record of ours comes near this; a larger file under a record's name is damage, not data."""
 
+_STEP_BYTES = 1 << 16
+
 MAX_UNPACKED_BYTES = 512 * 1024 * 1024
 """Of an items file: some hundred bytes an item."""
 
@@ -62,8 +64,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """
     for attempt in range(RETRIES):
         try:
-            with open(path, "rb", opener=_open_file) as file:
-                data = file.read(max_bytes + 1)
+            data = _read_file(path, max_bytes + 1)
             break
         except FileNotFoundError:
             raise
@@ -78,16 +79,23 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     return data
 
 
-def _open_file(path: str, flags: int) -> int:
-    """Opens without waiting for a FIFO's other end, and nothing but a file."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
-        return fd
-    os.close(fd)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise ValueError(f"{path} is no file")
+def _read_file(path: Path, limit: int) -> bytes:
+    """At most `limit` bytes, opened without waiting for a FIFO's other end, and of nothing but a file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is no file")
+        found: list[bytes] = []
+        left, step = limit, status.st_size + 1  # most often all of it in one read, and a second one that finds the end
+        while left > 0 and (data := os.read(fd, min(step, left))):
+            found.append(data)
+            left, step = left - len(data), max(_STEP_BYTES, status.st_size)
+        return found[0] if len(found) == 1 else b"".join(found)
+    finally:
+        os.close(fd)
 
 
 def read_listed(path: Path) -> bytes:

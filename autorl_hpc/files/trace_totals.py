@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -91,15 +92,19 @@ class TraceTotals:
         """Tokens in and out that were told until then; None where the trace tells no tokens at all."""
         if self.tokens_in is None and self.tokens_out is None:
             return None
-        at = bisect_right(self.points, elapsed_s, key=lambda point: point[0])
+        at = bisect_right(self._times, elapsed_s)
         return self.points[at - 1][1] if at else 0
 
     def cost_at(self, elapsed_s: float) -> float | None:
         """Dollars that were told until then."""
         if self.cost_usd is None:
             return None
-        at = bisect_right(self.points, elapsed_s, key=lambda point: point[0])
+        at = bisect_right(self._times, elapsed_s)
         return self.points[at - 1][2] if at else 0.0
+
+    @cached_property
+    def _times(self) -> list[float]:
+        return [point[0] for point in self.points]
 
 
 def events_in(path: Path) -> Iterator[TraceEvent]:
@@ -218,7 +223,17 @@ class _Session:
         self.reached_s = None
 
     def _usage(self, event: TraceEvent) -> None:
-        values = {name: value for name in FIGURES if (value := getattr(event, name)) is not None}
+        values: dict[str, float] = {
+            name: value
+            for name, value in (
+                ("tokens_in", event.tokens_in),
+                ("tokens_out", event.tokens_out),
+                ("tokens_cached", event.tokens_cached),
+                ("cost_usd", event.cost_usd),
+                ("calls", event.calls),
+            )
+            if value is not None
+        }
         if event.is_total:
             self.total(values)
             self.total_calls = max(self.total_calls, event.tool_calls or 0)
@@ -227,8 +242,9 @@ class _Session:
         values["calls"] = 1
         before = self.told.get(event.call_id, {}) if event.call_id is not None else {}
         for name, value in values.items():  # a repeated one tells the same, or what the call has come to meanwhile
-            self.figures[name].since += max(0, value - before.get(name, 0))
-            self.figures[name].known = True
+            figure = self.figures[name]
+            figure.since += max(0, value - before[name]) if name in before else value
+            figure.known = True
         if event.call_id is not None:
             self.told[event.call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
 
@@ -317,10 +333,13 @@ class _Adding:
             self.skipped += event.skipped
             return
         session = self._session(event)
-        before = self._spent(session)
-        session.add(event)
         if event.kind in DRIVER:
             self.last_driver_s = max(self.last_driver_s or 0.0, event.elapsed_s)
+        if event.kind != "usage":  # nothing else changes what was spent
+            session.add(event)
+            return
+        before = self._spent(session)
+        session.add(event)
         after = self._spent(session)
         if after != before:
             self.tokens += after[0] - before[0]

@@ -25,10 +25,11 @@ from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.ledger import BODIES, Writer
 from autorl_hpc.states import EntryKind
 
+_VALIDATE = {kind: body.__pydantic_validator__.validate_json for kind, body in BODIES.items()}
 _KINDS = {str(kind).encode(): kind for kind in EntryKind}
 _AT, _BODY, _KIND, _END = b'{"at":"', b'","body":', b',"kind":"', b"}\n"
-_READ_AT_ONCE = 1 << 16
-"""Most entries are of a kilobyte; longer ones are read in several steps."""
+_READ_AT_ONCE = 1 << 12
+"""Most entries are of a kilobyte; longer ones are read in several steps. Room for more takes longer to get than to fill."""
 
 
 class Read(NamedTuple):
@@ -137,7 +138,7 @@ def _entry(data: bytes, seq: int, head: str) -> Read:
     at = data[len(_AT) : at_end].decode()
     if "\\" in at or not at.isprintable():
         raise Different
-    body = BODIES[kind].model_validate_json(data[body_at:kind_at])
+    body = _VALIDATE[kind](data[body_at:kind_at])
     return Read(kind, at, _writer(data[link + len(mark) : -len(_END)]), body, sha256_hex(data))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from autorl_hpc.report.notes import notes_of
 from autorl_hpc.report.scores import (
     ScoreInterval,
     baseline_summary,
-    interval,
+    intervals_of,
     needs_items,
     noise_of_queries,
     points_of,
@@ -104,7 +105,7 @@ class _Digest:
         fault, reason = self._fault()
         sandbox, network = self.view.sandbox or (UNTRIED, self.science.network)
         elapsed_s, given_back_s = self._used()
-        count = {status: sum(p.status is status for p in points) for status in SubmissionState}
+        count = Counter(p.status for p in points)
         unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
         summary = RunSummary(
             tool_version=__version__,
@@ -347,12 +348,15 @@ class _Digest:
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         """Of the feedback scores of clustered items; those of others need no items, or can be done without."""
-        found = {}
-        for number, score in self.view.scores.items():
-            if score.evaluation.clusters is not None and score.evaluation.score is not None:
-                items = self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False)
-                found[number] = interval(score.evaluation, items)
-        return found
+        return intervals_of(
+            (
+                number,
+                score.evaluation,
+                self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False),
+            )
+            for number, score in self.view.scores.items()
+            if score.evaluation.clusters is not None and score.evaluation.score is not None
+        )
 
     def _chosen(self) -> Submission | None:
         """What the run was closed with; None if that is the base model, or nothing yet."""

@@ -42,7 +42,7 @@ class Items:
     @property
     def binary(self) -> bool:
         """Whether every outcome is right or wrong."""
-        return all(outcome in (0.0, 1.0) for outcome in self.outcomes)
+        return set(self.outcomes) <= {0.0, 1.0}
 
 
 class ItemsReader:
@@ -110,11 +110,11 @@ def _parse(path: Path, wanted: str) -> Items:
     try:
         lines = reading.gunzip(data).splitlines()
         rows = from_json(b"[" + b",".join(lines) + b"]")  # one call: a tenth of the time of one a line
-        ids = tuple(str(row["id"]) for row in rows)
-        outcomes = tuple(float(row["outcome"]) for row in rows)
-        outputs = Counter(row.get("output_sha256") for row in rows)
-        facts = tuple(row.get("facts") or {} for row in rows)
-        clusters = _clusters(ids, [one.get("cluster") for one in facts])
+        ids = tuple([str(row["id"]) for row in rows])
+        outcomes = tuple([float(row["outcome"]) for row in rows])
+        outputs = Counter([row.get("output_sha256") for row in rows])
+        facts = tuple([row.get("facts") or {} for row in rows])
+        clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):

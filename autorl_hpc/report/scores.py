@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from autorl_hpc.records.ledger import Evaluation, Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.evidence import contamination_of, fingerprint_of
 from autorl_hpc.report.items import Items
-from autorl_hpc.report.statistics.clusters import clustered_interval
+from autorl_hpc.report.statistics.clusters import clustered_interval, clustered_intervals
 from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.scoring import stats
@@ -57,6 +57,25 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
     if mean.low is None or mean.high is None:
         return ScoreInterval()
     return _made(max(0.0, POINTS * mean.low), min(POINTS, POINTS * mean.high), "t over items")
+
+
+def intervals_of(scores: Iterable[tuple[int, Evaluation, Items | None]]) -> dict[int, ScoreInterval]:
+    """`interval` of several scores by submission; those on the same clustered items are resampled together.
+
+    Of each submission's items only outcomes are kept, so that a run of thousands fits into memory.
+    """
+    found: dict[int, ScoreInterval] = {}
+    together: dict[tuple[str, ...], list[tuple[int, tuple[float, ...]]]] = {}
+    for number, evaluation, items in scores:
+        if items is None or items.clusters is None or evaluation.n == 0 or length_controlled.is_fitted(items):
+            found[number] = interval(evaluation, items)
+        else:
+            together.setdefault(items.clusters, []).append((number, items.outcomes))
+    for clusters, several in together.items():
+        drawn = clustered_intervals([outcomes for _, outcomes in several], clusters)
+        for (number, _), one in zip(several, drawn, strict=True):
+            found[number] = _made(POINTS * one.low, POINTS * one.high, one.kind)
+    return found
 
 
 def _made(low: float | None, high: float | None, kind: ItemsInterval) -> ScoreInterval:

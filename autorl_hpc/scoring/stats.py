@@ -7,6 +7,7 @@ the grader stays light.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import NormalDist, fmean, stdev, variance
@@ -121,10 +122,9 @@ def paired(base: Sequence[float], new: Sequence[float], level: float = LEVEL) ->
     """
     if len(base) != len(new) or not base:
         raise ValueError(f"a paired comparison needs the same items twice, got {len(base)} and {len(new)}")
-    if any(outcome not in (0, 1) for outcome in (*base, *new)):
+    if not {*base, *new} <= {0, 1}:
         raise ValueError("an outcome is neither 0 nor 1")
-    won = sum(1 for old, now in zip(base, new, strict=True) if now > old)
-    lost = sum(1 for old, now in zip(base, new, strict=True) if now < old)
+    won, lost = sum(map(operator.gt, new, base)), sum(map(operator.lt, new, base))
     interval = tango(won, lost, len(base), level)
     return PairedResult(len(base), won, lost, (won - lost) / len(base), *interval, mcnemar_midp(won, lost))
 
@@ -148,8 +148,16 @@ def optimism_gap(
             raise ValueError(f"{name} split: {len(base)} and {len(new)} outcomes, not the same two or more items")
         differences = [float(now) - float(old) for old, now in zip(base, new, strict=True)]
         gains.append(fmean(differences))
-        squares.append(variance(differences) / len(differences))
+        squares.append(_variance(differences) / len(differences))
     return OptimismGap(gains[0] - gains[1], math.sqrt(sum(squares)))
+
+
+def _variance(differences: Sequence[float]) -> float:
+    """The sample variance, exact until the last division. Of items won and lost it is told by their numbers."""
+    if not set(differences) <= {-1.0, 0.0, 1.0}:
+        return variance(differences)
+    n, won, lost = len(differences), differences.count(1.0), differences.count(-1.0)
+    return (n * (won + lost) - (won - lost) ** 2) / (n * (n - 1))
 
 
 def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:

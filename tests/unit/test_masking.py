@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from autorl_hpc.files import masking
 from autorl_hpc.files.masking import MASK, masked
 
 KEY = "q9Zr7LmX2vTb8Kc4Wd6Yp1Hs"
@@ -99,3 +100,8 @@ def test_no_text_is_too_odd() -> None:
     for _ in range(3000):
         text = "".join(chance.choice(alphabet) for _ in range(chance.randrange(60)))
         assert len(masked(text)) <= 4 * len(text) + 4
+
+
+def test_every_name_of_a_secret_holds_a_hint() -> None:
+    names = {*masking._ALWAYS, *masking._SCHEMES, "token", "key", "keys", "signature", "authorization", "-u", "--user"}
+    assert all(any(hint in name for hint in masking._HINTS) for name in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from autorl_hpc.records.ledger import Fingerprint
 from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TrainingPoint, UsageSample
@@ -18,6 +19,7 @@ from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.resources import Usage, usage_of
 from autorl_hpc.report.telling.skill import skill_metrics
 from autorl_hpc.report.telling.training import trained_by
+from autorl_hpc.report.telling.used import Used
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Fault, SubmissionState
 
@@ -75,11 +77,11 @@ def test_reference_metrics_that_nobody_knows() -> None:
     assert zero.valid_submission_rate == 1.0 and zero.time_to_best == 10.0
 
 
-def sample(
-    at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any
-) -> UsageSample:
+def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any) -> Used:
+    """As the recorder writes it and the report reads it."""
     gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
-    return UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more)
+    written = UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more).model_dump_json()
+    return TypeAdapter(Used).validate_json(written)
 
 
 def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder.watch import Lines
-from autorl_hpc.records.recorded import TrainingPoint, UsageSample
+from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.telling import lines
 from autorl_hpc.report.telling.log import AgentLog, read_events, read_part
 
@@ -81,8 +81,30 @@ def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
         b'{"elapsed_s": 2.0, "at": "x", "kind": "a new kind", "source": "agent.log", "offset": 0, "format": "codex"}\n'
     )
     found = lines.read_recorded(run)
-    assert isinstance(found.usage.records[0], UsageSample) and found.usage.records[0].gpus[0].name == "H100"
+    assert found.usage.records == ({"elapsed_s": 1.0, "gpus": ({"name": "H100"},)},)
     assert len(found.trace.records) == 1 and "1 line of trace.jsonl" in found.troubles[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '"elapsed_s": -1',
+        '"elapsed_s": 1e999',
+        '"elapsed_s": null',
+        '"elapsed_s": 2, "attempt": 0',
+        '"elapsed_s": 2, "cpu_s": -1',
+        '"elapsed_s": 2, "memory_bytes": 1.5',
+        '"elapsed_s": 2, "disk_bytes": "much"',
+        '"elapsed_s": 2, "gpus": [{"used_share": 1.5}]',
+        '"elapsed_s": 2, "gpus": {}',
+    ],
+)
+def test_a_sample_of_usage_that_makes_no_sense_is_left_out(tmp_path: Path, wrong: str) -> None:
+    run = RunDir(tmp_path)
+    run.recorded("usage").write_text(f'{{"elapsed_s": 1}}\n{{{wrong}}}\n{{"elapsed_s": 3, "cpu_s": null}}\n')
+    found = lines.read_recorded(run).usage
+    assert [one["elapsed_s"] for one in found.records] == [1.0, 3.0]
+    assert found.troubles == ("1 line of usage.jsonl can't be read: cut, damaged or of a newer version",)
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "folder"])

@@ -29,6 +29,9 @@ CAUSES: tuple[tuple[FailureKind, Callable[[RunFacts | IterationFacts], tuple[Evi
 A collapse is asked before its causes in rollouts and rewards, as only it says that the model was damaged."""
 
 
+_CAUSES = dict(CAUSES)
+
+
 def failure_of(facts: RunFacts | IterationFacts) -> Failure | None:
     """Why a run, or one of its iterations, did not help; None: it did, or it is not over."""
     return _of_iteration(facts) if isinstance(facts, IterationFacts) else _of_run(facts)
@@ -105,7 +108,7 @@ def _without_submission(facts: RunFacts) -> Failure | None:
 
 def rules_only(facts: RunFacts, kind: FailureKind) -> Failure | None:
     """One kind of a run that still goes on: only what has already happened."""
-    found = dict(CAUSES)[kind](facts)
+    found = _CAUSES[kind](facts)
     return _failure(kind, found) if found else None
 
 
@@ -119,7 +122,8 @@ def _cause(facts: RunFacts | IterationFacts) -> Failure | None:
 
 def _commonest(facts: RunFacts) -> Failure | None:
     """The cause that most of a run's iterations share; of two that are equally common the later one."""
-    known = [f for each in facts.iterations if (f := _of_iteration(each)) is not None and f.kind in dict(CAUSES)]
+    asked = facts.failures or [_of_iteration(each) for each in facts.iterations]
+    known = [failure for failure in asked if failure is not None and failure.kind in _CAUSES]
     if not known:
         return None
     kinds = [failure.kind for failure in known]

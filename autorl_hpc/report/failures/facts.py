@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.story import EvidenceLine
+from autorl_hpc.report.story import EvidenceLine, Failure
 from autorl_hpc.states import EndedBy, Fault, SubmissionState
 
 
@@ -84,6 +84,8 @@ class RunFacts:
     budget_s: float
     elapsed_s: float
     iterations: Sequence[IterationFacts] = ()
+    failures: Sequence[Failure | None] = ()
+    """What `failure_of` says of each of them, where it was asked already; empty: it was not."""
     ended_by: EndedBy | None = None
     """None: it still goes on, or nobody knows."""
     fault: Fault | None = None

@@ -51,7 +51,8 @@ def training_collapse(facts: Facts) -> Evidence | None:
     found += [
         reading.point_line(point, f"{', '.join(point.not_finite[:5])}: no finite number")
         for point in facts.training
-        if any(word in name for name in point.not_finite for word in ("loss", "reward", "kl", "grad_norm"))
+        if point.not_finite
+        and any(word in name for name in point.not_finite for word in ("loss", "reward", "kl", "grad_norm"))
     ][:1]
     found += reading.evidence(reading.told_of_nan(reading.lines(facts.logs)))[:1]
     found += _exploded(facts.training)
@@ -71,7 +72,7 @@ def training_collapse(facts: Facts) -> Evidence | None:
 
 def _exploded(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
     found: list[EvidenceLine] = []
-    for source in dict.fromkeys(p.source for p in training):
+    for source in dict.fromkeys([p.source for p in training]):
         own = [p for p in training if p.source == source]
         losses = [(p, p.loss) for p in own if p.loss is not None and math.isfinite(p.loss)]
         if len(losses) >= MIN_POINTS:
@@ -108,6 +109,7 @@ def _empty(training: Sequence[TrainingPoint]) -> Evidence:
     lengths = [
         (p, v)
         for p in training
+        if p.more
         for k, v in p.more.items()
         if k in ("completions/mean_length", "completion_length", "response_length/mean")
     ]
@@ -143,6 +145,8 @@ def reward_or_data(facts: Facts) -> Evidence | None:
 def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
     spreads: list[tuple[TrainingPoint, bool]] = []
     for point in training:
+        if not point.more:
+            continue
         std = point.more.get("reward_std")
         share = point.more.get("frac_reward_zero_std")
         if std is not None or share is not None:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["script", "module", "inline", "shell", "shell-text", "program", "other"]
@@ -69,6 +70,12 @@ def split(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError:
         return line.split()
+
+
+@lru_cache(maxsize=256)
+def command_of(line: str) -> Command:
+    """The command that a line is. An agent runs the same one again and again."""
+    return understood(split(line))
 
 
 def understood(words: Sequence[str]) -> Command:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autorl_hpc.records.ledger import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.routes.commands import split, understood
+from autorl_hpc.report.routes.commands import command_of
 from autorl_hpc.report.routes.logged import Stage, stages
 from autorl_hpc.report.routes.told import Commanded, Executed, Planned
 from autorl_hpc.report.story import EvidenceLine
@@ -174,7 +174,7 @@ def _without_logs(
 
 def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
     """Command lines that average models: a merging tool, or a script that the code says does it."""
-    tools = [c for c in commands if c.command and understood(split(c.command)).target.startswith("mergekit")]
+    tools = [c for c in commands if c.command and command_of(c.command).target.startswith("mergekit")]
     if tools:
         return tuple(_command(c) for c in tools[:3])
     return _ran(commands, planned) if planned.route is Route.AVERAGING else ()
@@ -185,7 +185,7 @@ def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine,
     names = {posixpath.basename(path) for path in planned.scripts}
     found = []
     for each in commands:
-        command = understood(split(each.command or ""))
+        command = command_of(each.command or "")
         if command.kind in ("script", "shell") and posixpath.basename(command.target) in names:
             found.append(_command(each))
     return tuple({line.says: line for line in reversed(found)}.values())[::-1][:3]

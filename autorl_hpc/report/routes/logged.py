@@ -88,13 +88,13 @@ def kind(point: TrainingPoint) -> tuple[Route, str] | None:
     """Route and reason of one point; None: it is no policy's training, or holds nothing but an evaluation."""
     name = point.trainer or ""
     if name in NO_POLICY_TRAINERS or (
-        set(point.more) and all(k.startswith("eval_") for k in point.more) and point.loss is None
+        point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
     ):
         return None
     known = TRAINER_CLASSES.get(name)
     if known is not None and name not in GENERIC:
         return known, name
-    for route, figures in _FIGURES:
+    for route, figures in _FIGURES if point.more else ():
         for figure in figures:
             if figure in point.more:
                 return (Route.PREFERENCE if route is Route.DPO and "kl" in point.more else route), f"logs `{figure}`"

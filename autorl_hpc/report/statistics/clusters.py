@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from autorl_hpc.report.statistics.bca import bca_of_mean
+from autorl_hpc.report.statistics.bca import bca_of_mean, bca_of_means
 from autorl_hpc.report.statistics.signs import sign_flip_p
 from autorl_hpc.scoring.stats import LEVEL, Interval, tango, wilson_share
 
@@ -52,11 +53,17 @@ def totals(values: Sequence[float], clusters: Sequence[str]) -> Totals:
     """Values summed by cluster. ValueError unless there is one cluster name for each of at least one value."""
     if len(values) != len(clusters) or not values:
         raise ValueError(f"{len(values)} values and {len(clusters)} names of clusters")
-    members: dict[str, list[float]] = {}
-    for value, cluster in zip(values, clusters, strict=True):
-        members.setdefault(cluster, []).append(float(value))
-    ordered = [members[name] for name in sorted(members)]
-    return Totals([math.fsum(group) for group in ordered], [len(group) for group in ordered])
+    groups = _groups(tuple(clusters))
+    return Totals([math.fsum([values[place] for place in group]) for group in groups], [len(group) for group in groups])
+
+
+@lru_cache(maxsize=4)
+def _groups(clusters: tuple[str, ...]) -> list[list[int]]:
+    """Places of the members of each cluster, in the order of their names: the same for every model on one split."""
+    members: dict[str, list[int]] = {}
+    for place, cluster in enumerate(clusters):
+        members.setdefault(cluster, []).append(place)
+    return [members[name] for name in sorted(members)]
 
 
 def clustered_interval(outcomes: Sequence[float], clusters: Sequence[str], level: float = LEVEL) -> ClusteredMean:
@@ -65,11 +72,32 @@ def clustered_interval(outcomes: Sequence[float], clusters: Sequence[str], level
     Where every cluster has the same mean (all solved, none solved), or there are fewer than five, resamples say nothing:
     Wilson's interval then, with each cluster counted as one item, which is as wide as clusters can make it.
     """
-    found = totals(outcomes, clusters)
-    n = len(found.sums)
-    if n < BOOTSTRAP_FROM_CLUSTERS or _alike(found):
-        return ClusteredMean(*wilson_share(min(1.0, max(0.0, found.mean)), n, level), "Wilson over clusters")
-    return ClusteredMean(*bca_of_mean(found.sums, found.sizes, level), "bootstrap over clusters")
+    return clustered_intervals([outcomes], clusters, level)[0]
+
+
+def clustered_intervals(
+    several: Sequence[Sequence[float]], clusters: Sequence[str], level: float = LEVEL
+) -> list[ClusteredMean]:
+    """`clustered_interval` of several scores on the same items, which takes much less time than one by one."""
+    every = [totals(outcomes, clusters) for outcomes in several]
+    drawn = [found for found in every if not _says_nothing(found)]
+    intervals = iter(bca_of_means([found.sums for found in drawn], drawn[0].sizes, level) if drawn else ())
+    return [
+        _by_clusters_alone(found, level)
+        if _says_nothing(found)
+        else ClusteredMean(*next(intervals), "bootstrap over clusters")
+        for found in every
+    ]
+
+
+def _says_nothing(found: Totals) -> bool:
+    """Whether resamples of these clusters say nothing."""
+    return len(found.sums) < BOOTSTRAP_FROM_CLUSTERS or _alike(found)
+
+
+def _by_clusters_alone(found: Totals, level: float) -> ClusteredMean:
+    share = min(1.0, max(0.0, found.mean))
+    return ClusteredMean(*wilson_share(share, len(found.sums), level), "Wilson over clusters")
 
 
 def paired_clusters(
@@ -84,7 +112,7 @@ def paired_clusters(
         raise ValueError(f"{len(base)} and {len(new)} outcomes are not the same items")
     found = totals([now - old for old, now in zip(base, new, strict=True)], clusters)
     n, p_value = len(found.sums), sign_flip_p(found.sums)
-    if n < BOOTSTRAP_FROM_CLUSTERS or _alike(found):
+    if _says_nothing(found):
         interval = _as_one_item_each(found, level)
         return ClusteredDifference(found.mean, *interval, p_value, n, "Tango over clusters")
     interval = bca_of_mean(found.sums, found.sizes, level)

@@ -94,7 +94,8 @@ def flips(n: int, resamples: int = RESAMPLES) -> NDArray[np.uint8]:
 
     width = (n + 7) // 8
     words = raw((resamples * width + 7) // 8, _COINS).astype("<u8")
-    found: NDArray[np.uint8] = words.view(np.uint8)[: resamples * width].reshape(resamples, width)
+    drawn = words.view(np.uint8)[: resamples * width].reshape(resamples, width)
+    found: NDArray[np.uint8] = np.asfortranarray(drawn)  # it is looked through byte by byte, all draws at once
     found.setflags(write=False)
     return found
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from autorl_hpc.report.statistics.resampling import CHUNK_CELLS, EXACT_WAYS, RESAMPLES, UNIT, flips
+from autorl_hpc.report.statistics.resampling import EXACT_WAYS, RESAMPLES, UNIT, flips
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
@@ -25,12 +30,25 @@ def sign_flip_p(values: Sequence[float]) -> float:
     if 2**n <= EXACT_WAYS:
         patterns = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
         return float((np.abs(total - 2 * (patterns @ whole)) >= abs(total)).mean())
-    packed, hits = flips(n), 0
-    rows = max(1, CHUNK_CELLS // n)
-    for start in range(0, RESAMPLES, rows):
-        drawn = np.unpackbits(packed[start : start + rows], axis=1, count=n).astype(float)
-        hits += int((np.abs(total - 2 * (drawn @ whole)) >= abs(total)).sum())
+    hits = int((np.abs(total - 2 * _turned(whole)) >= abs(total)).sum())
     return (hits + 1) / (RESAMPLES + 1)
+
+
+def _turned(whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each draw, the sum of the values whose signs it turns, of shape (RESAMPLES,).
+
+    Eight coins are a byte, and a byte has 256 values: the sum of eight values for each is looked up. Exact, as all are whole.
+    """
+    import numpy as np
+
+    coins = flips(len(whole)).T
+    eights = np.zeros((len(coins), 8))
+    eights.ravel()[: len(whole)] = whole
+    sums = eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(float).T
+    found = np.zeros(RESAMPLES)
+    for of_byte, byte in zip(sums, coins, strict=True):
+        found += of_byte.take(byte)
+    return found
 
 
 def least_sign_flip_p(n: int) -> float:

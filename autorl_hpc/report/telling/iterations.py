@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
-from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts, LogExcerpt
 from autorl_hpc.report.routes import Planned, executed, planned, settings
-from autorl_hpc.report.story import EvidenceLine, Iteration, RouteTold
+from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
@@ -88,8 +87,10 @@ def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
     return [Exit(p.command, p.exit_code, p.elapsed_s) for p in found[-MAX_FAILED:]]
 
 
-def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration, ...]:
-    """One iteration for each stretch."""
+def iterations_of(
+    known: Known, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
+) -> tuple[Iteration, ...]:
+    """One iteration for each stretch; `failures`: why each did not help, as it was found."""
     told: list[Iteration] = []
     routes: dict[int, Route] = {}
     parsed: dict[Any, Any] = {}
@@ -97,7 +98,7 @@ def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
     before: Stretch | None = None
-    for stretch in stretches:
+    for stretch, failure in zip(stretches, failures, strict=True):
         point = stretch.point
         route, keys = _route(known, stretch, parsed, routes)
         routes[point.submission_id] = route.executed
@@ -133,11 +134,7 @@ def iterations_of(known: Known, stretches: Sequence[Stretch]) -> tuple[Iteration
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
-                failure=shown_failure(
-                    failure_of(_facts(known, stretch, before, base)),
-                    hide_code=known.hidden_files,
-                    hide_all=known.hides_all,
-                ),
+                failure=shown_failure(failure, hide_code=known.hidden_files, hide_all=known.hides_all),
             )
         )
         before = stretch

@@ -13,18 +13,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.recorded import (
     CodeRevision,
-    GpuSample,
     ProcessSeen,
     Seen,
     TraceEvent,
     TrainingPoint,
-    UsageSample,
 )
+from autorl_hpc.report.telling.used import Used
 
 MAX_BYTES = 64 * 1024 * 1024
 """As much as the recorder writes into one file; what lies beyond it was not written by a recorder of ours."""
@@ -37,20 +36,11 @@ second, fourth, ... one is read. Other files are told whole, since each of their
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is no line of the recorder's."""
 
-SeenT_co = TypeVar("SeenT_co", bound=Seen, covariant=True)
+SeenT_co = TypeVar("SeenT_co", bound=Seen | Used, covariant=True)
 
 
-class _Gpu(GpuSample):  # as the record, but it passes over fields of a newer version; so are those below
+class _Trace(TraceEvent):  # as the record, but it passes over fields of a newer version; so do those below
     model_config = ConfigDict(extra="ignore")
-
-
-class _Trace(TraceEvent):
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Usage(UsageSample):
-    model_config = ConfigDict(extra="ignore")
-    gpus: tuple[_Gpu, ...] = ()
 
 
 class _Process(ProcessSeen):
@@ -86,7 +76,7 @@ class Recorded:
     """All files of the recorder of one run."""
 
     trace: Lines[TraceEvent] = Lines()
-    usage: Lines[UsageSample] = Lines()
+    usage: Lines[Used] = Lines()
     processes: Lines[ProcessSeen] = Lines()
     training: Lines[TrainingPoint] = Lines()
     revisions: Lines[CodeRevision] = Lines()
@@ -102,7 +92,7 @@ def read_recorded(run: RunDir) -> Recorded:
     """What the recorder wrote about a run; all empty where there was none."""
     return Recorded(
         trace=read_lines(run.recorded("trace"), _Trace),
-        usage=read_lines(run.recorded("usage"), _Usage, thin=True),
+        usage=read_lines(run.recorded("usage"), Used, thin=True),
         processes=read_lines(run.recorded("processes"), _Process),
         training=read_lines(run.recorded("training"), _Point, thin=True),
         revisions=read_lines(run.recorded("revisions"), _Revision),
@@ -128,7 +118,7 @@ def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> Line
     with os.fdopen(descriptor, "rb") as file:
         reader = _Reader(path.name, model, _every(file.fileno(), status.st_size) if thin else 1)
         try:
-            for block in _blocks(file):
+            for block in _blocks(file, status.st_size):
                 reader.take(block)
         except OSError as error:
             reader.troubles.append(f"{path.name} can't be read to its end: {error.strerror}")
@@ -145,10 +135,10 @@ def _every(descriptor: int, size: int) -> int:
     return every
 
 
-def _blocks(file: Any) -> Iterator[list[bytes]]:
-    """Whole lines, some MB at a time; a last one without an end is one that was cut."""
-    rest, total = b"", 0
-    while total < MAX_BYTES and (data := file.read(min(CHUNK_BYTES, MAX_BYTES - total))):
+def _blocks(file: Any, size: int) -> Iterator[list[bytes]]:
+    """Whole lines, some MB at a time; a last one without an end is one that was cut. `size` was that of the file."""
+    rest, total, step = b"", 0, min(CHUNK_BYTES, size + 1)
+    while total < MAX_BYTES and (data := file.read(min(step, MAX_BYTES - total))):
         total += len(data)
         *lines, rest = (rest + data).split(b"\n")
         yield lines
@@ -162,7 +152,7 @@ class _Reader(Generic[SeenT_co]):
 
     def __init__(self, name: str, model: type[SeenT_co], every: int) -> None:
         self.name = name
-        self.model = model
+        self._one, self._many = _adapters(model)  # type: ignore[arg-type]  # a class is hashable
         self.every = every
         self.records: list[SeenT_co] = []
         self.troubles: list[str] = []
@@ -183,7 +173,7 @@ class _Reader(Generic[SeenT_co]):
         if not kept:
             return
         try:
-            self.records += _many(self.model).validate_json(b"[" + b",".join(kept) + b"]")
+            self.records += self._many.validate_json(b"[" + b",".join(kept) + b"]")
         except ValidationError:
             self._one_by_one(kept)
 
@@ -193,7 +183,7 @@ class _Reader(Generic[SeenT_co]):
                 self._bad += 1
                 continue
             try:
-                self.records.append(self.model.model_validate_json(line))
+                self.records.append(self._one.validate_json(line))
             except ValidationError:
                 self._bad += 1
 
@@ -212,5 +202,6 @@ class _Reader(Generic[SeenT_co]):
 
 
 @cache
-def _many(model: type[BaseModel]) -> TypeAdapter[Any]:
-    return TypeAdapter(list[model])  # type: ignore[valid-type]
+def _adapters(model: Any) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """For one line, and for a list of them."""
+    return TypeAdapter(model), TypeAdapter(list[model])

@@ -33,12 +33,17 @@ MAX_NAMED = 40
 
 def jobs_of(entries: Sequence[Written]) -> tuple[str, ...]:
     """`supervisor 123_4`, `grader 456`: each job that wrote into the ledger, in order."""
-    return _named(f"{e.writer.role} {e.writer.job_id}" for e in entries if e.writer.job_id)
+    return _named(f"{writer.role} {writer.job_id}" for writer in _writers(entries) if writer.job_id)
 
 
 def nodes_of(entries: Sequence[Written]) -> tuple[str, ...]:
     """`supervisor on node7`: in order."""
-    return _named(f"{e.writer.role} on {e.writer.host}" for e in entries if e.writer.host)
+    return _named(f"{writer.role} on {writer.host}" for writer in _writers(entries) if writer.host)
+
+
+def _writers(entries: Sequence[Written]) -> Iterable[Writer]:
+    """Who wrote the entries, in order; the same object, which hundreds of entries share, once."""
+    return {id(e.writer): e.writer for e in entries}.values()
 
 
 def _named(names: Iterable[str]) -> tuple[str, ...]:

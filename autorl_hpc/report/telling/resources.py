@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autorl_hpc.files.spans import Span, joined, seconds_of, without
-from autorl_hpc.records.recorded import UsageSample
+from autorl_hpc.report.telling.used import Used
 
 HOUR_S = 3600.0
 IDLE_SHARE = 0.05
@@ -39,53 +40,69 @@ class Usage:
 
     def gpu_hours(self, until_s: float = float("inf")) -> float | None:
         """GPU-hours that the agent had from the start to `until_s`: GPUs times time, at work or not. None: no GPU was seen."""
+        if self._had is None:
+            return None
+        return sum([count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in self._had])
+
+    @cached_property
+    def _had(self) -> list[tuple[int, Span]] | None:
+        """How many GPUs were seen, and from when to when. None: none was."""
         if not any(self.gpus.values()):
             return None
-        had = [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
-        return sum(count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in had)
+        return [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
 
     def idle_s(self, driver: Sequence[Span]) -> float | None:
         """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-def usage_of(samples: Sequence[UsageSample], attempts: Mapping[int, Span], every: int = 1) -> Usage:
+@dataclass
+class _Attempt:
+    """What the samples of one attempt say; `cpu_s` is the most of them."""
+
+    gpus: int = 0
+    cpu_s: float | None = None
+    last: Used | None = None
+
+
+def usage_of(samples: Sequence[Used], attempts: Mapping[int, Span], every: int = 1) -> Usage:
     """The samples of a run, taken together.
 
     Args:
         every: of a long run, only every so many-th sample is among them.
     """
     longest_gap_s = LONGEST_GAP_S * every
-    gpus: dict[int, int] = {}
-    cpu_s: dict[int, float] = {}
-    last: dict[int, UsageSample] = {}
+    seen: dict[int, _Attempt] = {}
     used = gpu_s = 0.0
     still: list[Span] = []
     cores_known = False
     for sample in samples:  # one pass: a long run has twenty thousand
-        attempt = sample.attempt
-        gpus[attempt] = max(gpus.get(attempt, 0), len(sample.gpus))
-        if sample.cpu_s is not None:
-            cpu_s[attempt] = max(cpu_s.get(attempt, 0.0), sample.cpu_s)
-        before, last[attempt] = last.get(attempt), sample
-        if before is None or not 0 < (seconds := sample.elapsed_s - before.elapsed_s) <= longest_gap_s:
+        number, gpus, cpu_s = sample.get("attempt", 1), sample.get("gpus", ()), sample.get("cpu_s")
+        attempt = seen.get(number) or seen.setdefault(number, _Attempt())
+        attempt.gpus = max(attempt.gpus, len(gpus))
+        if cpu_s is not None and cpu_s > (attempt.cpu_s or 0.0):
+            attempt.cpu_s = cpu_s
+        before, attempt.last = attempt.last, sample
+        if before is None or not 0 < (seconds := sample["elapsed_s"] - before["elapsed_s"]) <= longest_gap_s:
             continue
-        shares = [gpu.used_share for gpu in sample.gpus if gpu.used_share is not None]
+        shares = [share for gpu in gpus if (share := gpu.get("used_share")) is not None]
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
-        if sample.cpu_s is not None and before.cpu_s is not None:
+        if cpu_s is not None and (cpu_before_s := before.get("cpu_s")) is not None:
             cores_known = True
-            if max([(sample.cpu_s - before.cpu_s) / seconds, *shares]) < IDLE_SHARE:
-                still.append((before.elapsed_s, sample.elapsed_s))
-    models = {gpu.name for sample in last.values() for gpu in sample.gpus} - {""}
+            if (cpu_s - cpu_before_s) / seconds < IDLE_SHARE and all(share < IDLE_SHARE for share in shares):
+                still.append((before["elapsed_s"], sample["elapsed_s"]))
+    last = [one.last for one in seen.values() if one.last is not None]
+    models = {gpu.get("name", "") for sample in last for gpu in sample.get("gpus", ())} - {""}
+    cpu = [one.cpu_s for one in seen.values() if one.cpu_s is not None]
     return Usage(
         attempts=attempts,
-        gpus=gpus,
+        gpus={number: one.gpus for number, one in seen.items()},
         gpu_model=", ".join(sorted(models)) or None,
         gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
-        cpu_hours=sum(cpu_s.values()) / HOUR_S if cpu_s else None,
-        memory_peak_bytes=max((s.memory_bytes for s in samples if s.memory_bytes is not None), default=None),
-        disk_peak_bytes=max((s.disk_bytes for s in samples if s.disk_bytes is not None), default=None),
+        cpu_hours=sum(cpu) / HOUR_S if cpu else None,
+        memory_peak_bytes=max((b for s in samples if (b := s.get("memory_bytes")) is not None), default=None),
+        disk_peak_bytes=max((b for s in samples if (b := s.get("disk_bytes")) is not None), default=None),
         still=joined(still) if cores_known else None,
     )

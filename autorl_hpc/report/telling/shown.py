@@ -24,19 +24,20 @@ def shown_lines(
     Args:
         hide_code: files of the workspace whose words must not be shown.
     """
-    return tuple(
-        EvidenceLine(
-            where=clean(masked(line.where), MAX_WHERE_CHARS) or "",
-            says=NOT_SHOWN
-            if hide_all or _is_in(line.where, hide_code)
-            else clean_code(masked(line.says).strip(), MAX_SAYS_CHARS),
-        )
-        for line in list(dict.fromkeys(lines))[:MAX_LINES]
-    )
+    distinct = list(dict.fromkeys(lines))[:MAX_LINES] if len(lines) > 1 else lines
+    return tuple(_shown(line, hide_all or _is_in(line.where, hide_code)) for line in distinct)
+
+
+def _shown(line: EvidenceLine, hides: bool) -> EvidenceLine:
+    where = clean(masked(line.where), MAX_WHERE_CHARS) or ""
+    says = NOT_SHOWN if hides else clean_code(masked(line.says).strip(), MAX_SAYS_CHARS)
+    return line if where == line.where and says == line.says else EvidenceLine(where=where, says=says)
 
 
 def _is_in(where: str, files: Collection[str]) -> bool:
     """Whether a place such as `train.py:12` or `agent.log, byte 77` may be in one of these files of the workspace."""
+    if not files:
+        return False
     place = clean(where) or ""
     return any(place.startswith((file, file.removeprefix("code/"))) for file in files)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report.failures import failure_of
-from autorl_hpc.report.failures.facts import Gain, RunFacts
+from autorl_hpc.report.failures.facts import Gain, IterationFacts, RunFacts
 from autorl_hpc.report.routes import executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
 from autorl_hpc.report.telling.gains import opened
@@ -52,14 +52,16 @@ def tell(known: Known) -> Story:
 
 def _told(known: Known) -> Story:
     stretches = stretches_of(known)
-    iterations = iterations_of(known, stretches)
     summary, view = known.summary, known.view
+    facts = facts_of(known, stretches, summary.baseline_feedback.score if summary.baseline_feedback else None)
+    failures = [failure_of(each) for each in facts]
+    iterations = iterations_of(known, stretches, failures)
     compared = opened(view, summary.selected)
     return Story(
         route=(route := _route(known, iterations)),
         mode_kept=mode_kept(summary.mode, route.executed),
         iterations=iterations,
-        failure=_failure(known, stretches, iterations),
+        failure=_failure(known, stretches, facts, failures),
         metrics=reference_metrics(
             known.points,
             base_score=summary.baseline_feedback.score if summary.baseline_feedback else None,
@@ -110,8 +112,10 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
     )
 
 
-def _failure(known: Known, stretches: Sequence[Stretch], iterations: Sequence[Iteration]) -> Failure | None:
-    """Why the run did not help, if it did not."""
+def _failure(
+    known: Known, stretches: Sequence[Stretch], of_each: Sequence[IterationFacts], failures: Sequence[Failure | None]
+) -> Failure | None:
+    """Why the run did not help, if it did not; `failures` are those of its iterations."""
     summary, view = known.summary, known.view
     base = summary.baseline_feedback.score if summary.baseline_feedback else None
     chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
@@ -121,7 +125,8 @@ def _failure(known: Known, stretches: Sequence[Stretch], iterations: Sequence[It
     facts = RunFacts(
         budget_s=summary.budget_s,
         elapsed_s=summary.elapsed_s,
-        iterations=facts_of(known, stretches, base),
+        iterations=of_each,
+        failures=failures,
         ended_by=summary.ended_by,
         fault=Fault.CLUSTER if summary.excluded == "infrastructure" and summary.fault is None else summary.fault,
         reason=summary.reason,

@@ -1,0 +1,70 @@
+"""What makes resampling fast changes no number: against the plain sums, bit by bit."""
+
+from __future__ import annotations
+
+import random
+import statistics as plain
+
+import numpy as np
+import pytest
+
+from autorl_hpc.report.statistics.bca import _drawn_sums, bca_of_mean, bca_of_means
+from autorl_hpc.report.statistics.clusters import clustered_interval, clustered_intervals
+from autorl_hpc.report.statistics.resampling import RESAMPLES, UNIT, counts, flips
+from autorl_hpc.report.statistics.signs import _turned
+from autorl_hpc.scoring import stats
+
+
+def whole_numbers(n: int, largest: float, rows: int = 1) -> np.ndarray:
+    chance = random.Random(n)
+    values = [[chance.uniform(-largest, largest) for _ in range(n)] for _ in range(rows)]
+    return np.rint(np.array(values) * UNIT)
+
+
+@pytest.mark.parametrize("n", [2, 7, 63, 64, 255, 1319])
+@pytest.mark.parametrize("largest", [2.0**-32, 1.0, 50.0])
+def test_sums_of_resamples_are_exact(n: int, largest: float) -> None:
+    values = whole_numbers(n, largest, rows=3)
+    drawn = counts(n).astype(np.int64)
+    expected = [drawn @ row.astype(np.int64) for row in values]
+    assert (_drawn_sums(values) == np.array(expected, dtype=float)).all()
+
+
+@pytest.mark.parametrize("n", [15, 16, 17, 500])
+def test_sums_of_turned_signs_are_exact(n: int) -> None:
+    values = whole_numbers(n, 1.0)[0]
+    coins = np.unpackbits(flips(n), axis=1, count=n).astype(np.int64)
+    found = _turned(values)
+    assert found.shape == (RESAMPLES,) and (found == coins @ values.astype(np.int64)).all()
+
+
+def test_several_are_drawn_as_one_by_one() -> None:
+    chance = random.Random(5)
+    sizes = [chance.randint(1, 9) for _ in range(30)]
+    several = [[chance.uniform(0, size) for size in sizes] for _ in range(120)]
+    assert bca_of_means(several, sizes) == [bca_of_mean(sums, sizes) for sums in several]
+    assert bca_of_means([], sizes) == []
+    with pytest.raises(ValueError):
+        bca_of_means([several[0], several[1][:-1]], sizes)
+
+
+def test_scores_on_the_same_clusters() -> None:
+    chance = random.Random(6)
+    names = [f"c{i % 12}" for i in range(100)]
+    several = [[float(chance.random() < share) for _ in names] for share in (0.0, 0.3, 1.0, 0.5)]
+    found = clustered_intervals(several, names)
+    assert found == [clustered_interval(each, names) for each in several]
+    kinds = ["Wilson over clusters", "bootstrap over clusters", "Wilson over clusters", "bootstrap over clusters"]
+    assert [each.kind for each in found] == kinds
+    few = clustered_intervals(several, [f"c{i % 4}" for i in range(100)])
+    assert {each.kind for each in few} == {"Wilson over clusters"}
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (0.0, 0.25, 1.0)])
+def test_the_error_of_a_gap_is_the_sample_variance(values: tuple[float, ...]) -> None:
+    chance = random.Random(7)
+    base, new = ([chance.choice(values) for _ in range(137)] for _ in range(2))
+    found = stats.optimism_gap(base, new, base[:50], new[:50])
+    differences = [after - before for before, after in zip(base, new, strict=True)]
+    expected = (plain.variance(differences) / 137 + plain.variance(differences[:50]) / 50) ** 0.5
+    assert found.standard_error == pytest.approx(expected, rel=1e-14)
