@@ -36,8 +36,10 @@ def _report(experiment: ExperimentDir) -> None:
     """What the report job does when its experiment is over: the report, and where the chains stand then."""
     from autorl_hpc.report import api
 
-    api.bring_up_to_date([experiment.path])
-    print("\n".join(api.keep_heads(experiment)), flush=True)
+    try:
+        api.bring_up_to_date([experiment.path])
+    finally:  # whatever befalls a page or a picture, where the chains stand is said
+        print("\n".join(api.keep_heads(experiment)), flush=True)
 
 
 Pids = Annotated[list[int] | None, typer.Option()]

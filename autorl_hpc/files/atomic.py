@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ TEMPORARY_PREFIX = ".tmp-"
 """Names with this prefix are unfinished writes; every listing passes over them."""
 
 Hook = Callable[[str], None]
+Parts = Callable[[], Iterable[bytes]]
 
 
 def _no_hook(step: str) -> None:
@@ -45,13 +46,13 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _write_temporary(path: Path, data: bytes, mode: int, hook: Hook, durable: bool = True) -> Path:
-    """A synced file of `data` beside `path`. Each try has a name of its own: what a lost answer left behind bears the old
+def _write_temporary(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool = True) -> Path:
+    """A synced file of the parts beside `path`. Each try has a name of its own: what a lost answer left behind bears the old
     one, and after a failed fsync only a new file is known to reach the disk."""
-    return again(lambda: _write_once(path, data, mode, hook, durable))
+    return again(lambda: _write_once(path, parts, mode, hook, durable))
 
 
-def _write_once(path: Path, data: bytes, mode: int, hook: Hook, durable: bool) -> Path:
+def _write_once(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool) -> Path:
     temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
     hook("start")
     try:
@@ -64,9 +65,10 @@ def _write_once(path: Path, data: bytes, mode: int, hook: Hook, durable: bool) -
     try:
         try:
             hook("created")
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            for data in parts():
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
             hook("written")
             if durable:
                 os.fsync(fd)
@@ -128,7 +130,16 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_
     Raises:
         OSError: the write failed; the old content, if any, still stands.
     """
-    temporary = _write_temporary(path, data, mode, hook, durable)
+    write_parts(path, lambda: (data,), mode=mode, hook=hook, durable=durable)
+
+
+def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
+    """`write_bytes` of what is too large to be held whole.
+
+    Args:
+        parts: gives the bytes from the beginning; called again when writing is tried again.
+    """
+    temporary = _write_temporary(path, parts, mode, hook, durable)
     try:
         again(lambda: _rename(temporary, path))
     except BaseException:
@@ -151,7 +162,7 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _n
     Raises:
         OSError: the file system failed; as far as can be seen, nothing was created.
     """
-    temporary = _write_temporary(path, data, mode, hook)
+    temporary = _write_temporary(path, lambda: (data,), mode, hook)
     try:
         try:
             won = again(lambda: _link(temporary, path))

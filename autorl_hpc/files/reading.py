@@ -12,6 +12,7 @@ import os
 import stat
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,27 @@ def _read_file(path: Path, limit: int) -> bytes:
         return found[0] if len(found) == 1 else b"".join(found)
     finally:
         os.close(fd)
+
+
+def says(path: Path, parts: Iterable[bytes]) -> bool:
+    """Whether the file is there and is just these parts, one after the other."""
+    try:
+        with open(path, "rb", opener=_open_file) as file:
+            return all(file.read(len(part)) == part for part in parts) and not file.read(1)
+    except (OSError, ValueError):
+        return False
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Opens without waiting for a FIFO's other end, and nothing but a file."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise ValueError(f"{path} is no file")
 
 
 def read_listed(path: Path) -> bytes:

@@ -53,8 +53,10 @@ def _comparisons(cells: dict[CellKey, Cells]) -> tuple[TaskComparison, ...]:
     keys = sorted(cells)
     met: list[tuple[CellKey, CellKey, OverTasks]] = []
     for a, b in combinations(keys, 2):
+        if len(statistics.tasks_met(cells[a], cells[b])) < LEAST_TASKS:
+            continue
         found = statistics.over_tasks(cells[a], cells[b])
-        if found is not None and len(found.tasks) >= LEAST_TASKS:
+        if found is not None:
             met.append((a, b, found))
     adjusted = statistics.holm([found.p_value for _, _, found in met])
     return tuple(

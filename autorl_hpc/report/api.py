@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.report.summary import MergedReport
 
 if TYPE_CHECKING:
     from autorl_hpc.report.refresh import Refreshed
+    from autorl_hpc.report.summary import MergedReport
     from autorl_hpc.report.versus import Versus
 
 
@@ -79,14 +79,14 @@ def write_comparison(versus: Versus, folder: Path) -> None:
 
 
 def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
-    """The report on all runs below `paths`, reading only what changed since the last one; see `report.refresh`.
+    """The report on all runs below `paths` with its figures, reading only what changed since the last one; see `report.refresh`.
 
     Raises:
         AutorlError: there is nothing to report on, or the folder can't be written.
     """
-    from autorl_hpc.report.refresh import refresh
+    from autorl_hpc.report.refresh import Options, refresh
 
-    return refresh(paths, out)
+    return refresh(paths, out, Options(figures=True))
 
 
 def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:

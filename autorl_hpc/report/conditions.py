@@ -84,8 +84,8 @@ def _like_others_that_started(runs: Sequence[RunSummary], keys: Sequence[Compara
 
 def _unstarted(key: Comparable) -> str:
     blank = {"network": "", "sandbox": "", "gpus": None, "gpu_model": None, "engine_hash": None}
-    return key.model_copy(update=blank).digest()
+    return key.model_copy(update=blank).model_dump_json()
 
 
 def _without_engine(key: Comparable) -> str:
-    return key.model_copy(update={"engine_hash": None}).digest()
+    return key.model_copy(update={"engine_hash": None}).model_dump_json()

@@ -15,18 +15,17 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.canonical import canonical_json
-from autorl_hpc.report.chain import genesis_of
+from autorl_hpc.report.outputs import BESIDE, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 from autorl_hpc.report.stamps import Stamp, bases_key, code_stamp, run_key, stamp, with_items
-from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.write import BESIDE, RUN_PAGE, SUMMARY_NAME, elsewhere_of
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.summary import RunSummary
 
 DIGEST_NAME = ".digest"
 HEAD_BYTES = 16 * 1024
@@ -69,12 +68,14 @@ class Kept:
 
     def summary(self) -> RunSummary | None:
         """The summary in short; None if its bytes are not what was kept."""
+        from autorl_hpc.report.summary import RunSummary
+
         try:
             data = own_bytes(self.folder / DIGEST_NAME, reading.MAX_RECORD_BYTES).partition(b"\n")[2]
             if hashlib.sha256(data).hexdigest() != self.head.sha256:
                 return None
-            return RunSummary.model_validate_json(data)
-        except (OSError, ValueError, ValidationError):
+            return RunSummary.model_validate_json(data).packed()
+        except (OSError, ValueError):
             return None
 
 
@@ -92,6 +93,8 @@ class Digests:
     def _beside(self, run: RunDir) -> Kept | None:
         if not (self.out / BESIDE).is_dir():
             return None
+        from autorl_hpc.report.chain import genesis_of
+
         try:
             return self._look(run, elsewhere_of(self.out, genesis_of(run), run))
         except AutorlError:
@@ -160,7 +163,8 @@ def own_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def _page_stamps(folder: Path) -> list[Stamp]:
-    return [stamp(folder / name) for name in RUN_FILES]
+    home = str(folder)
+    return [stamp(f"{home}/{name}") for name in RUN_FILES]
 
 
 def _read_head(path: Path) -> Head | None:

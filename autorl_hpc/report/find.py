@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import reading
@@ -12,8 +13,10 @@ from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.report.reference import MAX_FOLDERS, ReferenceFolders, find_reference
 from autorl_hpc.report.sites import sites_of
-from autorl_hpc.report.summary import LeftOut
 from autorl_hpc.report.text import clean
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.summary import LeftOut
 
 RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
@@ -52,6 +55,10 @@ class Found:
     @property
     def left_out(self) -> list[LeftOut]:
         """What is not in the report, by experiment and run."""
+        if not self.said:
+            return []
+        from autorl_hpc.report.summary import LeftOut
+
         sites = self.sites
         return [
             LeftOut(what=shown(path, run_id, sites.get(path.parent)), why=clean(why) or "", next_step=next_step)

@@ -54,6 +54,11 @@ def delta(value: float | None) -> str:
     return UNKNOWN if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
+def percent(share: float | None) -> str:
+    """`71 %`."""
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+
+
 def size(count: float) -> str:
     """`512 B`, `3.4 MB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):

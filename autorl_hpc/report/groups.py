@@ -31,12 +31,14 @@ CellKey = tuple[str, str, str, str]
 
 def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
-    groups: dict[str, list[Placed]] = defaultdict(list)
-    keys: dict[str, Comparable] = {}
+    alike: dict[str, list[Placed]] = defaultdict(list)
+    distinct: dict[str, Comparable] = {}
     for place, comparable in enumerate(comparables(runs)):
-        digest = comparable.digest()
-        keys[digest] = comparable
-        groups[digest].append((place, runs[place]))
+        key = comparable.model_dump_json()
+        distinct[key] = comparable
+        alike[key].append((place, runs[place]))
+    keys = {comparable.digest(): comparable for comparable in distinct.values()}
+    groups = {comparable.digest(): alike[key] for key, comparable in distinct.items()}
     order = sorted(groups, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
     return tuple(_group(keys[digest], groups[digest]) for digest in order)
 

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 from autorl_hpc.files.share import share
 from autorl_hpc.report import figures, index_parts, plot, run_parts
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report import run_html as run_html_parts
+from autorl_hpc.report import run_md as run_md_parts
 from autorl_hpc.report.board import OverRuns
 from autorl_hpc.report.charts import svg
 from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.measured import how_measured
+from autorl_hpc.report.run_parts import Shown
 from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
 from autorl_hpc.report.versus import Versus
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 NUMBERS = {
     "points": fmt.points,
@@ -28,7 +31,7 @@ NUMBERS = {
     "two": "{:.2f}".format,
     "delta": fmt.delta,
     "size": fmt.size,
-    "percent": lambda share: fmt.UNKNOWN if share is None else f"{100 * share:.0f} %",
+    "percent": fmt.percent,
     "figure": figures.shown,
     "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
@@ -36,33 +39,35 @@ NUMBERS = {
 
 def index_html(merged: MergedReport, links: dict[int, str]) -> str:
     """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
-    return _environment("html").get_template("index.html.j2").render(**index_parts.parts(merged, links))
+    return _template("html", "index.html.j2").render(**index_parts.parts(merged, links))
 
 
 def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
     found = index_parts.parts(merged, {}, drawn=False)
-    return _environment("md").get_template("index.md.j2").render(**found)
+    return _template("md", "index.md.j2").render(**found)
 
 
 def versus_html(versus: Versus) -> str:
     """One against another as a page."""
-    return _environment("html").get_template("versus.html.j2").render(v=versus, script=index_parts.script())
+    return _template("html", "versus.html.j2").render(v=versus, script=index_parts.script())
 
 
 def versus_md(versus: Versus) -> str:
     """One against another as Markdown."""
-    return _environment("md").get_template("versus.md.j2").render(v=versus)
+    return _template("md", "versus.md.j2").render(v=versus)
 
 
-def run_html(run: RunSummary) -> str:
-    """One run as a page."""
-    return _environment("html").get_template("run.html.j2").render(run=run, **run_parts.parts(run, html=True))
+def run_html(run: RunSummary, shown: Shown | None = None) -> str:
+    """One run as a page. `shown`: its words, where they were made already."""
+    found = run_html_parts.parts(shown or run_parts.shown(run))
+    return _template("html", "run.html.j2").render(found)
 
 
-def run_md(run: RunSummary) -> str:
+def run_md(run: RunSummary, shown: Shown | None = None) -> str:
     """One run as Markdown."""
-    return _environment("md").get_template("run.md.j2").render(run=run, **run_parts.parts(run, html=False))
+    found = run_md_parts.parts(shown or run_parts.shown(run))
+    return _template("md", "run.md.j2").render(found)
 
 
 def outcome(run: RunSummary) -> str:
@@ -97,6 +102,11 @@ def _over(over: OverRuns) -> str:
 
 
 @cache
+def _template(kind: str, name: str) -> Template:
+    return _environment(kind).get_template(name)
+
+
+@cache
 def _environment(kind: str) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -123,10 +133,6 @@ def _environment(kind: str) -> Environment:
         outcome=outcome,
         how_measured=how_measured,
         unseen=UNSEEN,
-        looks=lambda run: (
-            [(p.submission_id, p.contamination) for p in run.trajectory if p.contamination]
-            + ([(None, run.contamination_end)] if run.contamination_end else [])
-        ),
         sample=lambda figure, place: Markup(svg.sample(figure, place)),
         counts=index_parts.counts,
         share_between=_plain(fmt.share_between),

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.axes import Axis, by_time
 from autorl_hpc.report.summary import Point, RunSummary, ScoreSummary
+from autorl_hpc.report.text import html
 from autorl_hpc.states import SubmissionState
 
 WIDTH, HEIGHT = 360, 200
@@ -26,17 +26,27 @@ STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 def trajectory(run: RunSummary, axis: Axis | None = None) -> str:
     """Feedback score against budget used, or another axis; base model dashed; report scores at the right. An `<svg>` element."""
-    scale = _Scale(run, axis or by_time(run))
-    parts = [*_axes(scale), *_baseline(scale, run)]
-    parts += _best_so_far(scale, run)
-    for point in run.trajectory:
-        if scale.axis.place(point) is not None:
-            parts.append(_mark(scale, point, point.submission_id == run.selected))
-    parts += _report_marks(scale, run)
-    if not any(p.score is not None for p in run.trajectory):
+    return trajectories(run, [axis or by_time(run)])[0][1]
+
+
+def trajectories(run: RunSummary, axes: Sequence[Axis]) -> list[tuple[str, str]]:
+    """The name of each axis with its drawing. The heights are those of all, and computed once."""
+    heights = _Heights(run)
+    grid, report, base = _grid(heights), _report_marks(heights, run), _baseline(heights, run)
+    marks = [_Mark(heights, point, point.submission_id == run.selected) for point in run.trajectory]
+    return [(axis.name, _drawing(run, axis, grid, base, marks, report)) for axis in axes]
+
+
+def _drawing(run: RunSummary, axis: Axis, grid: str, base: str, marks: Sequence[_Mark], report: str) -> str:
+    places = axis.places
+    placed = [(mark, _x(axis, place)) for mark in marks if (place := places.get(mark.number)) is not None]
+    parts = [grid, *_across(axis), base, _best_so_far(placed, _x(axis, axis.now))]
+    parts += [mark.at(x) for mark, x in placed]
+    parts.append(report)
+    if not any(mark.score is not None for mark in marks):
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
-    title = f"Score against {scale.axis.name} of {run.run_id}"
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    title = html(f"Score against {axis.name} of {run.run_id}")
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
 
 
 def strip(
@@ -59,7 +69,7 @@ def strip(
     if mean is not None:
         parts.append(f'<circle class="dot" cx="{x(mean):.1f}" cy="{middle}" r="4"/>')
     label = f"{fmt.signed(mean)} {fmt.signed_between(low, high)}".strip()
-    return f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    return f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" role="img" aria-label="{html(label)}">{"".join(parts)}</svg>'
 
 
 def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
@@ -70,11 +80,14 @@ def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
     return low - room, high + room
 
 
-class _Scale:
-    """Time (or what else is the axis) and points to places in the drawing."""
+def _x(axis: Axis, place: float) -> float:
+    return LEFT + (PLOT_RIGHT - LEFT) * place / axis.end
 
-    def __init__(self, run: RunSummary, axis: Axis) -> None:
-        self.axis = axis
+
+class _Heights:
+    """Points to heights in the drawing, on one scale for everything that is drawn of a run."""
+
+    def __init__(self, run: RunSummary) -> None:
         shown: list[float] = []
         for score in (run.baseline_feedback, run.report, run.baseline_report):
             shown += _ends(score)
@@ -86,9 +99,6 @@ class _Scale:
         self.high = min(100.0, math.ceil(high / self.step) * self.step)
         if self.high <= self.low:
             self.low, self.high = max(0.0, self.high - self.step), self.low + self.step
-
-    def x(self, place: float) -> float:
-        return LEFT + (PLOT_RIGHT - LEFT) * place / self.axis.end
 
     def y(self, score: float) -> float:
         return PLOT_BOTTOM - (PLOT_BOTTOM - TOP) * (score - self.low) / (self.high - self.low)
@@ -105,65 +115,84 @@ def _nice_step(span: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
 
 
-def _axes(scale: _Scale) -> list[str]:
+def _grid(heights: _Heights) -> str:
     parts = []
-    value = scale.low
-    decimals = 0 if scale.step >= 1 else 1
-    while value <= scale.high + scale.step / 1e6:
-        y = scale.y(value)
+    value = heights.low
+    decimals = 0 if heights.step >= 1 else 1
+    while value <= heights.high + heights.step / 1e6:
+        y = heights.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 4}" y2="{y:.1f}"/>')
         parts.append(_text(LABELS_END, y + 3.5, f"{value:.{decimals}f}", "end"))
-        value += scale.step
-    mark = scale.axis.mark
-    budget_x = PLOT_RIGHT if mark is None else scale.x(mark)
+        value += heights.step
+    return "".join(parts)
+
+
+def _across(axis: Axis) -> list[str]:
+    """The axis itself, with a line at the budget where there is one."""
+    parts = []
+    budget_x = PLOT_RIGHT if axis.mark is None else _x(axis, axis.mark)
     if budget_x < PLOT_RIGHT - 1:  # time that was given back lies beyond the budget
         parts.append(f'<line class="grid" x1="{budget_x:.1f}" y1="{TOP}" x2="{budget_x:.1f}" y2="{PLOT_BOTTOM}"/>')
     parts.append(f'<line class="edge" x1="{PLOT_RIGHT}" y1="{TOP}" x2="{PLOT_RIGHT}" y2="{PLOT_BOTTOM}"/>')
     parts.append(_text(LEFT, HEIGHT - 9, "0", "middle"))
-    end, written = scale.axis.end, scale.axis.written
+    end, written = axis.end, axis.written
     if written(end / 2) not in ("", "0", written(end)):
-        parts.append(_text(scale.x(end / 2), HEIGHT - 9, written(end / 2), "middle"))
+        parts.append(_text(_x(axis, end / 2), HEIGHT - 9, written(end / 2), "middle"))
     parts.append(_text(PLOT_RIGHT, HEIGHT - 9, written(end), "end"))
     parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))
     return parts
 
 
-def _baseline(scale: _Scale, run: RunSummary) -> list[str]:
+def _baseline(heights: _Heights, run: RunSummary) -> str:
     base = run.baseline_feedback
     if base is None or base.score is None:
-        return []
-    y = scale.y(base.score)
-    return [f'<line class="base" x1="{LEFT}" y1="{y:.1f}" x2="{PLOT_RIGHT}" y2="{y:.1f}"/>']
+        return ""
+    y = heights.y(base.score)
+    return f'<line class="base" x1="{LEFT}" y1="{y:.1f}" x2="{PLOT_RIGHT}" y2="{y:.1f}"/>'
 
 
-def _best_so_far(scale: _Scale, run: RunSummary) -> list[str]:
+def _best_so_far(placed: Sequence[tuple[_Mark, float]], now: float) -> str:
     """A step line of the highest feedback score so far, up to where the run stands or ended."""
     path, best = "", -math.inf
-    for point in sorted(run.trajectory, key=lambda p: p.elapsed_s):
-        place = scale.axis.place(point)
-        if point.score is None or point.score <= best or place is None:
+    for mark, x in sorted(placed, key=lambda one: one[0].elapsed_s):
+        if mark.score is None or mark.score <= best:
             continue
-        best = point.score
-        x, y = scale.x(place), scale.y(best)
-        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return [f'<path class="best" d="{path}H{scale.x(scale.axis.now):.1f}"/>'] if path else []
+        best = mark.score
+        path += f"H{x:.1f}V{mark.y}" if path else f"M{x:.1f} {mark.y}"
+    return f'<path class="best" d="{path}H{now:.1f}"/>' if path else ""
 
 
-def _mark(scale: _Scale, point: Point, selected: bool) -> str:
-    x = scale.x(scale.axis.place(point) or 0.0)
-    title = f"<title>{escape(_told(point))}</title>"
-    if point.score is None:
+class _Mark:
+    """One submission, all but its place across: the parts of its drawing between which the place stands."""
+
+    def __init__(self, heights: _Heights, point: Point, selected: bool) -> None:
+        self.number, self.score, self.elapsed_s = point.submission_id, point.score, point.elapsed_s
+        self.waiting = point.status is SubmissionState.ACCEPTED
+        self.title = f"<title>{html(_told(point))}</title>"
+        self.selected = selected
+        self.y = "" if point.score is None else f"{heights.y(point.score):.1f}"
+        self.ends: tuple[str, str] | None = None
+        if point.low is not None and point.high is not None:
+            self.ends = f"{heights.y(point.low):.1f}", f"{heights.y(point.high):.1f}"
+
+    def at(self, across: float) -> str:
+        """The drawing with its middle at this place."""
+        x = f"{across:.1f}"
+        if self.score is None:
+            return self._without_score(across, x)
+        drawn = f'<circle class="dot" cx="{x}" cy="{self.y}" r="3.2">{self.title}</circle>'
+        if self.selected:
+            drawn = f'<circle class="ring" cx="{x}" cy="{self.y}" r="{RING}"/>{drawn}'
+        if self.ends is not None:
+            low, high = self.ends
+            drawn = f'<line class="whisker thin" x1="{x}" y1="{low}" x2="{x}" y2="{high}"/>{drawn}'
+        return drawn
+
+    def _without_score(self, across: float, x: str) -> str:
         bottom = PLOT_BOTTOM - 5
-        kind = "waiting" if point.status is SubmissionState.ACCEPTED else "refused"
-        cross = f"M{x - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6"
-        circle = f'<circle class="waiting" cx="{x:.1f}" cy="{bottom}" r="3">{title}</circle>'
-        return circle if kind == "waiting" else f'<path class="refused" d="{cross}">{title}</path>'
-    y = scale.y(point.score)
-    whisker = ""
-    if point.low is not None and point.high is not None:
-        whisker = f'<line class="whisker thin" x1="{x:.1f}" y1="{scale.y(point.low):.1f}" x2="{x:.1f}" y2="{scale.y(point.high):.1f}"/>'
-    ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="{RING}"/>' if selected else ""
-    return f'{whisker}{ring}<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.2">{title}</circle>'
+        if self.waiting:
+            return f'<circle class="waiting" cx="{x}" cy="{bottom}" r="3">{self.title}</circle>'
+        return f'<path class="refused" d="M{across - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6">{self.title}</path>'
 
 
 def _told(point: Point) -> str:
@@ -175,7 +204,7 @@ def _told(point: Point) -> str:
     return f"submission {point.submission_id} at {fmt.duration(point.elapsed_s)}: {score}"
 
 
-def _report_marks(scale: _Scale, run: RunSummary) -> list[str]:
+def _report_marks(heights: _Heights, run: RunSummary) -> str:
     parts = []
     for x, score, name, kind in (
         (BASE_X, run.baseline_report, "base", "hollow"),
@@ -183,15 +212,15 @@ def _report_marks(scale: _Scale, run: RunSummary) -> list[str]:
     ):
         if score is None or score.score is None or (kind == "filled" and run.selected is None):
             continue
-        y = scale.y(score.score)
+        y = heights.y(score.score)
         if score.low is not None and score.high is not None:
             parts.append(
-                f'<line class="whisker" x1="{x}" y1="{scale.y(score.low):.1f}" x2="{x}" y2="{scale.y(score.high):.1f}"/>'
+                f'<line class="whisker" x1="{x}" y1="{heights.y(score.low):.1f}" x2="{x}" y2="{heights.y(score.high):.1f}"/>'
             )
         told = f"report split, {name}: {fmt.points(score.score)} {fmt.between(score.low, score.high)}"
-        parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{escape(told)}</title></path>')
-    return parts
+        parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{html(told)}</title></path>')
+    return "".join(parts)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html(text)}</text>'

@@ -5,41 +5,24 @@ One run at a time is held whole: its pages are written, its summary in short sta
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.canonical import canonical_json
-from autorl_hpc.report.chain import Chain
-from autorl_hpc.report.charts.files import write_figures
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.digests import Digests, Kept, numbers_of, own_bytes
+from autorl_hpc.report.digests import Digests, Kept, own_bytes
 from autorl_hpc.report.find import Found, find_runs
-from autorl_hpc.report.merge import Unwritten, merge_found
-from autorl_hpc.report.paper import read_paper
-from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp, with_items
-from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.versus import compare
-from autorl_hpc.report.write import (
-    BESIDE,
-    COMPARE_NAME,
-    INDEX,
-    RUN_PAGE,
-    SUMMARY_NAME,
-    write_merged,
-    write_run,
-    write_versus,
-)
+from autorl_hpc.report.outputs import BESIDE, COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME
+from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp
 from autorl_hpc.states import RunState
+
+if TYPE_CHECKING:
+    from autorl_hpc.report.summary import MergedReport
 
 STATE_NAME = ".report"
 """What the report beside it was made of."""
@@ -53,9 +36,6 @@ OUTPUTS = (
 )
 MAX_SUMMARY_BYTES = 1 << 32
 """Tens of kilobytes a run."""
-
-OBJECTS_BEFORE_COLLECTION = 200_000
-"""Records have no cycles, and a collector that looks through all of them every 700 takes a third of the time."""
 
 
 @dataclass(frozen=True)
@@ -123,59 +103,11 @@ class Refreshed:
         return reading.read_bytes(self.index.parent / name, max_bytes=MAX_SUMMARY_BYTES).decode()
 
     def _loaded(self) -> MergedReport:
+        from autorl_hpc.report.summary import MergedReport
+
         data = reading.read_bytes(self.index.parent / SUMMARY_NAME, max_bytes=MAX_SUMMARY_BYTES)
         folders = tuple(os.fsdecode(bytes.fromhex(path)) for path in self._state["folders"])
         return MergedReport.model_validate_json(data).model_copy(update={"run_folders": folders})
-
-
-class _Taking:
-    """How `merge` takes a run here: from its digest, else by reading it and writing its pages."""
-
-    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Kept]) -> None:
-        self.out, self.digests, self.kept = out, digests, kept
-        self.folders: dict[Path, Path] = {}
-        self.keys: dict[Path, str] = {}
-        self.read = 0
-
-    def __call__(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
-        kept = self.kept.get(run.path)
-        summary = kept.summary() if kept is not None else None
-        if kept is not None and summary is not None:
-            self.folders[run.path], self.keys[run.path] = kept.folder, kept.head.key
-            return summary
-        return self._read(run, library, chain)
-
-    def pages(self, run: RunSummary, home: Path) -> Path:
-        """The folder of a run's pages. Those of imported runs, of which all is known by now, are written here."""
-        return self.folders.get(home) or write_run(run, RunDir(home), self.out)
-
-    def _read(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
-        before = self._key(run)
-        whole = digest(run, library, chain)
-        try:
-            folder = self.folders[run.path] = write_run(whole, run, self.out)
-        except AutorlError as error:
-            raise Unwritten(error) from error
-        short = whole.short()
-        if before is not None:
-            self._keep(run, before, short, folder)
-        self.read += 1
-        return short
-
-    def _key(self, run: RunDir) -> str | None:
-        try:
-            return self.digests.key(run)
-        except (OSError, ValueError):
-            return None
-
-    def _keep(self, run: RunDir, before: str, short: RunSummary, folder: Path) -> None:
-        numbers = numbers_of(short)
-        try:
-            key = with_items(before, run, numbers, deep=short.damage is not None)
-        except OSError:
-            return
-        self.digests.keep(folder, key, numbers, short)
-        self.keys[run.path] = key
 
 
 def refresh(paths: list[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
@@ -196,25 +128,18 @@ def refresh(paths: list[Path], out: Path | None = None, options: Options = Optio
         before = _unchanged(out, found, kept, options)
         if before is not None:
             return _refreshed(out, None, 0, before)
-    taking = _Taking(out, digests, kept)
-    with _rare_collections():
-        merged = merge_found(found, taking)
-        folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
-        merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
-        versus = compare(merged, *options.compare) if options.compare is not None else None
-        write_merged(merged, folders, out, options.reload_s)
-        if versus is not None:
-            write_versus(versus, out)
-        if options.figures:
-            write_figures(merged, out)
+    from autorl_hpc.report.remake import remake  # what reads and draws takes longer to import than to look
+
+    made = remake(found, out, digests, kept, options)
+    merged = made.merged
     live = sum(run.state not in OVER for run in merged.runs)
     state: dict[str, Any] = {"left_out": len(merged.left_out), "live": live, "texts": {}}
     state["folders"] = [os.fsencode(folder).hex() for folder in merged.run_folders]
     ours = {Path(home) for run, home in zip(merged.runs, merged.run_folders, strict=True) if run.imported is None}
-    if ours <= set(taking.keys):
-        state |= {"key": _key(found, taking.keys, options), "outputs": _output_stamps(out)}
+    if ours <= set(made.keys):
+        state |= {"key": _key(found, made.keys, options), "outputs": _output_stamps(out)}
     _write_state(out, state)
-    return _refreshed(out, merged, taking.read, state)
+    return _refreshed(out, merged, made.read, state)
 
 
 def _refreshed(out: Path, merged: MergedReport | None, read: int, state: dict[str, Any]) -> Refreshed:
@@ -254,13 +179,3 @@ def _write_state(out: Path, state: dict[str, Any]) -> None:
         atomic.write_bytes(out / STATE_NAME, canonical_json(state), durable=False)
     except OSError:
         pass
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(OBJECTS_BEFORE_COLLECTION, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import plot
-from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.story import Iteration, ReferenceMetrics, Resources, Story
-from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.text import markdown
+from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import FailureKind, Route
-
-MARKDOWN_DIFF_LINES = 40
-"""The page and summary.json have more of it."""
-
-
-_PLAIN = re.compile(r"[\w .,;:%+\[\]\N{EN DASH}\N{MINUS SIGN}-]*")
-"""Numbers and words of ours, which are no markup inside a cell: escaping them one by one took half of the time of a page."""
-
 
 BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
 """Failures that the ledger tells, and the table of submissions shows."""
@@ -35,43 +24,71 @@ class Row(NamedTuple):
     says: str = ""
 
 
-def parts(run: RunSummary, *, html: bool) -> dict[str, Any]:
-    """Everything that the templates need beside the summary."""
-    from markupsafe import Markup
+@dataclass(frozen=True)
+class Shown:
+    """What HTML and Markdown both show of a run, in words; made once for the two.
 
-    story = run.story
-    drawn = [(axis.name, Markup(plot.trajectory(run, axis))) for axis in axes_of(run)] if html else []
-    return {
-        "story": story,
-        "plots": drawn,
-        "points": {point.submission_id: point for point in run.trajectory},
-        "metrics": metric_rows(story.metrics),
-        "used": used_rows(story.resources),
-        "skill": skill_rows(story),
-        "mode_told": mode_told(run),
-        "places": "; ".join(story.jobs + story.nodes),
-        "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
-        "recorded": is_recorded(story),
-        "diff": (lambda one: Markup(diff_html(one))) if html else (lambda one: Markup(diff_markdown(one))),
-        "facts": iteration_rows,
-        "rows": (lambda rows: Markup(rows_html(rows))) if html else (lambda rows: Markup(rows_markdown(rows))),
-    }
+    Attributes:
+        at, score, between: of each submission.
+        facts: of each iteration; empty where `recorded` is false.
+    """
+
+    run: RunSummary
+    at: Sequence[str]
+    score: Sequence[str]
+    between: Sequence[str]
+    status: Sequence[str]
+    facts: Sequence[Sequence[Row]]
+    recorded: bool
+    rest: Mapping[str, Any]
 
 
-def rows_html(rows: Sequence[Row]) -> str:
-    """Rows as a list of terms; built here, for a page of fifty iterations has hundreds."""
-    told = []
-    for row in rows:
-        says = f" <small>{escape(row.says)}</small>" if row.says else ""
-        told.append(f"<div><dt>{escape(row.name)}</dt><dd>{escape(row.shown)}{says}</dd></div>\n")
-    return f'<dl class="facts tight">\n{"".join(told)}</dl>'
-
-
-def rows_markdown(rows: Sequence[Row]) -> str:
-    """Rows of a table of three columns."""
-    return "".join(
-        f"| {' | '.join(cell if _PLAIN.fullmatch(cell) else markdown(cell) for cell in row)} |\n" for row in rows
+def shown(run: RunSummary) -> Shown:
+    """The words of one run's pages."""
+    story, points = run.story, run.trajectory
+    recorded = is_recorded(story)
+    return Shown(
+        run=run,
+        at=[fmt.duration(point.elapsed_s) for point in points],
+        score=[fmt.points(point.score) for point in points],
+        between=[fmt.between(point.low, point.high) for point in points],
+        status=[_status(point, run) for point in points],
+        facts=[iteration_rows(one) for one in story.iterations] if recorded else [],
+        recorded=recorded,
+        rest={
+            "run": run,
+            "story": story,
+            "metrics": metric_rows(story.metrics),
+            "used": used_rows(story.resources),
+            "skill": skill_rows(story),
+            "mode_told": mode_told(run),
+            "places": "; ".join(story.jobs + story.nodes),
+            "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
+            "recorded": recorded,
+        },
     )
+
+
+def _status(point: Point, run: RunSummary) -> str:
+    parts = [str(point.status)]
+    parts += ["selected"] if point.submission_id == run.selected else []
+    parts += ["final"] if point.final else []
+    parts += ["base model"] if point.is_base else []
+    parts += [f"same as {point.same_as}"] if point.same_as is not None else []
+    return ", ".join(parts)
+
+
+def lines(parts: Iterable[str]) -> str:
+    """Parts that end their lines, as one text in a line of a template."""
+    return "".join(parts).removesuffix("\n")
+
+
+def looks_of(run: RunSummary) -> list[tuple[int | None, Contamination]]:
+    """The looks for held-out items: at each submission (its number), and at the end (None)."""
+    found: list[tuple[int | None, Contamination]] = [
+        (point.submission_id, point.contamination) for point in run.trajectory if point.contamination
+    ]
+    return found + ([(None, run.contamination_end)] if run.contamination_end else [])
 
 
 def is_recorded(story: Story) -> bool:
@@ -163,24 +180,6 @@ def iteration_rows(one: Iteration) -> list[Row]:
         Row("GPU-hours so far", fmt.UNKNOWN if one.gpu_hours is None else f"{one.gpu_hours:.2f}"),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
-
-
-def diff_html(one: Iteration) -> str:
-    """The lines of a diff, each marked as what it is."""
-    kinds = {"+": "add", "-": "del", "@": "hunk", "(": "hunk"}
-    lines = []
-    for line in (one.diff or "").split("\n"):
-        kind = "file" if line.startswith(("--- ", "+++ ")) else kinds.get(line[:1], "same")
-        lines.append(f'<span class="{kind}">{escape(line) or " "}\n</span>')
-    return "".join(lines)
-
-
-def diff_markdown(one: Iteration) -> str:
-    """The beginning of a diff as an indented code block, out of which no line can break."""
-    lines = (one.diff or "").split("\n")
-    shown = lines[:MARKDOWN_DIFF_LINES]
-    rest = [f"({len(lines) - len(shown)} more lines)"] if len(lines) > len(shown) else []
-    return "\n".join(f"    {line}" for line in [*shown, *rest])
 
 
 def share(value: float | None) -> str:

@@ -27,6 +27,9 @@ from autorl_hpc.states import Split
 Stamp = list[int] | None
 """Of one path: size, mtime_ns, ctime_ns and inode; a negative errno alone where it can't be looked at; None: it is not there."""
 
+MADE_OF = (".py", ".j2", ".css", ".js")
+"""Suffixes of files that a report is made of."""
+
 ROOMS = ("records", "files", "report", "scoring")
 """Rooms whose code decides what a digest says."""
 
@@ -45,12 +48,8 @@ def stamp(path: Path | str) -> Stamp:
 @cache
 def code_stamp() -> str:
     """The package's version, and stamps of the files that make a report: whoever works on them sees his change."""
-    folders = [PACKAGE / room for room in ROOMS]
-    folders += [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
-    folders.append(share("templates") / "report")
-    files = sorted(
-        path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in (".py", ".j2")
-    )
+    folders = [*(PACKAGE / room for room in ROOMS), share("templates") / "report"]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in MADE_OF)
     told = [[str(path), *_content_stamp(path)] for path in files]
     return hashlib.sha256(canonical_json([__version__, told])).hexdigest()
 
@@ -69,15 +68,16 @@ def run_key(run: RunDir, bases: str) -> str:
     Raises:
         OSError, ValueError: run.json or the ledger can't be read right now.
     """
+    home = str(run.path)
     names = [name for name in reading.list_names(run.ledger) if name.endswith(".json")]
     last = reading.read_bytes(run.ledger / names[-1]) if names else b""
     parts = [
-        os.fsencode(run.path).hex(),
+        os.fsencode(home).hex(),
         hashlib.sha256(reading.read_bytes(run.record)).hexdigest(),
         [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])],
         len(names),
         hashlib.sha256(last).hexdigest(),
-        [stamp(f"{run.path}/{name}") for name in _watched()],
+        [stamp(f"{home}/{name}") for name in _watched()],
         bases,
     ]
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -94,7 +94,8 @@ def with_items(key: str, run: RunDir, numbers: Iterable[int], *, deep: bool = Fa
     Raises:
         OSError: the run can't be listed right now.
     """
-    items = [run.items / f"{number:06d}.{split}.jsonl.gz" for number in sorted(set(numbers)) for split in Split]
+    home = str(run.items)  # no paths of objects: these lines run for every submission of every run
+    items = [f"{home}/{number:06d}.{split.value}.jsonl.gz" for number in sorted(set(numbers)) for split in Split]
     folders = (run.ledger, run.items) if deep else ()
     deeper = [folder / name for folder in folders for name in reading.list_names(folder)]
     parts = [key, [stamp(path) for path in items], [stamp(path) for path in deeper]]

@@ -5,11 +5,13 @@ Nothing here enters a score. Scores and gains are points; times are seconds of b
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
 
 from autorl_hpc.records.base import Strict
+from autorl_hpc.report.lean import lean
 from autorl_hpc.states import FailureKind, Route, SubmissionState
 
 
@@ -38,7 +40,12 @@ class RouteTold(Strict):
 
     def short(self) -> RouteTold:
         """Without evidence."""
-        return RouteTold(planned=self.planned, executed=self.executed)
+        return _plain_route(self.planned, self.executed)
+
+
+@lru_cache
+def _plain_route(planned: Route, executed: Route) -> RouteTold:
+    return RouteTold(planned=planned, executed=executed)
 
 
 class Change(Strict):
@@ -58,7 +65,12 @@ class Failure(Strict):
 
     def short(self) -> Failure:
         """Without evidence."""
-        return Failure(kind=self.kind)
+        return _plain_failure(self.kind)
+
+
+@lru_cache
+def _plain_failure(kind: FailureKind) -> Failure:
+    return Failure(kind=kind)
 
 
 class Iteration(Strict):
@@ -96,16 +108,15 @@ class Iteration(Strict):
 
     def short(self) -> Iteration:
         """Without what only the run's own page shows: diff, changes, settings, evidence, ids of items."""
-        return self.model_copy(
-            update={
-                "diff": None,
-                "changes": (),
-                "settings": (),
-                "won_ids": (),
-                "lost_ids": (),
-                "route": self.route.short(),
-                "failure": None if self.failure is None else self.failure.short(),
-            }
+        return lean(
+            self,
+            diff=None,
+            changes=(),
+            settings=(),
+            won_ids=(),
+            lost_ids=(),
+            route=self.route.short(),
+            failure=None if self.failure is None else self.failure.short(),
         )
 
 
@@ -171,10 +182,9 @@ class Story(Strict):
 
     def short(self) -> Story:
         """What the merged report keeps: no diff, no evidence, no ids; every figure."""
-        return self.model_copy(
-            update={
-                "route": self.route.short(),
-                "iterations": tuple(one.short() for one in self.iterations),
-                "failure": None if self.failure is None else self.failure.short(),
-            }
+        return lean(
+            self,
+            route=self.route.short(),
+            iterations=tuple(one.short() for one in self.iterations),
+            failure=None if self.failure is None else self.failure.short(),
         )

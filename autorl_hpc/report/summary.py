@@ -13,6 +13,7 @@ from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.ledger import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
 from autorl_hpc.report.board import Board, Conditions, Curve, OverRuns
 from autorl_hpc.report.figures import Figures
+from autorl_hpc.report.lean import lean
 from autorl_hpc.report.paper import PaperResults
 from autorl_hpc.report.story import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
@@ -136,11 +137,10 @@ class Point(Strict):
     def short(self, selected: int | None) -> Point:
         """Without looks that found nothing, and without fingerprint unless it is the selected checkpoint's."""
         keeps = self.contamination is not None and any(self.contamination.items.values())
-        return self.model_copy(
-            update={
-                "contamination": self.contamination if keeps else None,
-                "fingerprint": self.fingerprint if self.submission_id == selected else None,
-            }
+        return lean(
+            self,
+            contamination=self.contamination if keeps else None,
+            fingerprint=self.fingerprint if self.submission_id == selected else None,
         )
 
 
@@ -221,10 +221,12 @@ class RunSummary(Record):
     def short(self) -> RunSummary:
         """What the merged report keeps of a run: every figure; diffs, evidence, settings, fingerprints and looks that found
         nothing stand in the run's own."""
-        if self.is_short:
-            return self
+        return self if self.is_short else self.packed()
+
+    def packed(self) -> RunSummary:
+        """In short, and in little room: also one that is short, and was read from a file."""
         points = tuple(point.short(self.selected) for point in self.trajectory)
-        return self.model_copy(update={"story": self.story.short(), "trajectory": points, "is_short": True})
+        return lean(self, story=self.story.short(), trajectory=points, is_short=True)
 
 
 class Comparable(Strict):

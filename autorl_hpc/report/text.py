@@ -58,6 +58,20 @@ def clean_code(text: str, limit: int = MAX_CHARS) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def html(text: object) -> str:
+    """`text` inside an HTML element or a quoted attribute, escaped as the templates escape it."""
+    told = str(text)
+    return _short_html(told) if len(told) <= SHORT_CHARS else _html(told)
+
+
+def _html(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return text.replace("'", "&#39;").replace('"', "&#34;")
+
+
+_short_html = lru_cache(maxsize=10_000)(_html)
+
+
 def markdown(text: object) -> str:
     """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
     told = "" if text is None else str(text)

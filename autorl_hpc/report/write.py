@@ -6,30 +6,19 @@ All of it can be made again, so nothing here waits for a disk: a file appears wh
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.report import pages, tables
+from autorl_hpc.report import pages, run_parts, tables
+from autorl_hpc.report.outputs import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of, link_to
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import Versus
 
-SUMMARY_NAME = "summary.json"
-COMPARE_NAME = "compare.json"
-RUN_PAGE = "run.html"
-INDEX = "index.html"
-BESIDE = "runs"
-"""The folder beside the index for pages of runs whose own folder can't be written."""
-
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
-
-MAX_NAME_BYTES = 180
-"""Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
 
 
 def run_summary(run: RunSummary) -> bytes:
@@ -39,10 +28,11 @@ def run_summary(run: RunSummary) -> bytes:
 
 def run_files(run: RunSummary) -> dict[str, bytes]:
     """The files of one run's report."""
+    shown = run_parts.shown(run)
     return {
         SUMMARY_NAME: run_summary(run),
-        "run.md": pages.run_md(run).encode(),
-        RUN_PAGE: pages.run_html(run).encode(),
+        "run.md": pages.run_md(run, shown).encode(),
+        RUN_PAGE: pages.run_html(run, shown).encode(),
     }
 
 
@@ -53,8 +43,22 @@ def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes
         links: of each run's place in it, the address of its page.
     """
     merged = merged.short()
+    return {SUMMARY_NAME: b"".join(merged_summary(merged)), **_merged_pages(merged, links)}
+
+
+def merged_summary(merged: MergedReport) -> Iterator[bytes]:
+    """summary.json, run by run: of thousands of runs it takes hundreds of megabytes, and is held whole nowhere."""
+    shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
+    before, mark, after = shell.partition(b'\n "runs": []')
+    yield before + (b'\n "runs": [' if merged.runs else mark)
+    for place, run in enumerate(merged.runs):
+        told = run.short().model_dump_json(indent=1).encode().replace(b"\n", b"\n  ")  # no text has a bare end of line
+        yield (b",\n  " if place else b"\n  ") + told
+    yield (b"\n ]" if merged.runs else b"") + after + b"\n"
+
+
+def _merged_pages(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
     return {
-        SUMMARY_NAME: merged.model_dump_json(indent=1).encode() + b"\n",
         "summary.csv": tables.as_csv(merged).encode(),
         "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": pages.index_md(merged).encode(),
@@ -128,10 +132,13 @@ def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reloa
     """
     links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
     try:
-        files = merged_files(merged, links)
+        merged = merged.short()
+        files = _merged_pages(merged, links)
         if reload_s is not None:
             files[INDEX] = reloading(files[INDEX], reload_s)
         _put_files(out, files)
+        if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
+            atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX
@@ -142,29 +149,10 @@ def reloading(page: bytes, seconds: int) -> bytes:
     return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
-def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
-    """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
-    name = os.fsdecode(os.fsencode(home.run_id)[:MAX_NAME_BYTES])
-    return out / BESIDE / f"{name}-{genesis[:8]}"
-
-
-def link_to(folder: Path, out: Path) -> str:
-    """The address of a run's page in an index in `out`. Folders may have names in no encoding."""
-    return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
-
-
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
+    """Writes files unless they say this already: reporting again is cheap and changes no time of change."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        _put(folder / name, data)
+        if not reading.says(folder / name, (data,)):
+            atomic.write_bytes(folder / name, data, durable=False)
     return folder
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Writes a file unless it says this already: reporting again is cheap and changes no time of change."""
-    try:
-        if reading.read_bytes(path, max_bytes=len(data)) == data:
-            return
-    except (OSError, ValueError):
-        pass
-    atomic.write_bytes(path, data, durable=False)

@@ -11,9 +11,10 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.report.chain import read_chain
 from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.report.outputs import SUMMARY_NAME, elsewhere_of, link_to
 from autorl_hpc.report.story import Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import SUMMARY_NAME, elsewhere_of, link_to, merged_files, run_files, run_summary
+from autorl_hpc.report.write import merged_files, run_files, run_summary
 from autorl_hpc.report.written_extras import check_extras, with_what_was_asked
 from autorl_hpc.states import RunState
 

@@ -14,7 +14,7 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.files import reading
-from autorl_hpc.report import api, refresh
+from autorl_hpc.report import api, refresh, remake
 from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 
 
@@ -229,7 +229,7 @@ def test_a_stale_handle_that_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_that_goes_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = refresh.digest
+    real = remake.digest
 
     def slow(run: object, *rest: object) -> RunSummary:
         gone = tree.runs[2].dir.path
@@ -237,7 +237,7 @@ def test_a_run_that_goes_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyP
             shutil.rmtree(gone)
         return real(run, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(refresh, "digest", slow)
+    monkeypatch.setattr(remake, "digest", slow)
     done = refresh.refresh([tree.path])
     assert done.merged is not None and len(done.merged.runs) >= 3
 
@@ -279,14 +279,14 @@ def test_a_fifo_in_place_of_a_record(tree: Tree) -> None:
 
 
 def test_a_defect_of_ours_costs_one_run(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = refresh.digest
+    real = remake.digest
 
     def defect(run: object, *rest: object) -> RunSummary:
         if run == tree.runs[0].dir:
             raise ZeroDivisionError("division by zero")
         return real(run, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(refresh, "digest", defect)
+    monkeypatch.setattr(remake, "digest", defect)
     done = refresh.refresh([tree.path])
     assert done.merged is not None and counted(done.merged) == [20, 25]
     assert "defect of autorl-hpc" in left(done.merged).why and "ZeroDivisionError" in left(done.merged).why

@@ -14,7 +14,7 @@ import pytest
 from treemaker import ENGINE, Tree, TreeRun, evaluation, outcomes, save_items
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.report import api, refresh
+from autorl_hpc.report import api, refresh, remake
 from autorl_hpc.report.digests import DIGEST_NAME, HEAD_BYTES
 from autorl_hpc.report.refresh import STATE_NAME, Options, Refreshed
 from autorl_hpc.report.watching import watch_report
@@ -56,8 +56,8 @@ def test_nothing_changed_reads_nothing(tree: Tree, monkeypatch: pytest.MonkeyPat
     def never(*_: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(refresh, "digest", never)
-    monkeypatch.setattr(refresh, "merge_found", never)
+    monkeypatch.setattr(remake, "digest", never)
+    monkeypatch.setattr(remake, "merge_found", never)
     second = again(tree)
     assert (second.read, second.runs, second.live, second.changed) == (0, 4, 1, False)
 
@@ -254,7 +254,7 @@ def test_the_same_entry_rewritten_inside_shows_the_older_truth_until_fresh(tree:
 
 
 def test_a_run_that_changes_while_it_is_read_is_not_kept(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = refresh.digest
+    real = remake.digest
 
     def slow(run: object, *rest: object) -> object:
         found = real(run, *rest)  # type: ignore[arg-type]
@@ -262,9 +262,9 @@ def test_a_run_that_changes_while_it_is_read_is_not_kept(tree: Tree, monkeypatch
             tree.runs[3].submit(9.0)
         return found
 
-    monkeypatch.setattr(refresh, "digest", slow)
+    monkeypatch.setattr(remake, "digest", slow)
     again(tree)
-    monkeypatch.setattr(refresh, "digest", real)
+    monkeypatch.setattr(remake, "digest", real)
     done = again(tree)
     assert done.read == 1 and done.merged is not None
     assert max(len(run.trajectory) for run in done.merged.runs) == 2

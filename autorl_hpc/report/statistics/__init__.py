@@ -12,6 +12,7 @@ from autorl_hpc.report.statistics.over_runs import bootstrap_mean as bootstrap_m
 from autorl_hpc.report.statistics.over_runs import leaderboard as leaderboard
 from autorl_hpc.report.statistics.over_tasks import OverTasks as OverTasks
 from autorl_hpc.report.statistics.over_tasks import over_tasks as over_tasks
+from autorl_hpc.report.statistics.over_tasks import tasks_met as tasks_met
 from autorl_hpc.report.statistics.resampling import RESAMPLES as RESAMPLES
 from autorl_hpc.report.statistics.resampling import SEED as SEED
 from autorl_hpc.report.statistics.scaling import BandPoint as BandPoint

@@ -45,6 +45,11 @@ class OverTasks(NamedTuple):
     probability_high: float | None
 
 
+def tasks_met(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[str]:
+    """Tasks on which both sides have two runs, sorted."""
+    return [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_TO_COMPARE]
+
+
 def over_tasks(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> OverTasks | None:
     """Improvements of two agents by task, compared under conditions that are equal within each task.
 
@@ -61,12 +66,7 @@ def over_tasks(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]
     Returns:
         None if on no task both sides have two runs.
     """
-    names = sorted({*a, *b})
-    tasks = {
-        name: Stratum(sorted(a[name]), sorted(b[name]))
-        for name in names
-        if min(len(a.get(name, ())), len(b.get(name, ()))) >= RUNS_TO_COMPARE
-    }
+    tasks = {name: Stratum(sorted(a[name]), sorted(b[name])) for name in tasks_met(a, b)}
     if not tasks:
         return None
     strata = list(tasks.values())
@@ -75,7 +75,7 @@ def over_tasks(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]
     interval, of_chance = _intervals(strata, difference, chance) or ((None, None), (None, None))
     return OverTasks(
         tasks=tuple(tasks),
-        left_out=tuple(name for name in names if name not in tasks),
+        left_out=tuple(name for name in sorted({*a, *b}) if name not in tasks),
         difference=difference,
         low=interval[0],
         high=interval[1],

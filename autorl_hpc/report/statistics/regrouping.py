@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _PERMUTED, _PICKED = 3, 4
 """First words of streams."""
 
+_KEPT = 8
+"""Sets of random choices that are kept: of some hundred runs, a few megabytes each."""
+
 
 class Stratum(NamedTuple):
     """Both sides' runs on one task."""
@@ -70,14 +73,24 @@ def _some_of(task: Stratum, number: int) -> Any:
 
     if task.ways <= EXACT_WAYS:
         return _all_of(task)[indices(task.ways, RESAMPLES, _PICKED, number)]
-    pooled, n_a, drawn = _pooled(task), len(task.a), []
-    rows = max(1, CHUNK_CELLS // len(pooled))
+    pooled = _pooled(task)
+    drawn = [pooled[chosen].sum(axis=1) for chosen in _drawn(len(pooled), len(task.a), number)]
+    return _differences(np.concatenate(drawn), pooled, task)
+
+
+@lru_cache(maxsize=_KEPT)
+def _drawn(n: int, k: int, number: int) -> list[NDArray[Any]]:
+    """RESAMPLES random choices of k of n, the same for all pairs of so many runs: chunks of shape (rows, k)."""
+    import numpy as np
+
+    chunks = []
+    rows = max(1, CHUNK_CELLS // n)
     for start in range(0, RESAMPLES, rows):
         size = min(rows, RESAMPLES - start)
-        keys = raw(size * len(pooled), _PERMUTED, number, start).reshape(size, len(pooled))
-        chosen = np.argpartition(keys, n_a - 1, axis=1)[:, :n_a]
-        drawn.append(pooled[chosen].sum(axis=1))
-    return _differences(np.concatenate(drawn), pooled, task)
+        keys = raw(size * n, _PERMUTED, number, start).reshape(size, n)
+        chosen = np.argpartition(keys, k - 1, axis=1)[:, :k]
+        chunks.append(chosen.astype(np.uint16 if n < 2**16 else np.uint32))
+    return chunks
 
 
 def _pooled(task: Stratum) -> NDArray[np.float64]:
