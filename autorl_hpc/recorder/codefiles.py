@@ -15,7 +15,7 @@ from typing import Any
 
 from autorl_hpc.files.code_history import BY_HASH, Pointer
 from autorl_hpc.files.gitobjects import FILE, LINK, PROGRAM, Files, object_id
-from autorl_hpc.recorder.codewalk import Met, Tally
+from autorl_hpc.recorder.codewalk import SURE_S, Met, Tally
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger files are kept by hash."""
@@ -34,9 +34,6 @@ SLICE_BYTES = 16 << 20
 """Of large files that are hashed in one look: about 0.03 s."""
 
 CHUNK_BYTES = 1 << 20
-SURE_S = 2.5
-"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
-
 RESTLESS_CHANGES = 20
 """So many changes, each within RESTLESS_GAP_S of the last, make a file restless: a log, and not something that is written by hand."""
 
@@ -60,7 +57,7 @@ def _identity(status: os.stat_result) -> Identity:
     )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Known:
     """What the last looks learned of a file. Times are of the own monotonic clock."""
 
@@ -109,6 +106,8 @@ class CodeFiles:
     def end(self) -> None:
         """A look has ended: what it did not meet is forgotten."""
         self._known = self._met
+        if not self.fresh:
+            return
         needed = {known.entry for known in self._met.values()}
         self.fresh = {entry: data for entry, data in self.fresh.items() if entry in needed}
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 CODE = "code"
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,6 +31,15 @@ MAX_LISTED = 20_000
 """Names read in one walk: a million files in one folder must not cost a second."""
 
 MAX_LISTED_IN_ONE = 2500
+
+SURE_S = 2.5
+"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
+
+Stamp = tuple[int, int, int]
+"""Of a folder: inode, mtime, ctime."""
+
+MAX_NAMES = 8192
+"""Whose kind is remembered from look to look."""
 
 SOURCE_SUFFIXES = (
     *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
@@ -55,8 +67,7 @@ GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
 IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
 
 
-@dataclass(frozen=True)
-class Met:
+class Met(NamedTuple):
     """A file or link, while its folder is open."""
 
     path: bytes
@@ -79,12 +90,55 @@ class Tally:
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-class Walk:
-    """One walk. `known`: by folder, names of files that were kept before: looked for even if a listing is cut short."""
+Entries = Sequence[tuple[str, bool]]
+"""(name, is a folder), sources first."""
 
-    def __init__(self, root_fd: int, laid: frozenset[str], known: dict[str, list[str]]) -> None:
+
+@dataclass
+class Listings:
+    """Folders' entries of earlier walks: a folder with the times that it had is not listed again.
+
+    As with files, times are coarse and not ours: a listing counts once the folder has rested for SURE_S before it.
+    """
+
+    now_s: float = 0.0
+    _before: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
+    _met: dict[str, tuple[Stamp, float, Entries | None]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A walk begins; folders that the last one did not meet are forgotten."""
+        self._before, self._met, self.now_s = self._met, {}, time.monotonic()
+
+    def kept(self, folder: str, stamp: Stamp) -> Entries | None:
+        """The entries, if they are surely the same."""
+        seen = self._before.get(folder)
+        if seen is None or seen[0] != stamp:
+            seen = (stamp, self.now_s, None)
+        self._met[folder] = seen
+        return seen[2]
+
+    def keep(self, folder: str, entries: Entries) -> None:
+        """What a folder whose stamp was asked about holds."""
+        stamp, since_s, _ = self._met[folder]
+        if self.now_s - since_s >= SURE_S:
+            self._met[folder] = (stamp, since_s, entries)
+
+
+class Walk:
+    """One walk. `known` gives names of files that were kept before, by folder: looked for even if a listing is cut short."""
+
+    def __init__(
+        self,
+        root_fd: int,
+        laid: frozenset[str],
+        known: Callable[[], Mapping[str, Sequence[str]]],
+        listings: Listings,
+    ) -> None:
         self.tally = Tally()
         self._root, self._laid, self._known = root_fd, laid, known
+        self._listings = listings
+        listings.begin()
+        self._by_folder: Mapping[str, Sequence[str]] | None = None
         self._device = os.fstat(root_fd).st_dev
         self._listed = self._files = self._others = 0
 
@@ -133,6 +187,7 @@ class Walk:
         if len(parts) > 1 and MARKS_OF_ENVIRONMENTS & {name for name, _ in entries}:
             self.tally.by_name += 1
             return
+        prefix = os.fsencode("/".join((*parts, "")))
         for name, is_folder in entries:
             if is_folder:
                 if name.lower() in LEFT_OUT_FOLDERS or _is_gits(name):
@@ -141,24 +196,36 @@ class Walk:
                     folders.append((*parts, name))
             elif _is_left_out(name):
                 self.tally.by_name += 1
-            else:
-                yield from self._file(fd, parts, name)
+            elif (met := self._file(fd, prefix, name)) is not None:
+                yield met
 
-    def _file(self, fd: int, parts: tuple[str, ...], name: str) -> Iterator[Met]:
+    def _file(self, fd: int, prefix: bytes, name: str) -> Met | None:
         other = not is_source(name)
         if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
             self.tally.files += 1
-            return
+            return None
         status = _status(fd, name)
         if status is None or status.st_dev != self._device:
-            return
-        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            self._files += 1
-            self._others += other
-            yield Met(os.fsencode("/".join((*parts, name))), fd, name, status)
+            return None
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            return None
+        self._files += 1
+        self._others += other
+        return Met(prefix + os.fsencode(name), fd, name, status)
 
-    def _list(self, fd: int, folder: str) -> list[tuple[str, bool]]:
-        """(name, is a folder), sources first; not all of a folder that holds very many."""
+    def _list(self, fd: int, folder: str) -> Entries:
+        """Not all of a folder that holds very many."""
+        status = os.fstat(fd)
+        entries = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+        if entries is None or len(entries) > MAX_LISTED - self._listed:
+            entries, is_whole = self._read_list(fd, folder)
+            if is_whole:
+                self._listings.keep(folder, entries)
+        self._listed += len(entries)
+        return entries
+
+    def _read_list(self, fd: int, folder: str) -> tuple[Entries, bool]:
+        """Entries, and whether they are all."""
         found: dict[str, bool] = {}
         most = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed)
         with os.scandir(fd) as entries:
@@ -166,11 +233,17 @@ class Walk:
                 if len(found) >= most:
                     self.tally.more = True
                     self.tally.say("folders with too many files to list")
-                    found |= dict.fromkeys(self._known.get(folder, ()), False)
+                    found |= dict.fromkeys(self._kept_in(folder), False)
                     break
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
-        self._listed += len(found)
-        return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
+            else:
+                return _ordered(found), True
+        return _ordered(found), False
+
+    def _kept_in(self, folder: str) -> Sequence[str]:
+        if self._by_folder is None:
+            self._by_folder = self._known()
+        return self._by_folder.get(folder, ())
 
     def _open(self, parts: tuple[str, ...]) -> int | None:
         """A folder on the workspace's own device; None: it went away, is no folder any more, or is closed."""
@@ -191,12 +264,18 @@ class Walk:
         return None
 
 
+def _ordered(found: Mapping[str, bool]) -> Entries:
+    return sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0]))
+
+
+@lru_cache(maxsize=MAX_NAMES)
 def is_source(name: str) -> bool:
     """Whether a file's name is one of source, settings or prose."""
     lower = name.lower()
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
 
+@lru_cache(maxsize=MAX_NAMES)
 def _is_left_out(name: str) -> bool:
     return name in LEFT_OUT_FILES or name.endswith(LEFT_OUT_SUFFIXES) or _is_gits(name)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from autorl_hpc.recorder.watch import Moment
 
-LOOK_S = 0.25
+LOOK_S = 0.5
 """Resolution of the stamps. People and reports ask for seconds."""
 
 RESOLUTIONS = ((8 * 2**20, LOOK_S), (12 * 2**20, 2.0), (16 * 2**20, 30.0))
-"""(size of the file of stamps, seconds between two below it). Output without a pause is stamped for about 12 hours by LOOK_S,
-for 50 more every 2 s, for 700 more every 30 s; then no more."""
+"""(size of the file of stamps, seconds between two below it). Output without a pause is stamped for about 24 hours by LOOK_S,
+for 48 more every 2 s, for 700 more every 30 s; then no more."""
 
 TAIL_BYTES = 4096
 

@@ -49,6 +49,44 @@ class Pace:
         return min(pause_s, self.most_s)
 
 
+class Leavings:
+    """What all other threads of this process leave of a share of a core, for one that can wait.
+
+    So the sum stays below the share, whoever of the others needs how much, as long as they leave `least`.
+
+    Args:
+        whole: of a core, for the whole process.
+        least, most: bounds of what is left.
+        window_s: over which the others' use is averaged, with exponentially falling weight.
+        process_cpu, own_cpu: CPU seconds of the process, and of the thread that asks.
+    """
+
+    def __init__(
+        self,
+        whole: float,
+        least: float,
+        most: float,
+        window_s: float,
+        now: Callable[[], float] = time.monotonic,
+        process_cpu: Callable[[], float] = time.process_time,
+        own_cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.whole, self.least, self.most, self.window_s = whole, least, most, window_s
+        self._now, self._process_cpu, self._own_cpu = now, process_cpu, own_cpu
+        self._at, self._others_s = now(), process_cpu() - own_cpu()
+        self._rate = whole
+
+    def share(self) -> float:
+        """The share of a core that is left now."""
+        at, others_s = self._now(), self._process_cpu() - self._own_cpu()
+        gap_s = at - self._at
+        if gap_s > 0:
+            rate = max(0.0, others_s - self._others_s) / gap_s
+            self._rate += (rate - self._rate) * min(1.0, gap_s / self.window_s)
+            self._at, self._others_s = at, others_s
+        return min(self.most, max(self.least, self.whole - self._rate))
+
+
 class Allowance:
     """`burst` of something at once, then one every `every_s`."""
 

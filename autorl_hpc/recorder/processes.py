@@ -7,14 +7,16 @@ from pathlib import Path
 
 from autorl_hpc.files.events import append_event
 from autorl_hpc.recorder.masking import command_text
+from autorl_hpc.recorder.pace import Pace
 from autorl_hpc.recorder.table import Changes, Process, ProcessTable
 from autorl_hpc.recorder.watch import Lines, Moment
 from autorl_hpc.records.recorded import ProcessSeen
 
 LOOK_S = 0.5
 SLOWEST_LOOK_S = 10.0
-SHARE = 0.005
-"""Of a core. With thousands of processes looks come less often."""
+SHARE = 0.0015
+BURST_S = 0.04
+"""Of a core, and what can be saved up. With hundreds of processes, or many births a second, looks come less often."""
 
 MAX_BYTES = 32 * 2**20
 BURST = 20_000
@@ -46,20 +48,27 @@ class Processes:
         self._waiting: dict[tuple[int, int], Process] = {}
         self._room = float(BURST)
         self._last_look = time.monotonic()
+        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_LOOK_S)
 
     def look(self, now: Moment) -> None:
         """Looks once."""
+        self._look(now)
+
+    def _look(self, now: Moment, *, last: bool = False) -> None:
         begun = time.monotonic()
         self._room = min(BURST, self._room + (begun - self._last_look) * LINES_A_SECOND)
         self._last_look = begun
-        self.table.look()
-        self._write(self.table.take_changes(), now)
-        self.every_s = min(SLOWEST_LOOK_S, max(LOOK_S, (time.monotonic() - begun) / SHARE))
+        self._pace.begin()
+        try:
+            self.table.look(last=last)
+            self._write(self.table.take_changes(), now)
+        finally:
+            self.every_s = self._pace.end()
 
     def close(self, now: Moment) -> None:
         """A last look. What still runs goes out of sight."""
         try:
-            self.look(now)
+            self._look(now, last=True)
             left = self.table.still_running()
             self._lines.add(*(self._seen(process, "unseen", now) for process in left if _who(process) in self._written))
         finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autorl_hpc.files.gitobjects import Files, GitDamage, Repository
 from autorl_hpc.recorder.codefiles import CodeFiles
-from autorl_hpc.recorder.codewalk import FOLDER_FLAGS, Tally, Walk
+from autorl_hpc.recorder.codewalk import FOLDER_FLAGS, Listings, Tally, Walk
 from autorl_hpc.recorder.job import Job
 from autorl_hpc.recorder.pace import Allowance, Pace
 from autorl_hpc.recorder.watch import Lines, Moment
@@ -25,7 +25,7 @@ SETTLE_S = 0.4
 OVERDUE_S = 0.7
 """Since a change was first seen: with SETTLE_S the look after 0.8 s commits in any case."""
 
-SHARE = 0.006
+SHARE = 0.005
 """Of a core. The whole recorder is to stay under 0.01."""
 
 BURST_S = 0.4
@@ -70,6 +70,7 @@ class Revisions:
         self._lines = Lines(job.run.recorded(self.name))
         self._repository = Repository.create(job.run.code_git)
         self._files = CodeFiles()
+        self._listings = Listings()
         self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S)
         self._allowance = Allowance(COMMITS_AT_ONCE, COMMIT_EVERY_S)
         self._committed: Files | None = None
@@ -132,7 +133,7 @@ class Revisions:
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            walk = Walk(root, self._job.laid, self._files.kept())
+            walk = Walk(root, self._job.laid, self._files.kept, self._listings)
             self._files.begin(exact=exact)
             for met in walk.run():
                 self._files.add(met, walk.tally)

@@ -1,6 +1,7 @@
 """Walks the workspace again and again, a little at a time: for its size on the disk, and for those who look for files in it.
 
-One walk serves all. It takes a fixed share of a core however large the workspace is; a larger one takes longer.
+One walk serves all. It takes what the other watches leave of a share of a core, however large the
+workspace is; a larger one takes longer.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.below import DIR_FLAGS, open_below
+from autorl_hpc.recorder.pace import Leavings, Pace
 from autorl_hpc.recorder.watch import Moment
 
-LOOK_S = 0.5
-SLICE_S = 0.0015
-"""0.3 % of a core, as long as a walk is on. With a million files one takes a quarter of an hour."""
+LOOK_S = 1.0
+SLICE_S = 0.004
+"""CPU seconds of one look at most; nobody but this thread waits for it."""
+
+WHOLE_SHARE = 0.008
+"""Of a core, for all of the recorder: the walk has what the other watches leave."""
+
+LEAST_SHARE, MOST_SHARE = 0.0005, 0.004
+WINDOW_S = 30.0
+BURST_S = 0.02
+SLOWEST_S = 20.0
 
 PAUSE_S = 10.0
 """From the end of one walk to the start of the next."""
@@ -56,25 +66,30 @@ class Sweep:
         self.files = 0
         self.walks = 0
         self._steps: Iterator[None] | None = None
-        self._next_start = 0.0
+        self._leavings: Leavings | None = None
+        self._pace: Pace | None = None
 
     def look(self, now: Moment) -> None:
-        """Walks on for SLICE_S."""
-        if self._steps is None:
-            if time.monotonic() < self._next_start:
-                return
-            self._steps = self._walk()
-        deadline = time.monotonic() + SLICE_S
+        """Walks on, for SLICE_S at most."""
+        if self._leavings is None or self._pace is None:  # here, for they ask for the CPU time of this thread
+            self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, MOST_SHARE, WINDOW_S)
+            self._pace = Pace(LEAST_SHARE, BURST_S, LOOK_S, SLOWEST_S)
+        self._pace.share = self._leavings.share()
+        self._pace.begin()
+        done = True
         try:
-            for _ in self._steps:
-                if time.monotonic() >= deadline:
-                    return
-        except BaseException:
-            self._steps = None
-            self._next_start = time.monotonic() + PAUSE_S
-            raise
-        self._steps = None
-        self._next_start = time.monotonic() + PAUSE_S
+            done = self._walk_on(time.thread_time() + SLICE_S)
+        finally:
+            pause_s = self._pace.end()
+            if done:
+                self._steps = None
+            self.every_s = max(pause_s, PAUSE_S) if done else pause_s
+
+    def _walk_on(self, until_s: float) -> bool:
+        """Whether the walk is done; if not, this thread's CPU time has come to `until_s`."""
+        if self._steps is None:
+            self._steps = self._walk()
+        return all(time.thread_time() < until_s for _ in self._steps)
 
     def close(self, now: Moment) -> None:
         """Lets go. A last whole walk could take long."""

@@ -1,7 +1,7 @@
 """The agent's processes, look by look: who began, who ended and how, and the CPU seconds of all together.
 
-/proc has no list of one tree. Each look lists the process numbers of the node and reads only new ones and the agent's: what
-once was a stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a
+/proc has no list of one tree. A look lists the process numbers of the node if any was born since the last one, and reads new
+ones; the agent's are read when one of them has ended, else each READ_S. What once was a stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a
 sandbox's first process's, so the tree holds together; what got away all the same is known by its mark.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import threading
 import time
 from dataclasses import dataclass, field
 
 from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.recorder import births
 from autorl_hpc.recorder.exits import exit_code, exit_status, open_process
 
 MAX_PROCESSES = 4096
@@ -24,6 +26,15 @@ MAX_PIDFDS = 400
 
 STRANGERS_AGAIN_S = 60.0
 """After this, strangers are read anew: a number may have gone round to a process of the agent's."""
+
+READ_S = 2.0
+"""Between two readings of all the agent's processes, while none of them is young or has ended; those that work are read at each look."""
+
+LIST_AGAIN_S = 5.0
+"""The node's processes are listed as often in any case."""
+
+YOUNG_LOOKS = 8
+"""A program that becomes another (exec) does so soon after its birth, most often."""
 
 MAX_COMMAND_BYTES = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
@@ -105,6 +116,12 @@ class ProcessTable:
         self._mark = f"{MARK_VARIABLE}={mark}".encode()
         self._strangers: set[int] = set()
         self._strangers_at = 0.0
+        self._births_are_told = births.are_told()
+        self._last_born: bytes | None = None
+        self._listed_at = self._read_at = -math.inf
+        self._ends = select.poll()
+        self._young = self._unwatched = False
+        self._busy: list[Process] = []
         self._kept = Process(root, 0, 0)
         self._lost = 0
         self._most = 0
@@ -131,7 +148,7 @@ class ProcessTable:
         """CPU seconds of all the agent's processes of this attempt, ended ones among them.
 
         The kernel adds an ended process's time to its parent's `cutime` when that waits for it, however short it lived. Where
-        a parent doesn't (SIGCHLD ignored), what was seen at the last look is added here; only what such children used since
+        a parent doesn't (SIGCHLD ignored), what was seen when it was read last is added here; only what such children used since
         then, or if they never were looked at, is missing.
         """
         with self._lock:
@@ -139,19 +156,49 @@ class ProcessTable:
             self._most = max(self._most, ticks)
             return self._most / TICKS
 
-    def look(self, patience_s: float = 0.0) -> None:
-        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read."""
+    def look(self, patience_s: float = 0.0, *, last: bool = False) -> None:
+        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read.
+
+        Args:
+            last: everything is read, however lately it was.
+        """
         with self._lock:
             now = time.monotonic()
             if now - self._looked_at >= patience_s:
                 self._looked_at = now
+                if last:
+                    self._listed_at = self._read_at = -math.inf
                 self._look(now)
 
     def _look(self, now: float) -> None:
+        born = (
+            births.last_number() if self._births_are_told else None
+        )  # before the list: what is born later is seen later
+        is_full = born is None or born != self._last_born or now - self._listed_at >= LIST_AGAIN_S
+        present = {int(name) for name in os.listdir("/proc") if name.isdigit()} if is_full else None
+        if now - self._read_at >= READ_S or self._young or self._some_ended():
+            self._read_at = now
+            self._follow(self._changes)
+        else:
+            self._read_busy()
+        if present is not None:
+            self._last_born, self._listed_at = born, now
+            self._look_for_new(present, now)
+
+    def _read_busy(self) -> None:
+        """What those that work have used, in case that nobody waits for them; of their children `_follow` keeps account."""
+        for process in self._busy:
+            children = process.children
+            _read(process)
+            process.children = children
+
+    def _some_ended(self) -> bool:
+        """Whether one has ended since it was read; one without a descriptor may have."""
+        return bool(self._unwatched or self._ends.poll(0))
+
+    def _look_for_new(self, present: set[int], now: float) -> None:
         if now - self._strangers_at > STRANGERS_AGAIN_S:
             self._strangers, self._strangers_at = set(), now
-        present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        self._follow(self._changes)
         self._strangers &= present
         self._crowd &= present
         new = present - self._strangers - self._crowd - self.processes.keys() - {self.root, os.getpid()}
@@ -173,14 +220,20 @@ class ProcessTable:
         """Reads those that are known; what those that are gone had used is looked for at who waited for them."""
         gone: dict[int, Process] = {}
         before = {self.root: self._kept.children}
+        self._young = self._unwatched = False
+        self._busy = []
         for process in list(self.processes.values()):
-            before[process.pid] = process.children
+            before[process.pid], own = process.children, process.own
             if not _read(process):
                 gone[process.pid] = self.processes.pop(process.pid)
             elif process.ended:
                 self._tell_end(process, changes)
             else:
                 self._read_command(process, changes)
+                self._unwatched |= process.pidfd is None
+                self._young |= process.looks < YOUNG_LOOKS
+                if process.own != own:
+                    self._busy.append(process)
         _read(self._kept)
         self._account(gone, before)
         for process in gone.values():
@@ -190,10 +243,10 @@ class ProcessTable:
             self._release(process)
             self._tell_end(process, changes)
 
-    @staticmethod
-    def _tell_end(process: Process, changes: Changes) -> None:
+    def _tell_end(self, process: Process, changes: Changes) -> None:
         if not process.told:  # as a zombie it may stay for long
             process.told = True
+            self._stop_waiting(process)
             changes.ended.append(process)
 
     def _account(self, gone: dict[int, Process], before: dict[int, int]) -> None:
@@ -257,16 +310,18 @@ class ProcessTable:
         self.processes[process.pid] = process
         if self._pidfds < MAX_PIDFDS and not process.ended:
             process.pidfd = open_process(process.pid)
-            self._pidfds += process.pidfd is not None
+            if process.pidfd is not None:
+                self._pidfds += 1
+                self._ends.register(process.pidfd, select.POLLIN)
+        self._young = True
         process.argv = _argv(process.pid)
         changes.began.append(process)
         if process.ended:
             self._tell_end(process, changes)
 
     def _read_command(self, process: Process, changes: Changes) -> None:
-        """A program that becomes another (exec) does so soon after its birth, most often."""
         process.looks += 1
-        if process.looks > 8 and process.looks % 32:
+        if process.looks > YOUNG_LOOKS and process.looks % 32:
             return
         argv = _argv(process.pid)
         if argv and argv != process.argv:
@@ -275,9 +330,17 @@ class ProcessTable:
 
     def _release(self, process: Process) -> None:
         if process.pidfd is not None:
+            self._stop_waiting(process)
             os.close(process.pidfd)
             process.pidfd = None
             self._pidfds -= 1
+
+    def _stop_waiting(self, process: Process) -> None:
+        if process.pidfd is not None:
+            try:
+                self._ends.unregister(process.pidfd)
+            except KeyError:
+                pass
 
 
 def _read(process: Process) -> bool:

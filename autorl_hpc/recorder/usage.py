@@ -21,7 +21,7 @@ by LOOK_S, and two weeks more."""
 TABLE_PATIENCE_S = 1.0
 """A table of processes younger than this serves."""
 
-MEMORY_SHARE = 0.002
+MEMORY_SHARE = 0.001
 """Of a core. What processes share is counted once, which costs a millisecond for each large one; measured less often then, and the
 last figure stands between."""
 
@@ -74,13 +74,13 @@ class Usage:
     def close(self, now: Moment) -> None:
         """The last sample."""
         try:
-            self._sample(now, patience_s=0.0)
+            self._sample(now, patience_s=0.0, last=True)
         finally:
             self.gpus.close()
             self._lines.close()
 
-    def _sample(self, now: Moment, patience_s: float = TABLE_PATIENCE_S) -> None:
-        looked = self._look_at_processes(patience_s)
+    def _sample(self, now: Moment, patience_s: float = TABLE_PATIENCE_S, *, last: bool = False) -> None:
+        looked = self._look_at_processes(patience_s, last)
         sample = {
             **now.told(),
             "cpu_s": round(self.table.cpu_s, 2) if looked else None,
@@ -91,9 +91,9 @@ class Usage:
         }
         self._lines.add(UsageSample.model_validate(sample))
 
-    def _look_at_processes(self, patience_s: float) -> bool:
+    def _look_at_processes(self, patience_s: float, last: bool) -> bool:
         try:
-            self.table.look(patience_s)
+            self.table.look(patience_s, last=last)
         except OSError:
             return False
         return True

@@ -190,7 +190,6 @@ def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Wa
     deadline = time.monotonic() + 1.2
     while time.monotonic() < deadline:
         one.processes.look(one.now())
-        one.sweep._next_start = 0.0
         one.sweep.look(one.now())
         one.usage._next_memory = 0.0
         one.usage.look(one.now())

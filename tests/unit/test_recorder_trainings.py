@@ -53,7 +53,6 @@ class World:
         return path
 
     def walk(self) -> None:
-        self.sweep._next_start = 0.0
         before = self.sweep.walks
         while self.sweep.walks == before:
             self.sweep.look(NOW)

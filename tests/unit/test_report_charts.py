@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -49,6 +50,22 @@ def test_each_question_has_its_figure(merged: MergedReport) -> None:
     axes = ("time", "tokens", "submissions", "gpu-hours")
     wanted = ("improvement", *(f"scaling-{a}" for a in axes), "best-of-k", "modes", "routes", "failures", "cost")
     assert names == {f"board01-{one}" for one in wanted}
+
+
+def test_what_is_best_so_far_is_drawn_as_steps(merged: MergedReport) -> None:
+    panel = Lines("t", (), "hours", "points", as_steps=True)
+    corners = [(0.0, 0.0), (2.0, 0.0), (2.0, 1.0), (4.0, 1.0), (4.0, 3.0), (5.0, 3.0)]
+    assert panel.corners((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0)) == corners
+    assert panel.corners((1.0,), (2.0,)) == [(1.0, 2.0)]
+    assert panel.corners((1.0, 2.0), (2.0, 3.0))[-1] == (2.0, 3.0)
+    figures = figures_of(merged, merged.boards[0], 1)
+    curves = [one for f in figures if "scaling" in f.name for one in f.panels]
+    assert curves and all(isinstance(one, Lines) and one.as_steps for one in curves)
+    for one in curves:
+        for path in re.findall(r'class="curve c\d" d="M([^"]*)"', svg.drawn(one)):
+            places = [tuple(map(float, place.split())) for place in path.split("L")]
+            pieces = list(itertools.pairwise(places))
+            assert all(a[0] == b[0] or a[1] == b[1] for a, b in pieces), "no piece slopes"
 
 
 def test_files_are_drawn_once_and_again_only_when_something_changed(merged: MergedReport, tmp_path: Path) -> None:

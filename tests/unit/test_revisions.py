@@ -296,6 +296,7 @@ def large_file(world: World, size: int) -> Path:
 
 def test_a_large_file_is_hashed_in_slices_once_it_rests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codefiles, "SURE_S", 0.3)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
     large_file(world, 40 << 20)
     first = world.files()["code/large.bin"]
     assert isinstance(first, Pointer) and first.sha256 is None and first.size_bytes == 40 << 20
@@ -328,6 +329,7 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
 ) -> None:
     """A file system with coarse times: the second change leaves size, times and inode as they were."""
     monkeypatch.setattr(codefiles, "SURE_S", 0.3)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
     path = world.code / "a.py"
     path.write_text("one")
     true_stat, true_fstat, coarse = os.stat, os.fstat, 10**18
@@ -354,6 +356,7 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
 
 def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codefiles, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
     for number in range(100):
         (world.code / f"{number}.py").write_text(str(number))
     world.watch.look(NOW)

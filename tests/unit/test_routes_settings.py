@@ -31,6 +31,16 @@ def test_the_command_line_wins_over_the_default() -> None:
     assert told("sft_lora_argparse", "python train_sft.py --lr 5e-5 --epochs=1")["num_train_epochs"] == ["1"]
 
 
+def test_a_condition_between_two_constants_shows_both() -> None:
+    code = (
+        "import sys\nfrom trl import SFTConfig, SFTTrainer\nRATE = 3e-4\nsmall = len(sys.argv) > 2\n"
+        "args = SFTConfig(learning_rate=RATE if small else 1e-5, max_steps=steps() if small else 7)\n"
+        "SFTTrainer(model='m', args=args).train()\n"
+    )
+    found = {one.name: one.value for one in settings({"train.py": code}, ["python train.py"])}
+    assert found == {"learning_rate": "0.0003 (small) or 1e-05", "max_steps": "steps() if small else 7"}
+
+
 def test_a_dict_that_is_unpacked() -> None:
     assert told("twist_zero_steps")["max_steps"] == ["0"]
 

@@ -117,6 +117,39 @@ def test_routes_and_settings_of_the_code(tree: Tree) -> None:
     assert second.route.planned_by and "train.py" in second.route.planned_by[0].where
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_stages_that_are_submitted_one_by_one_are_one_plan(turned: bool, deleted: bool, tree: Tree) -> None:
+    run = tree.run(agent="codex", driver="gpt-x").start()
+    grpo = SFT.replace("SFT", "GRPO").replace('model=os.environ["MODEL_PATH"]', 'model="output/v1"')
+    code = {"code/train_sft.py": SFT, "code/train_grpo.py": grpo}
+    names = ["train_sft.py", "train_grpo.py"]
+    for place, name in enumerate(reversed(names) if turned else names):
+        begin_s = 100.0 * place
+        command = f"/venv/bin/python -m accelerate.commands.launch code/{name} --share 0.8"
+        make.add(run, "processes", make.process(begin_s + 10.0, command))
+        make.add(run, "processes", make.process(begin_s + 11.0, f"/venv/bin/python3 code/{name} --share 0.8"))
+        run.submit(begin_s + 50.0, outcomes(40, range(12 + place)), code_revision=make.code(run, begin_s + 5.0, code))
+        if deleted:
+            del code[f"code/{name}"]
+    make.code(run, 300.0, {**code, "code/notes.py": "x = 1\n"})
+    story = told(run.seal(600.0).close(outcomes(100, range(45)))).story
+    assert {one.route.planned for one in story.iterations} == {Route.SFT, Route.GRPO}
+    assert story.route.planned is Route.SFT_RL
+    assert {line.where.partition(":")[0] for line in story.route.planned_by} == set(names)
+
+
+def test_two_trainings_of_the_base_model_are_two_plans(tree: Tree) -> None:
+    run = tree.run(agent="codex", driver="gpt-x").start()
+    sft = SFT.replace('os.environ["MODEL_PATH"]', '"models/base"')
+    code = {"code/train_sft.py": sft, "code/train_grpo.py": sft.replace("SFT", "GRPO")}
+    for place, name in enumerate(("train_sft.py", "train_grpo.py")):
+        make.add(run, "processes", make.process(100.0 * place + 10.0, f"python code/{name}"))
+        revision = make.code(run, 100.0 * place + 5.0, code)
+        run.submit(100.0 * place + 50.0, outcomes(40, range(12 + place)), code_revision=revision)
+    assert told(run.seal(600.0).close(outcomes(100, range(45)))).story.route.planned is Route.GRPO
+
+
 def test_changes_from_one_iteration_to_the_next(tree: Tree) -> None:
     first, second, third = told(recorded_run(tree)).story.iterations
     assert [(c.path, c.added, c.removed, c.what) for c in first.changes] == [

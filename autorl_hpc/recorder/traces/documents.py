@@ -19,6 +19,10 @@ MAX_DOCUMENT_BYTES = 24 * 1024 * 1024
 """Two hundred steps make some 10 MB; to parse this much takes a second and, at worst, 600 MB."""
 
 SEARCH_EVERY_S = 10.0
+SEARCH_SHARE = 0.0005
+LATEST_SEARCH_S = 120.0
+"""A search that took 20 ms, among thousands of files, comes again after 40 s; it is a share of a core."""
+
 COST_FACTOR = 50
 """A document that took a second to read is read again after 50: its growth must not cost more than 2 % of a core."""
 
@@ -58,20 +62,25 @@ class Documents:
         self.known = known
         self.wanted = only in (None, mini.FORMAT, openhands.FORMAT)
         self._places: list[places.Parts] = []
-        self._searched: float | None = None
+        self._next_search = 0.0
 
     def look(self, *, last: bool = False) -> Iterator[Found]:
         """What was added. `last`: nothing is put off."""
         if not self.wanted:
             return
-        now = time.monotonic()
-        if last or self._searched is None or now - self._searched >= SEARCH_EVERY_S:
-            self._places, self._searched = places.trajectories(self.workspace), now
+        if last or time.monotonic() >= self._next_search:
+            self._search()
         for parts in self._places:
             source = source_of(parts)
             followed = self.known.setdefault(source, Followed())
             if last or time.monotonic() >= followed.not_before:
                 yield from self._read(parts, source, followed)
+
+    def _search(self) -> None:
+        used = time.thread_time()
+        self._places = places.trajectories(self.workspace)
+        pause_s = (time.thread_time() - used) / SEARCH_SHARE
+        self._next_search = time.monotonic() + min(LATEST_SEARCH_S, max(SEARCH_EVERY_S, pause_s))
 
     def _read(self, parts: places.Parts, source: str, followed: Followed) -> Iterator[Found]:
         began = time.monotonic()

@@ -78,7 +78,8 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             ]
             series = tuple(_series(row.label, curve, unit, colours[row.label]) for row, curve in found)
             if series:
-                panels.append(Lines(task.task, series, label, "improvement, points", as_steps=axis == "submissions"))
+                counts = axis == "submissions"
+                panels.append(Lines(task.task, series, label, "improvement, points", as_steps=True, counts=counts))
         legend = _legend(panels)
         caption = (
             f"Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % "
@@ -107,7 +108,7 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
             if row.label in colours and len(cell.best_of) > 1:
                 series.append(_best_series(row.label, cell, colours[row.label]))
         if series:
-            panels.append(Lines(task.task, tuple(series), "k runs", "expected best improvement, points"))
+            panels.append(Lines(task.task, tuple(series), "k runs", "expected best improvement, points", counts=True))
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."

@@ -119,14 +119,16 @@ def _lines(axis: Any, panel: Lines, bare: bool) -> None:
         ]
         if len(known) > 1:
             xs, lows, highs = zip(*known, strict=True)
-            axis.fill_between(xs, lows, highs, color=colour, alpha=0.1, linewidth=0)
-        axis.plot(series.x, series.y, color=colour, linewidth=1.2, linestyle=DASHES[series.colour % MAX_SERIES])
+            around = [*panel.corners(xs, highs), *reversed(panel.corners(xs, lows))]
+            axis.fill(*zip(*around, strict=True), color=colour, alpha=0.1, linewidth=0)
+        line = zip(*panel.corners(series.x, series.y), strict=True)
+        axis.plot(*line, color=colour, linewidth=1.2, linestyle=DASHES[series.colour % MAX_SERIES])
         axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
     axis.set_xlabel(panel.x_label)
     if not bare:
         axis.set_ylabel(panel.y_label)
     axis.grid(axis="y", color="#dfe2e6", linewidth=0.5)
-    if panel.as_steps or panel.x_label == "k runs":
+    if panel.counts:
         from matplotlib.ticker import MaxNLocator
 
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))

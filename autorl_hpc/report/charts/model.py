@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,13 +29,30 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over one axis."""
+    """Lines over one axis.
+
+    Attributes:
+        as_steps: a value holds until the next place, where it jumps; else straight lines join them.
+        counts: the axis counts something, from 1.
+    """
 
     title: str
     series: tuple[Series, ...]
     x_label: str
     y_label: str
     as_steps: bool = False
+    counts: bool = False
+
+    def corners(self, x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
+        """Where straight pieces meet that draw values `y` at places `x`."""
+        places = list(zip(x, y, strict=True))
+        if not self.as_steps:
+            return places
+        found = places[:1]
+        for (_, before), (at, value) in itertools.pairwise(places):
+            if value != before:  # what stays level needs no corner
+                found += [(at, before), (at, value)]
+        return found + [place for place in places[-1:] if place != found[-1]]
 
 
 @dataclass(frozen=True)

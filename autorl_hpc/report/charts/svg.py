@@ -65,7 +65,7 @@ def _lines(panel: Lines) -> str:
     values = [v for s in panel.series for v in (*s.y, *s.low, *s.high)]
     low, high = span(values)
     ends = [x for s in panel.series for x in s.x]
-    left, right = min([*ends, 0.0] if not panel.as_steps and panel.x_label != "k runs" else ends), max(ends)
+    left, right = min(ends if panel.counts else [*ends, 0.0]), max(ends)
     right = right if right > left else left + 1.0
     bottom = LINES_HEIGHT - BOTTOM
 
@@ -79,15 +79,15 @@ def _lines(panel: Lines) -> str:
     parts += [_text(at_x(v), bottom + 13, tick_text(v), "middle") for v in ticks(left, right)]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, LINES_HEIGHT - 6, panel.x_label, "middle"))
     parts.append(f'<line class="zero" x1="{LEFT}" y1="{at_y(0):.1f}" x2="{WIDTH - RIGHT}" y2="{at_y(0):.1f}"/>')
-    parts += [_band(s, at_x, at_y) for s in panel.series]
-    parts += [_line(s, at_x, at_y) for s in panel.series]
+    parts += [_band(panel, s, at_x, at_y) for s in panel.series]
+    parts += [_line(panel, s, at_x, at_y) for s in panel.series]
     return _svg(WIDTH, LINES_HEIGHT, f"{panel.title}: {panel.y_label} over {panel.x_label}", parts)
 
 
 Place = Callable[[float], float]
 
 
-def _band(series: Series, at_x: Place, at_y: Place) -> str:
+def _band(panel: Lines, series: Series, at_x: Place, at_y: Place) -> str:
     known = [
         (x, low, high)
         for x, low, high in zip(series.x, series.low, series.high, strict=True)
@@ -95,13 +95,14 @@ def _band(series: Series, at_x: Place, at_y: Place) -> str:
     ]
     if len(known) < 2:
         return ""
-    upper = "L".join(f"{at_x(x):.1f} {at_y(high):.1f}" for x, _, high in known)
-    lower = "L".join(f"{at_x(x):.1f} {at_y(low):.1f}" for x, low, _ in reversed(known))
+    xs, lows, highs = zip(*known, strict=True)
+    upper = "L".join(f"{at_x(x):.1f} {at_y(high):.1f}" for x, high in panel.corners(xs, highs))
+    lower = "L".join(f"{at_x(x):.1f} {at_y(low):.1f}" for x, low in reversed(panel.corners(xs, lows)))
     return f'<path class="band c{series.colour}" d="M{upper}L{lower}Z"/>'
 
 
-def _line(series: Series, at_x: Place, at_y: Place) -> str:
-    points = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in zip(series.x, series.y, strict=True))
+def _line(panel: Lines, series: Series, at_x: Place, at_y: Place) -> str:
+    points = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in panel.corners(series.x, series.y))
     end_x, end_y = at_x(series.x[-1]), at_y(series.y[-1])
     return (
         f'<path class="curve c{series.colour}" d="M{points}"><title>{escape(series.label)}</title></path>'

@@ -67,10 +67,11 @@ def _of_trainings(main: list[Event], events: Sequence[Event], ordered: bool) -> 
     scripts = {event.script for event in main}
     one = len(scripts) == 1 or len({event.root for event in main}) == 1
     linked = one or ordered or _linked(main, events)
-    if rl and supervised and linked and not _separate(main[supervised[0]], main[rl[-1]]):
-        chosen = [main[supervised[0]], main[rl[-1]]]
+    pair = _stages([main[n] for n in supervised], [main[n] for n in rl]) if linked else None
+    if pair is not None:
+        chosen = list(pair)
         decision = Decision(Route.SFT_RL, chosen, min(e.sure for e in chosen) * (1.0 if len(scripts) == 1 else 0.9))
-        if supervised[0] > rl[-1]:
+        if main.index(chosen[0]) > main.index(chosen[1]):
             decision.notes.append("RL comes first, supervised training after it")
         return decision
     group = rl or preference or supervised or list(range(len(routes)))
@@ -137,6 +138,11 @@ def _linked(main: Sequence[Event], events: Sequence[Event]) -> bool:
         return True
     first, *rest = by_script.values()
     return any((_paths(first, events) & _paths(e, events)) - (first.models & e.models) - _COMMON for e in rest)
+
+
+def _stages(supervised: Sequence[Event], rl: Sequence[Event]) -> tuple[Event, Event] | None:
+    """A supervised training and one by RL that may go on from it: the first and the last, if these may."""
+    return next(((one, other) for one in supervised for other in reversed(rl) if not _separate(one, other)), None)
 
 
 def _separate(one: Event, other: Event) -> bool:

@@ -69,4 +69,9 @@ def shown(expr: ast.expr, scope: Scope, values: Values, depth: int = 0) -> str:
         if isinstance(value, Lit) and isinstance(value.expr, (ast.List, ast.Tuple)) and depth < 2:
             inner = [shown(e, value.scope, values, depth + 1) for e in value.expr.elts[:8]]
             return f"[{', '.join(inner)}{', …' if len(value.expr.elts) > 8 else ''}]"
+    if isinstance(expr, ast.IfExp) and depth < 2:
+        sides = [values.of(side, scope) for side in (expr.body, expr.orelse)]
+        if all(len(side) == 1 and isinstance(side[0], Const) for side in sides):
+            (one,), (other,) = sides
+            return f"{one.value} ({written(expr.test, scope.source)}) or {other.value}"  # type: ignore[union-attr]
     return written(expr, scope.source)

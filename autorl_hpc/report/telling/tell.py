@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 from collections.abc import Sequence
 
 from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report.failures import failure_of
 from autorl_hpc.report.failures.facts import Gain, IterationFacts, RunFacts
-from autorl_hpc.report.routes import executed, mode_kept, planned
+from autorl_hpc.report.routes import Planned, executed, mode_kept, planned
 from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
 from autorl_hpc.report.telling.gains import opened
 from autorl_hpc.report.telling.iterations import (
@@ -88,18 +89,11 @@ def _told(known: Known) -> Story:
 
 
 def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
-    """Of the selected checkpoint; before there is one, of the best, else of the last; without a submission, of all that was done."""
-    best = known.view.best()
-    for wanted in (known.summary.selected, best.submission_id if best else None):
-        for iteration in iterations:
-            if iteration.submission_id == wanted:
-                return iteration.route
+    """Executed: of the selected checkpoint; before there is one, of the best, else of the last. Planned: of the whole run, for
+    stages that are submitted one by one are one plan. Without a submission, both of all that was done."""
     if iterations:
-        return iterations[-1].route
-    revision = known.code.revisions[-1].revision if known.code.revisions else None
-    sources = known.code.sources(revision)
-    lines = [command.command for command in known.commands if command.command]
-    plan = planned(sources, lines) if sources else NO_PLAN
+        return _of_whole_run(known, _chosen(known, iterations).route, iterations)
+    plan, sources = _whole_plan(known, iterations)
     points = known.recorded.training.records
     if not sources and not points:
         return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
@@ -110,6 +104,41 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
         planned_by=shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
         executed_by=shown_lines(done.evidence, hide_code=known.hidden_files, hide_all=known.hides_all),
     )
+
+
+def _chosen(known: Known, iterations: Sequence[Iteration]) -> Iteration:
+    best = known.view.best()
+    for wanted in (known.summary.selected, best.submission_id if best else None):
+        for iteration in iterations:
+            if iteration.submission_id == wanted:
+                return iteration
+    return iterations[-1]
+
+
+def _of_whole_run(known: Known, chosen: RouteTold, iterations: Sequence[Iteration]) -> RouteTold:
+    """The route of one iteration with the plan of all; where all planned the same, that is it."""
+    if {iteration.route.planned for iteration in iterations} == {chosen.planned}:
+        return chosen
+    plan, _ = _whole_plan(known, iterations)
+    if plan.route in (Route.UNKNOWN, Route.NONE):
+        return chosen
+    by = shown_lines(plan.evidence, hide_code=known.hidden_files, hide_all=known.hides_all)
+    return chosen.model_copy(update={"planned": plan.route, "planned_by": by})
+
+
+def _whole_plan(known: Known, iterations: Sequence[Iteration]) -> tuple[Planned, dict[str, bytes]]:
+    """The plan of the last state of the code with all commands of the run, and that code.
+
+    A script that was run and is gone by then is taken from the last submission that had it.
+    """
+    sources = dict(known.code.sources(known.code.revisions[-1].revision if known.code.revisions else None))
+    lines = [command.command for command in known.commands if command.command]
+    words = {posixpath.basename(word) for line in lines for word in line.split()}
+    for revision in dict.fromkeys(iteration.revision for iteration in reversed(iterations)):
+        for path, data in known.code.sources(revision).items():
+            if posixpath.basename(path) in words:
+                sources.setdefault(path, data)
+    return planned(sources, lines) if sources else NO_PLAN, sources
 
 
 def _failure(
