@@ -37,7 +37,7 @@ class Conditions(Strict):
     base_model_content_hash: str
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
-    gpus: int | None = None
+    gpus: str | None = Field(None, description="As in `resources`.")
     gpu_model: str | None = None
     environment_hash: str | None = Field(None, description="Of the environment agents train in; null: the suite's own.")
     protocol: Protocol

@@ -78,6 +78,13 @@ def amount(kind: str, value: float) -> str:
     return f"{value:.2f}" if kind == "money" else f"{value:.1f} h"
 
 
+def gpus(count: str | None, model: str | None) -> str:
+    """`4 × H100`; `no GPU`; `GPUs unknown`: nothing measured them."""
+    if count is None:
+        return "GPUs unknown"
+    return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"
+
+
 def short_hash(value: str | None) -> str:
     """The first eight digits: enough to tell two apart by eye."""
     return UNKNOWN if value is None else value[:8]

@@ -137,6 +137,7 @@ def _environment(kind: str) -> Environment:
         counts=index_parts.counts,
         share_between=_plain(fmt.share_between),
         amount=_plain(fmt.amount),
+        gpus=fmt.gpus,
         drawn=lambda panel: Markup(svg.drawn(panel)),
         trajectory=lambda run: Markup(plot.trajectory(run)),
         strip=lambda *args: Markup(plot.strip(*args)),

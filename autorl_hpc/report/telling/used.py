@@ -33,4 +33,4 @@ class Used(TypedDict):
     cpu_s: NotRequired[Figure | None]
     memory_bytes: NotRequired[Count | None]
     disk_bytes: NotRequired[Count | None]
-    gpus: NotRequired[tuple[UsedGpu, ...]]
+    gpus: NotRequired[tuple[UsedGpu, ...] | None]
