@@ -33,6 +33,7 @@ class OverRuns(Strict):
 class Conditions(Strict):
     """What the tasks of one leaderboard share. A field that nothing measured is null, and stands apart from every value."""
 
+    imported: str | None = Field(None, description="As in a group's key.")
     base_model: str
     base_model_content_hash: str
     budget_s: float
@@ -92,6 +93,7 @@ class BoardTask(Strict):
     task: str
     recipe_hash: str
     split_hashes: dict[str, str]
+    base_score: float | None = Field(None, description="As in a group's key.")
     group: int = Field(description="Its place in the report's `groups`.")
 
 

@@ -48,13 +48,15 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[cell_key(run)].append((place, run))
     ordered = sorted(cells)
-    tests = statistics.leaderboard([improvements([run for _, run in cells[key]]) for key in ordered])
+    proven = comparable.imported is None  # of what nobody can check there is no test
+    values = [improvements([run for _, run in cells[key]]) for key in ordered]
+    tests = statistics.leaderboard(values if proven else [[] for _ in ordered])
     return Group(
         comparable=comparable,
         cells=tuple(_cell(cells[key], test) for key, test in zip(ordered, tests, strict=True)),
-        comparisons=_comparisons(
-            [(label(key, ordered), improvements([run for _, run in cells[key]])) for key in ordered]
-        ),
+        comparisons=_comparisons([(label(key, ordered), one) for key, one in zip(ordered, values, strict=True)])
+        if proven
+        else (),
     )
 
 

@@ -27,6 +27,9 @@ from autorl_hpc.report.summary import CellSummary, Group, RunSummary
 from autorl_hpc.scoring.stats import t_quantile
 from autorl_hpc.states import Route
 
+NO_RANKS = "not ranked"
+"""Of a whole leaderboard, which says why."""
+
 RUNS_TO_RANK = 3
 """Below three runs there is no interval over runs, and a rank would be of one run's luck."""
 
@@ -50,7 +53,7 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
     for column, place in enumerate(places):
         for cell in groups[place].cells:
             by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
-    ranks = conditions.sandbox not in NEVER_RANKS
+    ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
     order = sorted(by_agent)
     cells = _marked(order, _ranked(_tested(by_agent, order), by_agent, ranks), len(places))
     rows = [
@@ -67,7 +70,7 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
 
 def _task(group: Group, place: int) -> BoardTask:
     key = group.comparable
-    return BoardTask(task=key.task, recipe_hash=key.recipe_hash, split_hashes=key.split_hashes, group=place)
+    return BoardTask(task=key.task, recipe_hash=key.recipe_hash, split_hashes=key.split_hashes, base_score=key.base_score, group=place)
 
 
 def _standing(row: BoardRow) -> tuple[object, ...]:
@@ -122,7 +125,7 @@ def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
 
 def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
     if not ranks:
-        return "no sandbox"
+        return NO_RANKS
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:

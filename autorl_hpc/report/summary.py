@@ -232,6 +232,10 @@ class RunSummary(Record):
 class Comparable(Strict):
     """What must be equal before two scores are compared."""
 
+    imported: str | None = Field(None, description="Whose results, and from which of several folders; null: our own.")
+    base_score: float | None = Field(
+        None, description="Of imported runs, the base model's score: all that tells how they were measured."
+    )
     task: str
     base_model: str
     base_model_content_hash: str
