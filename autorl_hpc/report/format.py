@@ -29,6 +29,15 @@ def signed_between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
+def over_between(kind: str, low: float | None, high: float | None) -> str:
+    """The interval of a mean over runs, with what it is where it is none over runs, or why equal runs have none."""
+    if kind == "no spread seen":
+        return f"({kind})"
+    word = {"range of two runs": "range of two", "items of one run, not over runs": "items of one run"}.get(kind, "")
+    between = signed_between(low, high)
+    return f"{between} {word}".strip() if between else ""
+
+
 def share_between(low: float | None, high: float | None) -> str:
     """`[0.41, 0.89]`, empty where there is no interval."""
     return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"

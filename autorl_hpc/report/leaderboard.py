@@ -74,10 +74,15 @@ def _task(group: Group, place: int) -> BoardTask:
 
 
 def _standing(row: BoardRow) -> tuple[object, ...]:
-    """Best overall first; then by the mean of the tasks there are, and by name."""
-    means = [cell.improvement.mean for cell in row.cells if cell is not None and cell.improvement.mean is not None]
-    overall = row.overall.mean if row.overall is not None else None
-    return (overall is None, -(overall or 0.0), not means, -fmean(means) if means else 0.0, row.label, row.agent_hash)
+    """What ranks on most tasks first, then what has runs enough on most, then by tasks, and only then by the mean.
+
+    One lucky run would else head the table.
+    """
+    cells = [cell for cell in row.cells if cell is not None and cell.improvement.mean is not None]
+    ranked = sum(cell.rank is not None for cell in cells)
+    enough = sum(cell.improvement.n >= RUNS_TO_RANK for cell in cells)
+    mean = fmean(cell.improvement.mean or 0.0 for cell in cells) if cells else 0.0
+    return (-ranked, -enough, -len(cells), -mean, row.label, row.agent_hash)
 
 
 Cells = dict[tuple[CellKey, int], BoardCell]
@@ -170,7 +175,8 @@ def _row(
 ) -> BoardRow:
     agent, driver, mode, agent_hash = key
     mine = [runs[place] for cell in summaries for place in cell.places]
-    kept = [run.story.mode_kept for run in mine]
+    counted = [run for run in mine if run.counted]
+    kept = [run.story.mode_kept for run in counted]
     return BoardRow(
         label=label(key, order),
         agent=agent,
@@ -180,13 +186,15 @@ def _row(
         cells=tuple(cells),
         overall=_overall(cells, [_values(cell, runs) for cell in summaries]),
         runs=len(mine),
-        planned=_counted([str(run.story.route.planned) for run in mine]),
-        executed=_counted([str(run.story.route.executed) for run in mine]),
-        turned=sum(_turned(run) for run in mine),
+        counted=len(counted),
+        excluded=_counted([run.excluded for run in mine if run.excluded]),
+        planned=_counted([str(run.story.route.planned) for run in counted]),
+        executed=_counted([str(run.story.route.executed) for run in counted]),
+        turned=sum(_turned(run) for run in counted),
         modes_kept=sum(one is True for one in kept),
         modes_broken=sum(one is False for one in kept),
-        failures=_counted([str(run.story.failure.kind) for run in mine if run.story.failure is not None]),
-        costs=_costs([run for run in mine if run.counted]),
+        failures=_counted([str(run.story.failure.kind) for run in counted if run.story.failure is not None]),
+        costs=_costs(counted),
     )
 
 

@@ -98,7 +98,7 @@ def _gain(gain: Gain | None) -> str:
 
 
 def _over(over: OverRuns) -> str:
-    return f"{fmt.signed(over.mean)} {fmt.signed_between(over.low, over.high)}".strip()
+    return f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)}".strip()
 
 
 @cache
@@ -135,9 +135,11 @@ def _environment(kind: str) -> Environment:
         unseen=UNSEEN,
         sample=lambda figure, place: Markup(svg.sample(figure, place)),
         counts=index_parts.counts,
+        beside=index_parts.beside,
         share_between=_plain(fmt.share_between),
         amount=_plain(fmt.amount),
         gpus=fmt.gpus,
+        over_between=fmt.over_between,
         drawn=lambda panel: Markup(svg.drawn(panel)),
         trajectory=lambda run: Markup(plot.trajectory(run)),
         strip=lambda *args: Markup(plot.strip(*args)),
