@@ -88,7 +88,7 @@ def amount(kind: str, value: float) -> str:
 
 
 def gpus(count: str | None, model: str | None) -> str:
-    """`4 × H100`; `no GPU`; `GPUs unknown`: nothing measured them."""
+    """`4 x H100` with a sign of multiplication; `no GPU`; `GPUs unknown`: nothing measured them."""
     if count is None:
         return "GPUs unknown"
     return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"

@@ -70,7 +70,13 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
 
 def _task(group: Group, place: int) -> BoardTask:
     key = group.comparable
-    return BoardTask(task=key.task, recipe_hash=key.recipe_hash, split_hashes=key.split_hashes, base_score=key.base_score, group=place)
+    return BoardTask(
+        task=key.task,
+        recipe_hash=key.recipe_hash,
+        split_hashes=key.split_hashes,
+        base_score=key.base_score,
+        group=place,
+    )
 
 
 def _standing(row: BoardRow) -> tuple[object, ...]:

@@ -242,7 +242,8 @@ class Comparable(Strict):
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
     gpus: str | None = Field(
-        None, description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it."
+        None,
+        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
     )
     gpu_model: str | None = None
     environment_hash: str | None = None

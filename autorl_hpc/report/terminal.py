@@ -209,7 +209,9 @@ def _cell_lines(merged: MergedReport) -> list[str]:
                 if cell is None or cell.improvement.mean is None or cell.improvement.n < 2:
                     continue
                 over = cell.improvement
-                name = " ".join([board.column(column), row.agent, *([row.driver] if row.driver != "none" else []), row.mode])
+                name = " ".join(
+                    [board.column(column), row.agent, *([row.driver] if row.driver != "none" else []), row.mode]
+                )
                 interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
                 lines.append(
                     f"{which}{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{_rank(cell)}{_lost(cell)}"

@@ -79,7 +79,9 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             series = tuple(_series(row.label, curve, unit, colours[row.label]) for row, curve in found)
             if series:
                 counts = axis == "submissions"
-                panels.append(Lines(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts))
+                panels.append(
+                    Lines(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
+                )
         legend = _legend(panels)
         caption = (
             f"Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % "
@@ -108,7 +110,9 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
             if row.label in colours and len(cell.best_of) > 1:
                 series.append(_best_series(row.label, cell, colours[row.label]))
         if series:
-            panels.append(Lines(board.column(column), tuple(series), "k runs", "expected best improvement, points", counts=True))
+            panels.append(
+                Lines(board.column(column), tuple(series), "k runs", "expected best improvement, points", counts=True)
+            )
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
