@@ -103,9 +103,8 @@ def test_an_empty_ledger_and_none_at_all(tree: Tree) -> None:
         path.unlink()
     merged = api.build([tree.path])
     assert counted(merged) == [5, 20, 25], "the sealed copy of the first holds all of it"
-    emptied = merged.runs[3]
+    emptied, run = merged.runs[3], tree.runs[3]
     assert emptied.excluded == "damaged" and "items is there" in (emptied.damage or ""), "its items tell that it began"
-    (run,) = [run for run in tree.runs if run.dir.run_id == emptied.run_id]
     assert any("no entry" in problem for problem in verify.verify_run(tree.experiment, run.dir).problems)
     shutil.rmtree(run.dir.items)
     assert api.build([tree.path]).runs[3].state == "queued", "as it was before its first entry"
