@@ -153,7 +153,7 @@ def _common_words(labels: Sequence[str]) -> int:
     """How many characters all begin with, up to the end of a word; `labels` in order."""
     first, last = labels[0], labels[-1]
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max((first.rfind(end, 0, same) + 1 for end in " -_/"), default=0)
+    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
 
 
 def shortened(label: str, most: int) -> str:
