@@ -31,7 +31,7 @@ class NvmlGpus:
         self._environment = dict(environment)
         self._lock = threading.Lock()
         self._busy: dict[str, list[float]] = {}
-        self._latest: tuple[GpuSample, ...] = ()
+        self._latest: tuple[GpuSample, ...] | None = None
         self._measured_at = time.monotonic()
         self._troubles: list[str] = []
         self._told: set[str] = set()
@@ -39,12 +39,17 @@ class NvmlGpus:
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self._thread.start()
 
-    def samples(self) -> tuple[GpuSample, ...]:
-        """The newest figures; use is the mean since the last call. Null where NVML can't tell, or is late."""
+    def samples(self) -> tuple[GpuSample, ...] | None:
+        """The newest figures; use is the mean since the last call. Null where NVML can't tell, or is late.
+
+        Empty: there is no GPU. None: nobody knows yet, or can.
+        """
         with self._lock:
             busy, self._busy = self._busy, {}
             latest = self._latest
             late = time.monotonic() - self._measured_at > LATE_S
+        if latest is None:
+            return None
         if late and latest:
             self._say(f"NVML has not answered for {LATE_S:g} s")
             return tuple(GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in latest)
@@ -74,6 +79,9 @@ class NvmlGpus:
         except Exception as error:
             if not _no_gpu_here(error):
                 self._say(f"NVML can't be used: {error}")
+            else:
+                with self._lock:
+                    self._latest = ()
             return
         try:
             devices = chosen(_all_devices(pynvml), self._environment)

@@ -31,8 +31,8 @@ LATEST_MEMORY_S = 60.0
 class Gpus(Protocol):
     """Who measures GPUs."""
 
-    def samples(self) -> tuple[GpuSample, ...]:
-        """One sample a GPU that the agent may use, since the last call."""
+    def samples(self) -> tuple[GpuSample, ...] | None:
+        """One sample a GPU that the agent may use, since the last call. None: nobody knows yet, or can."""
         ...
 
     def trouble(self) -> str | None:

@@ -75,7 +75,7 @@ class UsageSample(Seen):
     memory_bytes: int | None = Field(None, ge=0)
     processes: int | None = Field(None, ge=0)
     disk_bytes: int | None = Field(None, ge=0, description="Of the workspace; measured less often than the rest.")
-    gpus: tuple[GpuSample, ...] = ()
+    gpus: tuple[GpuSample, ...] | None = Field(None, description="Empty: there is none. Null: it is not known.")
 
 
 class ProcessSeen(Seen):

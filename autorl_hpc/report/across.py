@@ -26,6 +26,8 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
     """
     pools: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
+        if group.comparable.imported is not None:  # of what nobody can check there is no test
+            continue
         pools[shared(group.comparable).digest()].append(group)
     found = (_pool(pool, runs) for pool in pools.values())
     return tuple(pool for pool in found if pool.comparisons)

@@ -34,11 +34,12 @@ class OverRuns(Strict):
 class Conditions(Strict):
     """What the tasks of one leaderboard share. A field that nothing measured is null, and stands apart from every value."""
 
+    imported: str | None = Field(None, description="As in a group's key.")
     base_model: str
     base_model_content_hash: str
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
-    gpus: int | None = None
+    gpus: str | None = Field(None, description="As in `resources`.")
     gpu_model: str | None = None
     environment_hash: str | None = Field(None, description="Of the environment agents train in; null: the suite's own.")
     protocol: Protocol
@@ -93,10 +94,13 @@ class BoardTask(Strict):
     task: str
     recipe_hash: str
     split_hashes: dict[str, str]
+    base_score: float | None = Field(None, description="As in a group's key.")
     group: int = Field(description="Its place in the report's `groups`.")
 
     def pins(self) -> str:
-        """What tells columns of one task apart, in short: recipe and splits."""
+        """What tells columns of one task apart, in short: recipe and splits; of imported runs the base model's score."""
+        if self.base_score is not None:
+            return f"base {self.base_score:.2f}"
         splits = [f"{split} {sha256[:8]}" for split, sha256 in sorted(self.split_hashes.items())]
         return " ".join([f"recipe {self.recipe_hash[:8]}", *splits])
 
@@ -141,6 +145,8 @@ class BoardRow(Strict):
         None, description="Only of agents with three counted runs on every task that is not ambiguous."
     )
     runs: int
+    counted: int = Field(description="Of `runs`; the fields from here on tell of these alone.")
+    excluded: dict[str, int] = Field(default_factory=dict, description="The others, by why they are not counted.")
     planned: dict[str, int] = Field(default_factory=dict, description="Runs by the route that the code planned.")
     executed: dict[str, int] = Field(default_factory=dict, description="Runs by the route that was executed.")
     turned: int = Field(0, description="Runs whose executed route is known and not the planned one.")
@@ -160,3 +166,8 @@ class Board(Strict):
     ranks: bool = Field(description="False: its sandbox level stops nothing, so nothing in it ranks.")
     tasks: tuple[BoardTask, ...]
     rows: tuple[BoardRow, ...]
+
+    def column(self, place: int) -> str:
+        """What a column is called: its task, with recipe and splits where the task has several columns."""
+        task = self.tasks[place]
+        return task.task if [one.task for one in self.tasks].count(task.task) == 1 else f"{task.task} {task.pins()}"

@@ -12,8 +12,10 @@ from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.files.view import RunView
 from autorl_hpc.files.wholeledger import Read, read_whole
 from autorl_hpc.records.base import NewerVersion
+from autorl_hpc.records.recorded import RECORDED
 
 LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
+EMPTIED = "the ledger has no entry, but the run went on: {} is there"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ def read_chain(run: RunDir) -> Chain:
     """
     ledger, genesis = Ledger(run), genesis_of(run)
     whole = read_whole(run, genesis)
+    if whole == [] and (left := left_of_a_run(run)) is not None:
+        whole = read_whole(run, genesis)  # it may have begun between the two looks
+        if whole == []:
+            return _chain([], EMPTIED.format(left), genesis)
     if whole is not None:
         return _chain(whole, None, genesis)
     damage = None
@@ -71,6 +77,18 @@ def read_chain(run: RunDir) -> Chain:
     return _chain(entries, damage, genesis)
 
 
+def left_of_a_run(run: RunDir) -> str | None:
+    """The name of something that only comes after the first entry; None: there is nothing of it."""
+    for path in (run.items, run.code_git, *map(run.recorded, RECORDED)):
+        try:
+            there = bool(reading.list_names(path)) if path == run.items else path.exists()
+        except OSError:
+            continue
+        if there:
+            return str(path.relative_to(run.path))
+    return None
+
+
 def _chain(entries: Sequence[Read], damage: str | None, genesis: str) -> Chain:
     hashes = tuple(entry.sha256 for entry in entries)
     return Chain(RunView.of(entries), damage, genesis, hashes, tuple(entries))
@@ -84,6 +102,8 @@ def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
         return None
     except (OSError, ValueError) as error:
         return f"ledger.jsonl can't be read: {error}"
+    if not lines:
+        return "ledger.jsonl is empty: it was altered"
     sealed = tuple(map(sha256_hex, lines))
     if sealed == hashes[: len(sealed)]:
         return None

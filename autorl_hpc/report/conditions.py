@@ -44,7 +44,10 @@ def shared(comparable: Comparable) -> Conditions:
 
 
 def _comparable(run: RunSummary) -> Comparable:
+    base = run.baseline_report if run.imported is not None else None
     return Comparable(
+        imported=_origin(run),
+        base_score=base.score if base is not None else None,
         task=run.task,
         base_model=run.base_model,
         base_model_content_hash=run.base_model_content_hash,
@@ -60,6 +63,11 @@ def _comparable(run: RunSummary) -> Comparable:
         engine_hash=run.engine_hash,
         split_hashes=run.split_hashes,
     )
+
+
+def _origin(run: RunSummary) -> str | None:
+    """Imported results were measured we don't know how: those of two folders can't be taken for alike."""
+    return run.imported if run.imported is None or run.site is None else f"{run.imported}, {run.site}"
 
 
 STARTED = ("network", "sandbox", "gpus", "gpu_model")

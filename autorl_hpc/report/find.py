@@ -105,8 +105,10 @@ class Found:
         return found
 
     def add_reference(self, path: Path) -> bool:
-        """Adds what AutoRL-Bench left below `path`; whether there was anything."""
-        there = find_reference(path)
+        """Adds what AutoRL-Bench left below `path`, beside our own; whether there was anything."""
+        ours = {run.path for run in self.runs} | {experiment.path for experiment in self.experiments}
+        beside = {Root(path).store, Root(path).vault, path / REPORT_FOLDER} if ours else set()
+        there = find_reference(path, ours | beside)
         if there:
             self.imports.append(there)
         if there.cut_short:
@@ -144,12 +146,11 @@ def find_runs(paths: Sequence[Path]) -> Found:
         before = len(found.runs) + len(found.said)
         seen = len(found.experiments)
         homes.append(_look(path, found, given))
-        if (
-            len(found.runs) + len(found.said) == before
-            and len(found.experiments) == seen
-            and not _known(path, found)
-            and not found.add_reference(path)
-        ):
+        none = len(found.runs) + len(found.said) == before and len(found.experiments) == seen
+        if not _is_ours(path):
+            there = found.add_reference(path)
+            none = none and not there
+        if none and not _known(path, found):
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
     if not found.runs and not found.imports:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
@@ -194,6 +195,10 @@ def _has_runs(folder: Path) -> bool:
         return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
     except OSError:
         return False
+
+
+def _is_ours(path: Path) -> bool:
+    return _holds(path, RUN_FILE) or _holds(path, EXPERIMENT_FILE)
 
 
 def _known(path: Path, found: Found) -> bool:

@@ -30,8 +30,12 @@ def signed_between(low: float | None, high: float | None) -> str:
 
 
 def over_between(kind: str, low: float | None, high: float | None) -> str:
-    """The interval of a mean over runs, or why equal runs have none."""
-    return f"({kind})" if kind == "no spread seen" else signed_between(low, high)
+    """The interval of a mean over runs, with what it is where it is none over runs, or why equal runs have none."""
+    if kind == "no spread seen":
+        return f"({kind})"
+    word = {"range of two runs": "range of two", "items of one run, not over runs": "items of one run"}.get(kind, "")
+    between = signed_between(low, high)
+    return f"{between} {word}".strip() if between else ""
 
 
 def share_between(low: float | None, high: float | None) -> str:
@@ -81,6 +85,13 @@ def amount(kind: str, value: float) -> str:
                 return f"{value / size:.1f} {unit}"
         return f"{value:.0f}"
     return f"{value:.2f}" if kind == "money" else f"{value:.1f} h"
+
+
+def gpus(count: str | None, model: str | None) -> str:
+    """`4 x H100` with a sign of multiplication; `no GPU`; `GPUs unknown`: nothing measured them."""
+    if count is None:
+        return "GPUs unknown"
+    return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"
 
 
 def short_hash(value: str | None) -> str:

@@ -48,12 +48,14 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[cell_key(run)].append((place, run))
     ordered = sorted(cells)
+    proven = comparable.imported is None  # of what nobody can check there is no test
+    values = [improvements([run for _, run in cells[key]]) for key in ordered]
     return Group(
         comparable=comparable,
-        cells=tuple(_cell(cells[key]) for key in ordered),
-        comparisons=_comparisons(
-            [(label(key, ordered), improvements([run for _, run in cells[key]])) for key in ordered]
-        ),
+        cells=tuple(_cell(cells[key], tested=proven) for key in ordered),
+        comparisons=_comparisons([(label(key, ordered), one) for key, one in zip(ordered, values, strict=True)])
+        if proven
+        else (),
     )
 
 
@@ -76,7 +78,7 @@ def improvements(runs: Sequence[RunSummary]) -> list[float]:
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
-def _cell(placed: Sequence[Placed]) -> CellSummary:
+def _cell(placed: Sequence[Placed], *, tested: bool) -> CellSummary:
     runs = [run for _, run in placed]
     counted = [run for run in runs if run.counted]
     values = improvements(counted)
@@ -98,7 +100,7 @@ def _cell(placed: Sequence[Placed]) -> CellSummary:
         counted_unranked=sum(not run.ranked for run in counted),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([s for run in counted if (s := _kept(run)[0]) is not None], score[1:] if score else None),
-        **statistics.against_zero(values)._asdict(),
+        **statistics.against_zero(values if tested else [])._asdict(),
         best_of=tuple(best.mean for best in best_of),
         best_of_intervals=tuple(
             (best.low, best.high) for best in best_of if best.low is not None and best.high is not None

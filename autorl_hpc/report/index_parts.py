@@ -155,3 +155,8 @@ def _or_unknown(route: Route) -> str:
 def counts(found: Mapping[str, int]) -> str:
     """`sft 3, grpo 2`."""
     return ", ".join(f"{word} {count}" for word, count in found.items()) or UNKNOWN
+
+
+def beside(excluded: Mapping[str, int]) -> str:
+    """`2 lost, 1 cancelled`: the runs that are not counted."""
+    return ", ".join(f"{count} {'lost' if why == 'infrastructure' else why}" for why, count in excluded.items())

@@ -27,6 +27,9 @@ from autorl_hpc.report.summary import CellSummary, Group, RunSummary
 from autorl_hpc.scoring.stats import NO_SPREAD, t_quantile
 from autorl_hpc.states import Route
 
+NO_RANKS = "not ranked"
+"""Of a whole leaderboard, which says why."""
+
 RUNS_TO_RANK = 3
 """Below three runs there is no interval over runs, and a rank would be of one run's luck."""
 
@@ -50,7 +53,7 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
     for column, place in enumerate(places):
         for cell in groups[place].cells:
             by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
-    ranks = conditions.sandbox not in NEVER_RANKS
+    ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
     order = sorted(by_agent)
     names = Counter(groups[place].comparable.task for place in places)
     clear = [column for column, place in enumerate(places) if names[groups[place].comparable.task] == 1]
@@ -69,14 +72,25 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
 
 def _task(group: Group, place: int) -> BoardTask:
     key = group.comparable
-    return BoardTask(task=key.task, recipe_hash=key.recipe_hash, split_hashes=key.split_hashes, group=place)
+    return BoardTask(
+        task=key.task,
+        recipe_hash=key.recipe_hash,
+        split_hashes=key.split_hashes,
+        base_score=key.base_score,
+        group=place,
+    )
 
 
 def _standing(row: BoardRow) -> tuple[object, ...]:
-    """Best overall first; then by the mean of the tasks there are, and by name."""
-    means = [cell.improvement.mean for cell in row.cells if cell is not None and cell.improvement.mean is not None]
-    overall = row.overall.mean if row.overall is not None else None
-    return (overall is None, -(overall or 0.0), not means, -fmean(means) if means else 0.0, row.label, row.agent_hash)
+    """What ranks on most tasks first, then what has runs enough on most, then by tasks, and only then by the mean.
+
+    One lucky run would else head the table.
+    """
+    cells = [cell for cell in row.cells if cell is not None and cell.improvement.mean is not None]
+    ranked = sum(cell.rank is not None for cell in cells)
+    enough = sum(cell.improvement.n >= RUNS_TO_RANK for cell in cells)
+    mean = fmean(cell.improvement.mean or 0.0 for cell in cells) if cells else 0.0
+    return (-ranked, -enough, -len(cells), -mean, row.label, row.agent_hash)
 
 
 Cells = dict[tuple[CellKey, int], BoardCell]
@@ -124,7 +138,7 @@ def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
 
 def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
     if not ranks:
-        return "no sandbox"
+        return NO_RANKS
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:
@@ -175,7 +189,8 @@ def _row(
 ) -> BoardRow:
     agent, driver, mode, agent_hash = key
     mine = [runs[place] for cell in summaries.values() for place in cell.places]
-    kept = [run.story.mode_kept for run in mine]
+    counted = [run for run in mine if run.counted]
+    kept = [run.story.mode_kept for run in counted]
     return BoardRow(
         label=label(key, order),
         agent=agent,
@@ -185,13 +200,15 @@ def _row(
         cells=tuple(cells),
         overall=_overall([_values(summaries[c], runs) if c in summaries else [] for c in clear]),
         runs=len(mine),
-        planned=_counted([str(run.story.route.planned) for run in mine]),
-        executed=_counted([str(run.story.route.executed) for run in mine]),
-        turned=sum(_turned(run) for run in mine),
+        counted=len(counted),
+        excluded=_counted([run.excluded for run in mine if run.excluded]),
+        planned=_counted([str(run.story.route.planned) for run in counted]),
+        executed=_counted([str(run.story.route.executed) for run in counted]),
+        turned=sum(_turned(run) for run in counted),
         modes_kept=sum(one is True for one in kept),
         modes_broken=sum(one is False for one in kept),
-        failures=_counted([str(run.story.failure.kind) for run in mine if run.story.failure is not None]),
-        costs=_costs([run for run in mine if run.counted]),
+        failures=_counted([str(run.story.failure.kind) for run in counted if run.story.failure is not None]),
+        costs=_costs(counted),
     )
 
 

@@ -20,6 +20,7 @@ from autorl_hpc.report.groups import group_runs
 from autorl_hpc.report.imported import imported_summary
 from autorl_hpc.report.leaderboard import leaderboards
 from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
+from autorl_hpc.report.sites import sites_of
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.text import clean
 
@@ -90,7 +91,7 @@ def merge_found(found: Found, take: Take = read_all) -> MergedReport:
             said.unreadable(run, error)
             continue
         taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
-    taken += [_imported(one, place) for place in found.imports for one in read_reference(place)]
+    taken += _imported(found.imports)
     taken.sort(key=_order)
     runs = tuple(t.summary for t in taken)
     merged = assemble(runs, {run.experiment for run in runs} or {shown(e.path) for e in found.experiments}, left_out)
@@ -130,9 +131,17 @@ def _order(one: Taken) -> tuple[object, ...]:
     )
 
 
-def _imported(run: ReferenceRun, found: ReferenceFolders) -> Taken:
-    folder = run.folder or found.tables[0].parent / (Path(run.name).name or UNNAMED)
-    return Taken(folder, imported_summary(run))
+def _imported(found: Iterable[ReferenceFolders]) -> list[Taken]:
+    """Runs of the reference, each once; where they come of several folders of results, with that folder's name as site."""
+    runs: dict[tuple[Path, str], ReferenceRun] = {}
+    for run in (run for place in found for run in read_reference(place)):
+        folder = run.folder or run.home / (Path(run.name).name or UNNAMED)
+        runs.setdefault((folder, run.task), run)
+    sites = sites_of(run.home / run.task / "run" for run in runs.values())
+    return [
+        Taken(folder, imported_summary(run).model_copy(update={"site": sites.get(run.home)}))
+        for (folder, _), run in runs.items()
+    ]
 
 
 def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain | None]]:

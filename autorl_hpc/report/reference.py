@@ -14,10 +14,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autorl_hpc.files import reading
 
@@ -26,11 +27,14 @@ LOGS = ("run.log", "agent.log")
 OURS = ("submissions", "results", "run.json")
 """Our own workspaces have a run_meta.json too, and these."""
 
+RECORDS = ("run.json", "experiment.json")
+"""In runs and experiments of our own."""
+
 COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
 """Columns of results.csv without which it is another table of that name."""
 
-DEPTH = 4
-"""`autorl_bench/workspace/<task>/<run>`: a folder that holds the folder of results is looked through too."""
+DEPTH = 5
+"""`bench/autorl_bench/workspace/<task>/<run>`: folders that hold the folder of results are looked through too."""
 
 MAX_FOLDERS = 20_000
 """A home directory given by mistake has millions."""
@@ -45,6 +49,7 @@ class ReferenceRun:
 
     Attributes:
         folder: its workspace; None: only its row is here.
+        home: the folder of results that it is part of.
         scores: the objects of scores.json as they are; None: it is not there, as after a run without a submission.
         troubles: what could not be read, in words.
         genesis: hash of everything that was read.
@@ -54,6 +59,7 @@ class ReferenceRun:
     task: str
     agent: str
     folder: Path | None
+    home: Path
     scores: tuple[Any, ...] | None
     meta: dict[str, Any]
     row: dict[str, str]
@@ -74,8 +80,8 @@ class ReferenceFolders:
         return bool(self.workspaces or self.tables)
 
 
-def find_reference(path: Path) -> ReferenceFolders:
-    """The reference's workspaces and tables at or below `path`, no link followed."""
+def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolders:
+    """The reference's workspaces and tables at or below `path`, no link followed, and nothing in the folders `skip`."""
     found = ReferenceFolders()
     level = [path]
     seen = 0
@@ -86,7 +92,7 @@ def find_reference(path: Path) -> ReferenceFolders:
             if seen > MAX_FOLDERS:
                 found.cut_short = True
                 return found
-            below += _look(folder, found)
+            below += (one for one in _look(folder, found) if one not in skip)
         level = below
     return found
 
@@ -97,6 +103,8 @@ def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
         with os.scandir(folder) as listing:
             entries = sorted(listing, key=lambda entry: entry.name)
         names = {entry.name for entry in entries}
+        if names & set(RECORDS) or (META in names and names & set(OURS)):
+            return []  # what agents of ours wrote into their workspaces is nobody's results
         if not names & set(OURS) and (SCORES in names or (META in names and names & set(LOGS))):
             found.workspaces.append(folder)
             return []
@@ -109,14 +117,33 @@ def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
 
 def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
     """Every run: workspaces with their rows, then the rows whose workspaces are not here."""
-    rows = [row for table in found.tables for row in _rows(table) or ()]
-    by_name: dict[str, dict[str, str]] = {}
-    for row in rows:
-        by_name.setdefault(_name_of(row), row)
-    for folder in found.workspaces:
-        yield _from_workspace(folder, by_name.pop(folder.name, {}))
-    for row in by_name.values():
-        yield _from_row(row)
+    homes = {table.parent for table in found.tables}
+    folders = {_Place(_home_of(f, homes), f.parent.name, f.name): f for f in found.workspaces}
+    rows: dict[_Place, list[dict[str, str]]] = defaultdict(list)
+    for table in found.tables:
+        for row in _rows(table) or ():
+            told = _Place(table.parent, row["task"], _name_of(row))
+            lies = told._replace(task=Path(row["workspace"]).parent.name)
+            several = rows[lies if told not in folders and lies in folders else told]
+            if row not in several:
+                several.append(row)
+    for place, folder in folders.items():
+        yield _from_workspace(folder, place.home, rows.pop(place, []))
+    for place, several in rows.items():
+        yield _from_row(place, several)
+
+
+class _Place(NamedTuple):
+    """What a row and a workspace must share to be one run's: two tasks begun in the same second have one name."""
+
+    home: Path
+    task: str
+    name: str
+
+
+def _home_of(workspace: Path, homes: Set[Path]) -> Path:
+    """The nearest folder above that has a table; without one, that around `workspace/<task>/<run>`."""
+    return next((folder for folder in workspace.parents if folder in homes), workspace.parent.parent.parent)
 
 
 def _name_of(row: dict[str, str]) -> str:
@@ -141,8 +168,9 @@ def _rows(table: Path) -> list[dict[str, str]] | None:
         return None
 
 
-def _from_workspace(folder: Path, row: dict[str, str]) -> ReferenceRun:
+def _from_workspace(folder: Path, home: Path, rows: Sequence[dict[str, str]]) -> ReferenceRun:
     troubles: list[str] = []
+    row = _one_of(rows, folder.parent.name, troubles)
     scores, first = _json(folder / SCORES, list, troubles)
     meta, second = _json(folder / META, dict, troubles)
     if meta is None and not any(META in trouble for trouble in troubles):
@@ -153,35 +181,48 @@ def _from_workspace(folder: Path, row: dict[str, str]) -> ReferenceRun:
     named = _WORKSPACE.match(folder.name)
     return ReferenceRun(
         name=folder.name,
-        task=row.get("task") or folder.parent.name,
+        task=folder.parent.name,
         agent=row.get("agent") or (named["agent"] if named else folder.name),
         folder=folder,
+        home=home,
         scores=None if scores is None else tuple(scores),
         meta=meta or {},
         row=row,
         base_model=row.get("base_model") or _base_model(folder),
         troubles=tuple(troubles),
-        genesis=_genesis(folder.name, row, first, second),
+        genesis=_genesis(folder.name, row, data=(first, second)),
     )
 
 
-def _from_row(row: dict[str, str]) -> ReferenceRun:
+def _one_of(rows: Sequence[dict[str, str]], task: str, troubles: list[str]) -> dict[str, str]:
+    """The row of a run; empty, and told, where several differ or it names another task than the folder does."""
+    if len(rows) > 1:
+        troubles.append(f"{RESULTS} has {len(rows)} rows of this run that differ: none is used")
+    elif rows and rows[0]["task"] != task:
+        troubles.append(f"{RESULTS} names another task for this run: its row is not used")
+    return rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
+
+
+def _from_row(place: _Place, rows: Sequence[dict[str, str]]) -> ReferenceRun:
+    troubles = ["its workspace is not here: only its row in results.csv is known"]
+    row = _one_of(rows, place.task, troubles)
     return ReferenceRun(
-        name=_name_of(row),
-        task=row["task"],
-        agent=row["agent"],
+        name=place.name,
+        task=place.task,
+        agent=rows[0]["agent"],
         folder=None,
+        home=place.home,
         scores=None,
         meta={},
         row=row,
         base_model=row.get("base_model") or None,
-        troubles=("its workspace is not here: only its row in results.csv is known",),
-        genesis=_genesis(_name_of(row), row, b"", b""),
+        troubles=tuple(troubles),
+        genesis=_genesis(place.name, *rows),
     )
 
 
-def _genesis(name: str, row: dict[str, str], *data: bytes) -> str:
-    told = json.dumps([name, row, [hashlib.sha256(one).hexdigest() for one in data]], sort_keys=True)
+def _genesis(name: str, *rows: dict[str, str], data: Sequence[bytes] = ()) -> str:
+    told = json.dumps([name, *rows, [hashlib.sha256(one).hexdigest() for one in data]], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()
 
 

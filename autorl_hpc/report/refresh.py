@@ -17,7 +17,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.report.digests import Digests, Kept, own_bytes
 from autorl_hpc.report.find import Found, find_runs
-from autorl_hpc.report.outputs import BESIDE, COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME
+from autorl_hpc.report.outputs import BESIDE, COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, make_given
 from autorl_hpc.report.stamps import Stamp, code_stamp, imports_key, left_out_key, stamp
 from autorl_hpc.states import RunState
 
@@ -120,6 +120,8 @@ def refresh(paths: list[Path], out: Path | None = None, options: Options = Optio
         AutorlError: there is nothing to report on, or the folder can't be written.
     """
     found = find_runs(paths)
+    if out is not None:
+        make_given(out)
     out = (out or found.out).absolute()
     digests = Digests(out)
     kept: dict[Path, Kept] = {}

@@ -130,7 +130,7 @@ def metric_rows(metrics: ReferenceMetrics) -> list[Row]:
 
 def used_rows(used: Resources) -> list[Row]:
     """What was used, as far as it was measured."""
-    gpus = f"{used.gpus} \N{MULTIPLICATION SIGN} {used.gpu_model or 'unknown model'}" if used.gpus else ""
+    gpus = fmt.gpus(used.gpus, used.gpu_model)
     cached = f"{count(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
     failures = f"{used.tool_failures} failed" if used.tool_failures else ""
     rows = [

@@ -21,7 +21,11 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
         return {}
     parts = [root.parts for root in roots]
     begin, end = _common(parts), _common([one[::-1] for one in parts])
-    return {root: clean("/".join(_own(root.parts, begin, end)), MAX_CHARS) or "(no name)" for root in roots}
+    names = [clean("/".join(_own(root.parts, begin, end)), MAX_CHARS) or "(no name)" for root in roots]
+    places = {root: names[:at].count(names[at]) for at, root in enumerate(roots)}  # long names were cut
+    return {
+        root: f"{name} ({places[root] + 1})" if places[root] else name for root, name in zip(roots, names, strict=True)
+    }
 
 
 def _own(parts: tuple[str, ...], begin: int, end: int) -> tuple[str, ...]:

@@ -138,7 +138,10 @@ class Resources(Strict):
     """What a run used. Null: nothing measured it."""
 
     gpu_hours: float | None = None
-    gpus: int | None = None
+    gpus: str | None = Field(
+        None,
+        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
+    )
     gpu_model: str | None = None
     gpu_use: float | None = Field(None, ge=0, le=1, description="Mean share of the time that kernels ran.")
     cpu_hours: float | None = None

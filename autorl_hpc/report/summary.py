@@ -232,12 +232,19 @@ class RunSummary(Record):
 class Comparable(Strict):
     """What must be equal before two scores are compared."""
 
+    imported: str | None = Field(None, description="Whose results, and from which of several folders; null: our own.")
+    base_score: float | None = Field(
+        None, description="Of imported runs, the base model's score: all that tells how they were measured."
+    )
     task: str
     base_model: str
     base_model_content_hash: str
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
-    gpus: int | None = Field(None, description="GPUs of the agent; null: nothing measured them.")
+    gpus: str | None = Field(
+        None,
+        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
+    )
     gpu_model: str | None = None
     environment_hash: str | None = None
     protocol: Protocol

@@ -205,13 +205,15 @@ def _cell_lines(merged: MergedReport) -> list[str]:
     lines = []
     for number, board in enumerate(merged.boards, 1):
         which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""
-        for column, task in enumerate(board.tasks):
+        for column in range(len(board.tasks)):
             for row in board.rows:
                 cell = row.cells[column]
                 if cell is None or cell.improvement.mean is None or cell.improvement.n < 2:
                     continue
                 over = cell.improvement
-                name = " ".join([task.task, row.agent, *([row.driver] if row.driver != "none" else []), row.mode])
+                name = " ".join(
+                    [board.column(column), row.agent, *([row.driver] if row.driver != "none" else []), row.mode]
+                )
                 interval = f" {fmt.signed_between(over.low, over.high)} ({over.interval})"
                 lines.append(
                     f"{which}{name}: {fmt.signed(over.mean)}{interval}, {over.n} runs{_rank(cell)}{_lost(cell)}"

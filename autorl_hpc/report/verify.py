@@ -18,6 +18,7 @@ from autorl_hpc.files.view import RunView
 from autorl_hpc.records.evidence import Heads
 from autorl_hpc.report.anchors import Known, fit, present, slurm_word, written_heads
 from autorl_hpc.report.broken import first_altered
+from autorl_hpc.report.chain import EMPTIED, left_of_a_run
 from autorl_hpc.report.given import check_given
 from autorl_hpc.report.places import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.results import check_results
@@ -227,9 +228,16 @@ def _check_closing(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdi
 
 
 def _check_sealed(run: RunDir, ledger: Ledger, verdict: Verdict) -> None:
-    if not run.sealed_ledger.exists() or not reading.list_names(run.ledger):
+    if not ledger.entries and (left := left_of_a_run(run)) is not None:
+        verdict.problems.append(EMPTIED.format(left))
+    if not run.sealed_ledger.exists():
         return
     lines = [line for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
+    if not lines:
+        verdict.problems.append("ledger.jsonl is empty")
+        return
+    if not reading.list_names(run.ledger):
+        return
     for number, (line, linked) in enumerate(zip(lines, ledger.entries, strict=False), 1):
         if hashlib.sha256(line + b"\n").hexdigest() != linked.sha256:
             verdict.problems.append(f"ledger.jsonl line {number} differs from ledger entry {number:06d}")

@@ -45,8 +45,11 @@
     const pick = document.createElement("select");
     pick.setAttribute("aria-label", "sort by");
     pick.append(new Option("sort by …", ""));
+    const taken = new Set();
     heads.forEach((head, column) => {
-      const name = head.dataset.sort ?? head.textContent.trim();
+      let name = head.dataset.sort ?? head.textContent.trim();
+      if (taken.has(name)) name = `${name} (column ${column + 1})`;
+      taken.add(name);
       head.dataset.sort = name;
       if (!name) return;
       pick.append(new Option(name, name));

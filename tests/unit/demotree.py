@@ -126,7 +126,7 @@ def with_story(run: RunSummary) -> RunSummary:
     kind = FailureKind.NO_SUBMISSION if not run.trajectory and run.excluded is None else kind
     resources = Resources(
         gpu_hours=round(1.6 * hours, 3),
-        gpus=2,
+        gpus="2",
         gpu_model="NVIDIA H100 80GB HBM3",
         tokens_in=int(0.9 * rate * hours),
         tokens_out=int(0.1 * rate * hours),

@@ -11,6 +11,7 @@ import pytest
 
 from autorl_hpc.recorder import gpus
 from autorl_hpc.recorder.gpus import Device, NvmlGpus, chosen
+from autorl_hpc.records.recorded import GpuSample
 
 DEVICES = [
     Device(0, "GPU-5e1a0000-aa", None),
@@ -90,9 +91,15 @@ def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None, wait_s:
     return found
 
 
+def seen(found: NvmlGpus) -> tuple[GpuSample, ...]:
+    samples = found.samples()
+    assert samples is not None
+    return samples
+
+
 def test_figures_in_the_records_units(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(monkeypatch, library())
-    (sample,) = found.samples()
+    (sample,) = seen(found)
     assert (sample.used_share, sample.memory_bytes, sample.memory_total_bytes, sample.power_w) == (0.4, 5, 10, 250.5)
     assert found.trouble() is None
     found.close()
@@ -111,8 +118,8 @@ def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) 
     found = measured(monkeypatch, library(nvmlDeviceGetSamples=samples))
     found.samples()
     time.sleep(0.3)
-    assert found.samples()[0].used_share == 0.5
-    assert found.samples()[0].used_share in (None, 0.5), "nothing new is not zero"
+    assert seen(found)[0].used_share == 0.5
+    assert seen(found)[0].used_share in (None, 0.5), "nothing new is not zero"
     found.close()
 
 
@@ -126,12 +133,21 @@ def test_no_gpu_is_an_empty_tuple_and_no_trouble(module: str | None, monkeypatch
     found.close()
 
 
+def test_a_library_that_fails_is_not_taken_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise FakeError(18)  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+
+    found = measured(monkeypatch, library(nvmlInit=fails))
+    assert found.samples() is None and "NVML can't be used" in (found.trouble() or "")
+    found.close()
+
+
 def test_a_failure_gives_null_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: Any) -> Any:
         raise FakeError(15)  # NVML_ERROR_GPU_IS_LOST
 
     found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=lost))
-    (sample,) = found.samples()
+    (sample,) = seen(found)
     assert sample.power_w is None and sample.memory_bytes == 5
     time.sleep(0.2)
     assert "nvmlDeviceGetPowerUsage" in (found.trouble() or "") and found.trouble() is None
@@ -150,7 +166,7 @@ def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gpus, "LATE_S", 0.3)
     found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=hangs), wait_s=0.8)
     begun = time.monotonic()
-    (sample,) = found.samples()
+    (sample,) = seen(found)
     assert sample.memory_bytes is None and sample.used_share is None and sample.uuid == "GPU-1"
     assert "not answered" in (found.trouble() or "")
     found.close()

@@ -76,25 +76,34 @@ def report(runs: list[RunSummary]) -> MergedReport:
         {"environment_hash": sha("other")},
         {"recipe_hash": sha("other")},
         {"split_hashes": {"report": sha("other")}},
-        {"story": Story(resources=Resources(gpus=2, gpu_model="NVIDIA H100"))},
-        {"story": Story(resources=Resources(gpus=1, gpu_model="NVIDIA A100"))},
-        {"story": Story(resources=Resources(gpus=1))},
+        {"story": Story(resources=Resources(gpus="2", gpu_model="NVIDIA H100"))},
+        {"story": Story(resources=Resources(gpus="1", gpu_model="NVIDIA A100"))},
+        {"story": Story(resources=Resources(gpus="1"))},
+        {"story": Story(resources=Resources(gpus="1, 2", gpu_model="NVIDIA H100"))},
+        {"story": Story(resources=Resources(gpus="0"))},
         {"story": Story()},
     ],
 )
 def test_unlike_runs_never_share_a_column(make: Make, other: dict[str, Any]) -> None:
-    known = Story(resources=Resources(gpus=1, gpu_model="NVIDIA H100"))
+    known = Story(resources=Resources(gpus="1", gpu_model="NVIDIA H100"))
     runs = [make(story=known), make(story=known), make(**{"story": known, **other})]
     columns = [(n, c) for n, board in enumerate(report(runs).boards) for c in range(len(board.tasks))]
     assert len(columns) == 2
     assert sorted(cell.improvement.n for b in report(runs).boards for r in b.rows for cell in r.cells if cell) == [1, 2]
 
 
+def test_no_gpu_and_unknown_gpus_are_told_apart(make: Make) -> None:
+    merged = report([make(story=Story(resources=Resources(gpus="0"))), make()])
+    assert [board.conditions.gpus for board in merged.boards] in (["0", None], [None, "0"])
+    for page in (pages.index_html(merged, {}), pages.index_md(merged)):
+        assert page.count("· no GPU ·") == 1 and page.count("· GPUs unknown ·") == 1
+
+
 def test_a_run_that_never_started_stands_with_its_like(make: Make) -> None:
-    known = Story(resources=Resources(gpus=1, gpu_model="NVIDIA H100"))
+    known = Story(resources=Resources(gpus="1", gpu_model="NVIDIA H100"))
     never = make(None, sandbox="untried", engine_hash=None, counted=False, excluded="unfinished")
     assert len(report([make(story=known), never]).boards) == 1
-    other = Story(resources=Resources(gpus=8, gpu_model="NVIDIA H100"))
+    other = Story(resources=Resources(gpus="8", gpu_model="NVIDIA H100"))
     assert len(report([make(story=known), make(story=other), never]).boards) == 3
 
 

@@ -21,7 +21,18 @@ from autorl_hpc.report import api, merge
 from autorl_hpc.report.charts import drawing, svg
 from autorl_hpc.report.charts.build import figures_of
 from autorl_hpc.report.charts.files import write_figures
-from autorl_hpc.report.charts.model import MAX_SERIES, Bar, Bars, Figure, Forest, Lines, Series, Spot, shortened
+from autorl_hpc.report.charts.model import (
+    MAX_SERIES,
+    Bar,
+    Bars,
+    Figure,
+    Forest,
+    Lines,
+    Series,
+    Spot,
+    shortened,
+    shortened_apart,
+)
 from autorl_hpc.report.summary import MergedReport
 from autorl_hpc.report.written import check_merged_report
 from autorl_hpc.report.written_extras import check_extras
@@ -198,3 +209,41 @@ def test_verify_sees_an_altered_figure_and_comparison(tmp_path: Path) -> None:
     value = json.loads((folder / "figures" / "index.json").read_text())
     (folder / "figures" / "index.json").write_text(json.dumps({**value, "matplotlib": "0.1"}))
     assert "another matplotlib" in check_extras(folder, now, final=True)[1][0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "most"),
+    [
+        (
+            [
+                f"claude-code · claude-{name}-4.6 · {mode}"
+                for name in ("opus", "haik", "sonn")
+                for mode in ("rl", "sft")
+            ],
+            27,
+        ),
+        (["a" * 30 + x + "b" * 30 for x in "xyz"], 20),
+        (["same", "same", "s" * 50], 10),
+        ([f"{'x' * n}" for n in range(1, 60, 7)], 12),
+        ([], 9),
+    ],
+)
+def test_short_labels_stay_apart(labels: list[str], most: int) -> None:
+    short = shortened_apart(labels, most)
+    assert [short.index(one) for one in short] == [labels.index(one) for one in labels], "no two that differ became one"
+    assert all(len(one) <= len(label) + 1 for one, label in zip(short, labels, strict=True))
+
+
+def test_what_all_begin_with_goes_first() -> None:
+    assert shortened_apart(["claude-code · opus · rl", "claude-code · sonnet · rl"], 15) == [
+        "…opus · rl",
+        "…sonnet · rl",
+    ]
+    assert shortened_apart(["one", "one · more"], 10) == ["one", "one · more"]
+
+
+def test_a_label_without_room_is_drawn_narrower() -> None:
+    labels = ["a" * 60 + x + "b" * 60 for x in "xyz"]
+    text = svg.drawn(Forest("t", tuple(Spot(label, 1.0, 0.5, 1.5, 0) for label in labels), "x"))
+    found = re.findall(r'textLength="155"[^>]*>([^<]*)<', text)
+    assert len(set(found)) == 3

@@ -14,7 +14,7 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.files import reading
-from autorl_hpc.report import api, refresh, remake
+from autorl_hpc.report import api, refresh, remake, verify
 from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 
 
@@ -71,9 +71,9 @@ def test_entries_damaged(tree: Tree, data: bytes, name: str) -> None:
     run = tree.runs[0].dir
     write(run.sealed_ledger if name == "ledger.jsonl" else run.ledger / name, data)
     merged = api.build([tree.path])
-    assert counted(merged) == [20, 25] or (data == b"" and name == "ledger.jsonl")
+    assert counted(merged) == [20, 25]
     bad = merged.runs[0]
-    assert (bad.damage and bad.excluded == "damaged") or data == b""
+    assert bad.damage and bad.excluded == "damaged"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 200_000])
@@ -103,7 +103,22 @@ def test_an_empty_ledger_and_none_at_all(tree: Tree) -> None:
         path.unlink()
     merged = api.build([tree.path])
     assert counted(merged) == [5, 20, 25], "the sealed copy of the first holds all of it"
-    assert merged.runs[3].state == "queued"
+    emptied, run = merged.runs[3], tree.runs[3]
+    assert emptied.excluded == "damaged" and "items is there" in (emptied.damage or ""), "its items tell that it began"
+    assert any("no entry" in problem for problem in verify.verify_run(tree.experiment, run.dir).problems)
+    shutil.rmtree(run.dir.items)
+    assert api.build([tree.path]).runs[3].state == "queued", "as it was before its first entry"
+    run.dir.recorded("usage").touch()
+    assert api.build([tree.path]).runs[3].excluded == "damaged"
+
+
+def test_a_sealed_copy_of_no_bytes(tree: Tree) -> None:
+    for path in tree.runs[0].dir.ledger.iterdir():
+        path.unlink()
+    for run in tree.runs[:2]:
+        write(run.dir.sealed_ledger, b"")
+    merged = api.build([tree.path])
+    assert counted(merged) == [25] and [run.excluded for run in merged.runs[:2]] == ["damaged", "damaged"]
 
 
 def test_items_missing_cut_or_of_another(tree: Tree) -> None:

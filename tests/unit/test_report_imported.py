@@ -136,6 +136,84 @@ def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
     assert all(run.site is None for run in merged.runs)
 
 
+def test_two_tasks_begun_in_the_same_second(tmp_path: Path) -> None:
+    folders = [workspace(tmp_path, [entry(1, 60.0, 9, baseline=None)], task=task) for task in ("gsm8k", "alfworld")]
+    results(tmp_path, [row(folders[0], baseline=6.37), row(folders[1], baseline=4.85, driver_model="o3")])
+    found = {r.task: (r.driver, r.baseline_report and r.baseline_report.score) for r in api.build([tmp_path]).runs}
+    assert found == {"gsm8k": ("gpt-5.2", 6.37), "alfworld": ("o3", 4.85)}
+
+
+def test_rows_of_two_folders_of_results_are_not_mixed(tmp_path: Path) -> None:
+    for site, driver in (("alps", "o3"), ("zay", "gpt-5.2")):
+        folder = workspace(tmp_path / site, [entry(1, 60.0, 9)])
+        results(tmp_path / site, [row(folder, driver_model=driver)])
+    merged = api.build([tmp_path])
+    assert {run.site: run.driver for run in merged.runs} == {"alps": "o3", "zay": "gpt-5.2"}
+    assert len(merged.groups) == 2, "who knows whether the two measured alike"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"driver_model": "o3"}, {"driver_model": "gpt-5.2"}], "2 rows of this run that differ"),
+        ([{"task": "math"}], "another task"),
+    ],
+)
+def test_rows_that_contradict_are_not_used(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
+    folder = workspace(tmp_path, GOOD)
+    results(tmp_path, [row(folder, **more) for more in rows])
+    run = one(api.build([tmp_path]))
+    assert (run.task, run.driver) == ("gsm8k", "unknown") and any(said in note for note in run.notes)
+
+
+def test_the_same_row_twice_is_one(tmp_path: Path) -> None:
+    folder = workspace(tmp_path, GOOD)
+    results(tmp_path, [row(folder), row(folder)])
+    assert one(api.build([tmp_path])).driver == "gpt-5.2"
+    (folder / "scores.json").unlink()
+    (folder / "run_meta.json").unlink()
+    assert one(api.build([tmp_path])).driver == "gpt-5.2", "known by its rows alone"
+
+
+def test_what_was_measured_unlike_is_not_pooled_and_nothing_is_tested(tmp_path: Path) -> None:
+    for number, base in enumerate((40.0, 60.0, 77.7, 77.7, 77.7)):
+        workspace(tmp_path, [entry(1, 80.0 + number, 9, baseline=base)], start=START + timedelta(days=number))
+    merged = api.build([tmp_path])
+    counted = {g.comparable.base_score: [cell.counted for cell in g.cells] for g in merged.groups}
+    assert counted == {40.0: [1], 60.0: [1], 77.7: [3]}
+    cells = [cell for board in merged.boards for r in board.rows for cell in r.cells if cell is not None]
+    assert all(cell.p_value is None and cell.p_holm is None and cell.rank is None for cell in cells)
+    assert not any(board.ranks for board in merged.boards) and not merged.across_tasks
+
+
+def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
+    for day in range(6):
+        agent = "codex" if day % 2 else "openhands"
+        for task in ("gsm8k", "math"):
+            start = START + timedelta(days=day)
+            workspace(tmp_path, [entry(1, 60.0 + day, 9)], agent=agent, task=task, start=start)
+    merged = api.build([tmp_path])
+    assert [cell.counted for group in merged.groups for cell in group.cells] == [3, 3, 3, 3]
+    assert not merged.across_tasks and not any(group.comparisons for group in merged.groups)
+    assert all(cell.p_value is None for group in merged.groups for cell in group.cells)
+
+
+def test_results_beside_our_own_are_taken(tmp_path: Path) -> None:
+    Tree(tmp_path / "all" / "runs" / "exp").finished(seed=0, solved=40)
+    for place in ("all/bench", "all/runs/bench", "all/store/bench"):
+        workspace(tmp_path / place, GOOD, agent=place.replace("/", "-"))
+    ours = tmp_path / "all" / "scratch"  # an agent's workspace: what it wrote there is nobody's results
+    for name in ("submissions", "out/2026"):
+        (ours / name).mkdir(parents=True)
+    (ours / "run_meta.json").write_text("{}")
+    (ours / "out/2026/scores.json").write_text(json.dumps(GOOD))
+    agents = {run.agent for run in api.build([tmp_path / "all"]).runs if run.imported}
+    assert agents == {"all-bench", "all-runs-bench"}
+    merged = api.build([tmp_path / "all" / "runs"])
+    assert {run.imported for run in merged.runs} == {None, "AutoRL-Bench"}
+    assert not any(run.imported for run in api.build([tmp_path / "all" / "runs" / "exp"]).runs)
+
+
 def test_failures_that_stand_as_zero(tmp_path: Path) -> None:
     scores = [entry(1, 0.0, 10, error="CUDA out of memory"), entry(2, 0.0, 20), entry(3, 12.5, 30)]
     workspace(tmp_path, scores)

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 from treemaker import Tree, outcomes
 
-from autorl_hpc.errors import AutorlError
-from autorl_hpc.report import api
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.report import api, refresh
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EndedBy, Fault, Protocol
@@ -211,3 +211,14 @@ def test_summary_json_is_the_record(tree: Tree) -> None:
     one = RunSummary.model_validate_json((tree.runs[0].dir.report / "summary.json").read_bytes())
     assert one.story.iterations[0].won_ids
     assert one.short().model_dump(mode="json") in value["runs"]
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "x" * 300, "/proc/report"])
+def test_a_path_that_can_not_be_written_is_the_users(tmp_path: Path, out: str) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    tree.finished(seed=0, solved=40)
+    (tmp_path / "file").touch()
+    with pytest.raises(AutorlError, match="can't be written there") as caught:
+        refresh.refresh([tree.path], tmp_path / out)
+    assert caught.value.fault is None and caught.value.exit_code == Exit.USAGE
+    assert "--out" in (caught.value.next_step or "")

@@ -94,6 +94,19 @@ def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
     assert Usage().gpu_hours() is None and Usage().idle_s(()) is None
 
 
+def test_number_of_gpus_is_of_every_attempt_and_none_is_not_unknown() -> None:
+    def counts(*samples: Used) -> str | None:
+        return usage_of(samples, {}).gpu_counts()
+
+    several = [sample(5.0, 1, None, 0.5), sample(6.0, 2, None, *[0.5] * 4), sample(7.0, 3, None, 0.5)]
+    assert counts(*several) == "1, 4", "no attempt had four all the time"
+    assert counts(sample(5.0), sample(6.0, 1, None, 0.5)) == "1", "NVML was slow to begin"
+    assert counts(sample(5.0)) == "0" and counts() is None
+    untold: Used = {"elapsed_s": 5.0, "gpus": None}
+    assert counts(untold) is None and counts(untold, sample(6.0)) == "0"
+    assert usage_of([untold], {}).sampled == {1}
+
+
 def test_gpu_use_cpu_and_peaks() -> None:
     found = usage_of(
         [

@@ -99,7 +99,7 @@ def test_iterations_by_hand(tree: Tree) -> None:
     assert [one.training_steps for one in story.iterations] == [None, 2, 9]
     assert [one.last_loss for one in story.iterations] == [None, 1.0, 0.5]
     assert third.revision not in (None, second.revision) and len(story.opened) == 2
-    assert story.resources.gpu_hours == pytest.approx(600 / 3600) and story.resources.gpus == 1
+    assert story.resources.gpu_hours == pytest.approx(600 / 3600) and story.resources.gpus == "1"
     assert (story.resources.tokens_in, story.resources.tokens_out, story.resources.tool_calls) == (3000, 120, 1)
     assert story.resources.revisions == 3 and story.resources.memory_peak_bytes == 9
     assert story.metrics.first_valid_idx == 2 and story.metrics.last_submit_gap == 200.0

@@ -48,7 +48,7 @@ def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure,
 
 def _improvement(board: Board, colours: dict[str, int]) -> Figure:
     panels = []
-    for column, task in enumerate(board.tasks):
+    for column in range(len(board.tasks)):
         spots = []
         for row in board.rows[:MAX_SPOTS]:
             cell = row.cells[column]
@@ -59,7 +59,7 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
                     Spot(row.label, cell.improvement.mean, over.low, over.high, colours.get(row.label, -1), faint)
                 )
         if spots:
-            panels.append(Forest(task.task, tuple(spots), "improvement on report, points"))
+            panels.append(Forest(board.column(column), tuple(spots), "improvement on report, points"))
     caption = (
         "Mean improvement on the report split over counted runs with its 95 % t interval. Faint: fewer than three runs, "
         "the bar is the range of two or the interval of one run's items; or runs that are all equal, which have no interval."
@@ -70,7 +70,7 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
 def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Iterator[Figure]:
     for axis, (word, label, unit) in AXES.items():
         panels = []
-        for column, task in enumerate(board.tasks):
+        for column in range(len(board.tasks)):
             found = [
                 (row, curve)
                 for row, cell in _cells(merged, board, column)
@@ -79,7 +79,9 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             series = tuple(_series(row.label, curve, unit, colours[row.label]) for row, curve in found)
             if series:
                 counts = axis == "submissions"
-                panels.append(Lines(task.task, series, label, "improvement, points", as_steps=True, counts=counts))
+                panels.append(
+                    Lines(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
+                )
         legend = _legend(panels)
         caption = (
             f"Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % "
@@ -102,13 +104,15 @@ def _series(label: str, curve: Curve, unit: float, colour: int) -> Series:
 
 def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Figure:
     panels = []
-    for column, task in enumerate(board.tasks):
+    for column in range(len(board.tasks)):
         series = []
         for row, cell in _cells(merged, board, column):
             if row.label in colours and len(cell.best_of) > 1:
                 series.append(_best_series(row.label, cell, colours[row.label]))
         if series:
-            panels.append(Lines(task.task, tuple(series), "k runs", "expected best improvement, points", counts=True))
+            panels.append(
+                Lines(board.column(column), tuple(series), "k runs", "expected best improvement, points", counts=True)
+            )
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
@@ -150,7 +154,7 @@ def _modes(board: Board) -> Figure:
         for row in rows
     )
     names = tuple(" · ".join([row.agent, *([row.driver] if row.driver != "none" else []), row.mode]) for row in rows)
-    heat = Heat("mean improvement, points", names, tuple(task.task for task in board.tasks), cells)
+    heat = Heat("mean improvement, points", names, tuple(map(board.column, range(len(board.tasks)))), cells)
     caption = (
         "Mean improvement on the report split by mode and task, for agents with more than one mode. Best (▲) and worst (▼) of "
         "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."

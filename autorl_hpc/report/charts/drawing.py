@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts.model import MAX_SERIES, Bars, Figure, Forest, Heat, Lines, Panel, shortened
+from autorl_hpc.report.charts.model import MAX_SERIES, Bars, Figure, Forest, Heat, Lines, Panel, shortened_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -82,7 +82,7 @@ def _row_labels(panel: Panel) -> list[str]:
     if isinstance(panel, Lines):
         return []
     labels = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
-    return [shortened(one if isinstance(one, str) else one.label, LABEL_CHARACTERS) for one in labels]
+    return shortened_apart([one if isinstance(one, str) else one.label for one in labels], LABEL_CHARACTERS)
 
 
 def _left(panel: Panel) -> float:

@@ -133,6 +133,29 @@ class Figure:
     legend: tuple[tuple[str, int], ...] = ()
 
 
+def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
+    """Each at most `most` characters, where that leaves those apart that are; else as long as it takes.
+
+    First what all begin with is dropped, whole words of it: that tells nobody from anybody.
+    """
+    distinct = set(labels)
+    if max(map(len, labels), default=0) > most and len(distinct) > 1:
+        begin = _common_words(sorted(distinct))
+        labels = [f"…{label[begin:]}" if begin else label for label in labels]
+    for room in range(most, max(map(len, labels), default=0) + 1):
+        short = [shortened(label, room) for label in labels]
+        if len(set(short)) == len(distinct):
+            return short
+    return list(labels)
+
+
+def _common_words(labels: Sequence[str]) -> int:
+    """How many characters all begin with, up to the end of a word; `labels` in order."""
+    first, last = labels[0], labels[-1]
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
+
+
 def shortened(label: str, most: int) -> str:
     """At most so many characters, cut in the middle: an agent's name is told by its beginning, its mode by the end."""
     if len(label) <= most:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts.model import Bars, Figure, Forest, Heat, Lines, Panel, Series, Spot, shortened
+from autorl_hpc.report.charts.model import Bars, Figure, Forest, Heat, Lines, Panel, Series, Spot, shortened_apart
 
 WIDTH = 340
 LINES_HEIGHT = 210
@@ -124,12 +124,14 @@ def _forest(panel: Forest) -> str:
         parts.append(f'<line class="grid" x1="{at_x(v):.1f}" y1="{TOP}" x2="{at_x(v):.1f}" y2="{bottom}"/>')
         parts.append(_text(at_x(v), bottom + 13, tick_text(v), "middle"))
     parts.append(f'<line class="zero" x1="{at_x(0):.1f}" y1="{TOP}" x2="{at_x(0):.1f}" y2="{bottom}"/>')
-    parts += [_spot(s, TOP + ROW * (i + 0.5), at_x, start) for i, s in enumerate(panel.spots)]
+    names = _fitted([s.label for s in panel.spots], start - 8)
+    for i, (spot, name) in enumerate(zip(panel.spots, names, strict=True)):
+        parts.append(_label(name, TOP + ROW * (i + 0.5), start) + _spot(spot, TOP + ROW * (i + 0.5), at_x))
     parts.append(_text((start + WIDTH - RIGHT) / 2, height - 6, panel.x_label, "middle"))
     return _svg(WIDTH, height, panel.title, parts)
 
 
-def _spot(spot: Spot, y: float, at_x: Place, start: float) -> str:
+def _spot(spot: Spot, y: float, at_x: Place) -> str:
     colour = f"c{spot.colour}" if spot.colour >= 0 else "rest"
     faint = " faint" if spot.faint else ""
     interval = ""
@@ -137,7 +139,7 @@ def _spot(spot: Spot, y: float, at_x: Place, start: float) -> str:
         interval = f'<line class="range {colour}{faint}" x1="{at_x(spot.low):.1f}" y1="{y}" x2="{at_x(spot.high):.1f}" y2="{y}"/>'
     told = f"{spot.label}: {fmt.signed(spot.mean)} {fmt.signed_between(spot.low, spot.high)}".strip()
     dot = f'<circle class="end {colour}{faint}" cx="{at_x(spot.mean):.1f}" cy="{y}" r="3.6"><title>{escape(told)}</title></circle>'
-    return _label(spot.label, y, start) + interval + dot
+    return interval + dot
 
 
 def _bars(panel: Bars) -> str:
@@ -147,9 +149,10 @@ def _bars(panel: Bars) -> str:
     bottom = height - BOTTOM
     scale = (WIDTH - RIGHT - start) / most
     parts = [_text(start + v * scale, bottom + 13, tick_text(v), "middle") for v in ticks(0, most, 3)]
+    names = _fitted([bar.label for bar in panel.bars], start - 8)
     for i, bar in enumerate(panel.bars):
         y, x = TOP + ROW * i, start
-        parts.append(_label(bar.label, y + ROW / 2, start))
+        parts.append(_label(names[i], y + ROW / 2, start))
         for place, (kind, part) in enumerate(zip(panel.kinds, bar.parts, strict=True)):
             if part:
                 told = escape(f"{bar.label}: {kind}: {part:g}")
@@ -183,11 +186,13 @@ def _heat(panel: Heat) -> str:
         for c in range(len(panel.columns))
     ]
     parts = [
-        _text(start + step * (c + 0.5), head - 8, _cut(name, step), "middle") for c, name in enumerate(panel.columns)
+        _text(start + step * (c + 0.5), head - 8, name, "middle", most=step)
+        for c, name in enumerate(_fitted(panel.columns, step))
     ]
+    names = _fitted(panel.rows, start - 8)
     for r, (name, row) in enumerate(zip(panel.rows, panel.cells, strict=True)):
         y = head + (ROW + 4) * r
-        parts.append(_label(name, y + ROW / 2 + 2, start))
+        parts.append(_label(names[r], y + ROW / 2 + 2, start))
         for c, cell in enumerate(row):
             if cell is None:
                 continue
@@ -211,15 +216,19 @@ def _grid_y(y: float, value: float) -> str:
 
 
 def _label(label: str, y: float, start: float) -> str:
-    return _text(start - 8, y + 3.5, _cut(label, start - 8), "end")
+    return _text(start - 8, y + 3.5, label, "end", most=start - 8)
 
 
-def _cut(label: str, width: float) -> str:
-    return shortened(label, max(4, int(width / CHARACTER)))
+def _fitted(labels: Sequence[str], width: float) -> list[str]:
+    """Short enough for the width if that leaves them apart."""
+    return shortened_apart(labels, max(4, int(width / CHARACTER)))
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "", most: float | None = None) -> str:
+    """`most`: the room there is; longer text is drawn narrower."""
     name = f' class="{kind}"' if kind else ""
+    if most is not None and len(text) * CHARACTER > most:
+        name += f' textLength="{most:.0f}" lengthAdjust="spacingAndGlyphs"'
     return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 

@@ -27,12 +27,14 @@ class Usage:
 
     Attributes:
         attempts: when each attempt went on.
-        gpus: by attempt, how many GPUs were seen; an attempt without a sample is not in it.
+        sampled: attempts that have samples.
+        gpus: by attempt, how many GPUs were seen; an attempt of which no sample tells is not in it.
         gpu_use: mean share of the time that kernels ran, over all GPUs.
         still: when neither a core nor a GPU was at work.
     """
 
     attempts: Mapping[int, Span] = field(default_factory=dict)
+    sampled: frozenset[int] = frozenset()
     gpus: Mapping[int, int] = field(default_factory=dict)
     gpu_model: str | None = None
     gpu_use: float | None = None
@@ -54,6 +56,10 @@ class Usage:
             return None
         return [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
 
+    def gpu_counts(self) -> str | None:
+        """`4`; `1, 4` if attempts had different numbers; `0` if there was none; None: no sample tells."""
+        return ", ".join(map(str, sorted(set(self.gpus.values())))) or None
+
     def idle_s(self, driver: Sequence[Span]) -> float | None:
         """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
         return None if self.still is None else seconds_of(without(self.still, driver))
@@ -63,7 +69,7 @@ class Usage:
 class _Attempt:
     """What the samples of one attempt say; `cpu_s` is the most of them."""
 
-    gpus: int = 0
+    gpus: int | None = None
     cpu_s: float | None = None
     last: Used | None = None
 
@@ -80,17 +86,18 @@ def usage_of(samples: Sequence[Used], attempts: Mapping[int, Span], every: int =
     still: list[Span] = []
     cores_known = False
     for sample in samples:  # one pass: a long run has twenty thousand
-        number, gpus, cpu_s = sample.get("attempt", 1), sample.get("gpus", ()), sample.get("cpu_s")
+        number, gpus, cpu_s = sample.get("attempt", 1), sample.get("gpus"), sample.get("cpu_s")
         if cpu_s is not None and cpu_s > MOST_CORES * (sample["elapsed_s"] + LONGEST_GAP_S):
             cpu_s = None
         attempt = seen.get(number) or seen.setdefault(number, _Attempt())
-        attempt.gpus = max(attempt.gpus, len(gpus))
+        if gpus is not None:
+            attempt.gpus = max(attempt.gpus or 0, len(gpus))
         if cpu_s is not None and cpu_s > (attempt.cpu_s or 0.0):
             attempt.cpu_s = cpu_s
         before, attempt.last = attempt.last, sample
         if before is None or not 0 < (seconds := sample["elapsed_s"] - before["elapsed_s"]) <= longest_gap_s:
             continue
-        shares = [share for gpu in gpus if (share := gpu.get("used_share")) is not None]
+        shares = [share for gpu in gpus or () if (share := gpu.get("used_share")) is not None]
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
@@ -99,11 +106,12 @@ def usage_of(samples: Sequence[Used], attempts: Mapping[int, Span], every: int =
             if (cpu_s - cpu_before_s) / seconds < IDLE_SHARE and all(share < IDLE_SHARE for share in shares):
                 still.append((before["elapsed_s"], sample["elapsed_s"]))
     last = [one.last for one in seen.values() if one.last is not None]
-    models = {gpu.get("name", "") for sample in last for gpu in sample.get("gpus", ())} - {""}
+    models = {gpu.get("name", "") for sample in last for gpu in sample.get("gpus") or ()} - {""}
     cpu = [one.cpu_s for one in seen.values() if one.cpu_s is not None]
     return Usage(
         attempts=attempts,
-        gpus={number: one.gpus for number, one in seen.items()},
+        sampled=frozenset(seen),
+        gpus={number: one.gpus for number, one in seen.items() if one.gpus is not None},
         gpu_model=", ".join(sorted(models)) or None,
         gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
         cpu_hours=sum(cpu) / HOUR_S if cpu else None,

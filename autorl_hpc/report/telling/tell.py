@@ -190,10 +190,9 @@ def _failure(
 def _resources(known: Known) -> Resources:
     usage, spent = known.usage, known.spent
     waits = known.waits
-    gpus = max(usage.gpus.values(), default=0)
     return Resources(
         gpu_hours=usage.gpu_hours(),
-        gpus=gpus or None,
+        gpus=usage.gpu_counts(),
         gpu_model=clean(usage.gpu_model),
         gpu_use=usage.gpu_use,
         cpu_hours=usage.cpu_hours,
@@ -219,7 +218,7 @@ def _notes(known: Known) -> list[str]:
     notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
     notes += _of_revisions(known.code.revisions, known.hidden)
     if known.recorded.usage.present:
-        unseen = [str(number) for number in known.attempts if number not in known.usage.gpus]
+        unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
         if unseen:
             notes.append(
                 f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others"

@@ -38,4 +38,4 @@ class Used(TypedDict):
     cpu_s: NotRequired[Annotated[float, Field(ge=0, le=MOST_CPU_S)] | None]
     memory_bytes: NotRequired[Annotated[int, Field(ge=0, le=MOST_MEMORY_BYTES)] | None]
     disk_bytes: NotRequired[Annotated[int, Field(ge=0, le=MOST_DISK_BYTES)] | None]
-    gpus: NotRequired[tuple[UsedGpu, ...]]
+    gpus: NotRequired[tuple[UsedGpu, ...] | None]
