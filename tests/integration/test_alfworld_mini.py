@@ -304,7 +304,8 @@ def test_a_run_is_scored_by_a_real_grader_and_its_agent_plays_for_itself(cluster
     assert view.closed is not None
     (score,) = view.scores.values()
     assert score.evaluation.score == 0.0 and score.evaluation.n == 8 and score.evaluation.fault is None
-    assert set(score.evaluation.metrics) == {"average_reward", "success_at_1", "success_at_half", "mean_steps"}
+    names = {"average_reward", "success_at_1", "success_at_half", "mean_steps", "item_clusters"}
+    assert set(score.evaluation.metrics) == names
     assert score.evaluation.truncated > 0, "the tiny model never ends a line"
     (items,) = cluster.run_dir(run_id).items.glob("000001.feedback.jsonl.gz")
     lines = [json.loads(line) for line in gzip.decompress(items.read_bytes()).splitlines()]
