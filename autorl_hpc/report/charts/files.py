@@ -173,11 +173,11 @@ def _bytes(path: Path) -> bytes | None:
 def _style() -> Iterator[str]:
     """matplotlib as it comes, whatever the user's matplotlibrc says; gives its version.
 
-    Its configuration and font cache go to a folder of ours where the user's home can't be written, as on a compute node.
+    Its configuration and font cache go to a folder of ours, unless the user names one: a home may be full, or not writable, and
+    nothing of ours is to be found there.
     """
     with tempfile.TemporaryDirectory(prefix="autorl-mpl-") as spare:
-        home = Path(os.path.expanduser("~"))
-        if "MPLCONFIGDIR" not in os.environ and not os.access(home, os.W_OK):
+        if "MPLCONFIGDIR" not in os.environ:
             os.environ["MPLCONFIGDIR"] = spare
         try:
             import matplotlib as mpl
