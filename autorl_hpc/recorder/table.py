@@ -234,7 +234,7 @@ class ProcessTable:
                 self._young |= process.looks < YOUNG_LOOKS
                 if process.own != own:
                     self._busy.append(process)
-        _read(self._kept)
+        self._read_heirs(gone)
         self._account(gone, before)
         for process in gone.values():
             if process.pidfd is not None and process.status is None:
@@ -242,6 +242,17 @@ class ProcessTable:
             process.ended = True
             self._release(process)
             self._tell_end(process, changes)
+
+    def _read_heirs(self, gone: dict[int, Process]) -> None:
+        """Reads again who may have waited for those that are gone: what was read before its child went lacks the child's time, which
+        would be counted once as lost and once more at the next look. One that went meanwhile is gone too."""
+        left = list(gone.values())
+        while left:
+            heir = self.processes.get(left.pop().parent)
+            if heir is not None and not _read(heir):
+                gone[heir.pid] = self.processes.pop(heir.pid)
+                left.append(heir)
+        _read(self._kept)
 
     def _tell_end(self, process: Process, changes: Changes) -> None:
         if not process.told:  # as a zombie it may stay for long
