@@ -40,6 +40,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
         gone = {child.pid: table.processes.pop(child.pid)}
         had = {parent.pid: 0, table.root: table._kept.children}
         table._read_heirs(gone)
+        table._read_heirs(gone)
         table._account(gone, had)
         table.look(last=True)
         assert before <= table.cpu_s < before + 0.3
