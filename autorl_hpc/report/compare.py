@@ -106,11 +106,11 @@ def optimism(feedback: Pair, report: Pair) -> Gap | None:
         gap, error = length_controlled.optimism_gap(
             length_controlled.judged(feedback.base, feedback.new), length_controlled.judged(report.base, report.new)
         )
-        return Gap(gap=POINTS * gap, standard_error=POINTS * error)
+        return _told(gap, error)
     if feedback.clusters is not None or report.clusters is not None:
         return _clustered_gap(feedback, report)
     found = stats.optimism_gap(feedback.base.outcomes, feedback.new.outcomes, report.base.outcomes, report.new.outcomes)
-    return Gap(gap=POINTS * found.gap, standard_error=POINTS * found.standard_error)
+    return _told(found.gap, found.standard_error)
 
 
 def _clustered_gap(feedback: Pair, report: Pair) -> Gap | None:
@@ -123,4 +123,9 @@ def _clustered_gap(feedback: Pair, report: Pair) -> Gap | None:
             return None
         gains.append(fmean(differences))
         squares.append(variance_of_mean(differences, clusters))
-    return Gap(gap=POINTS * (gains[0] - gains[1]), standard_error=POINTS * math.sqrt(sum(squares)))
+    return _told(gains[0] - gains[1], math.sqrt(sum(squares)))
+
+
+def _told(gap: float, error: float) -> Gap:
+    """In points. An error of nothing is that of a sample in which nothing varies: none is told."""
+    return Gap(gap=POINTS * gap, standard_error=POINTS * error if error > 0 else None)

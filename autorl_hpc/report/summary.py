@@ -90,7 +90,10 @@ class Gap(Strict):
     """(feedback selected - feedback base) - (report selected - report base)."""
 
     gap: float
-    standard_error: float
+    standard_error: float | None = Field(
+        None,
+        description="Null where every item changed alike, on both splits: nothing varies, so no error can be told.",
+    )
 
 
 class Noise(Strict):
