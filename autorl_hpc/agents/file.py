@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
 
 from autorl_hpc.records.base import Record
-from autorl_hpc.records.experiment import Table
+from autorl_hpc.records.parts import Table
 from autorl_hpc.records.names import Name
 
 RESTART = "restart"

@@ -102,6 +102,23 @@ class ExperimentDir:
         return self.path / "graders"
 
     @property
+    def drivers(self) -> Path:
+        """Endpoints, keys and generations of drivers."""
+        return self.path / "drivers"
+
+    def driver_endpoint(self, name: str) -> Path:
+        """Where a driver of kind `vllm` answers."""
+        return self.drivers / f"{name}.json"
+
+    def driver_key(self, name: str) -> Path:
+        """A driver's key, for its owner alone."""
+        return self.drivers / f"{name}.key"
+
+    def driver_log(self, name: str) -> Path:
+        """What the driver's server printed."""
+        return self.drivers / f"{name}.log"
+
+    @property
     def troubles(self) -> Path:
         """One file per entry of the queue that failed and waits."""
         return self.path / "troubles"
@@ -149,6 +166,7 @@ class ExperimentDir:
             self.queue,
             self.claims,
             self.graders,
+            self.drivers,
             self.troubles,
             self.artifacts,
             self.baselines,

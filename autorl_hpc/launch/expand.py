@@ -18,10 +18,12 @@ from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.files.yaml import read_yaml
+from autorl_hpc.launch.drivers import driver_sciences
 from autorl_hpc.launch.environments import check_needs, run_environment
 from autorl_hpc.launch.judge import with_judge
 from autorl_hpc.launch.reach import check_search
 from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
@@ -118,6 +120,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         _check_recipe_files(root, tasks[name], recipe)
         check_search(recipe, name, where)
     models = {name: _model_hash(root, name) for name in spec.matrix.base_model}
+    drivers = driver_sciences(root, spec)
     hashes = {name: task.hash() for name, task in tasks.items()} | {
         f"agent:{name}": agent.hash() for name, agent in agents.items()
     }
@@ -131,7 +134,9 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             splits=pins[values["task"]],
             base_model_content_hash=models[values["base_model"]],
             environment_hash=environment.content_hash if environment else None,
-            network=spec.sandbox.network or (Network.NONE if values["driver"] == "none" else Network.DRIVER),
+            network=spec.sandbox.network or (Network.NONE if values["driver"] == NO_DRIVER else Network.DRIVER),
+            driver_spec=drivers.get(values["driver"]),
+            reprompts=spec.reprompts,
         )
         cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:

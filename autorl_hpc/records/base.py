@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -89,8 +89,13 @@ def _explain(model: type[Strict], error: ValidationError, where: str | Path, nex
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """The nearest known field, or all of them."""
     fields: dict[str, Any] = dict(model.model_fields)
+    is_key = False  # of a field that holds tables by name, such as `drivers`
     for part in location[:-1]:
+        if is_key:
+            is_key = False
+            continue
         given = getattr(fields.get(str(part)), "annotation", None)
+        is_key = get_origin(given) is dict
         tables = [each for each in (given, *get_args(given)) if isinstance(each, type) and issubclass(each, BaseModel)]
         if not tables:
             return ""

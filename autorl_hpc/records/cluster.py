@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints, field_validator
 
 from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.experiment import Duration, Resources, Table
 from autorl_hpc.records.names import Name
+from autorl_hpc.records.parts import Duration, Resources, Table
 
 
 def _one_line(value: str) -> str:
@@ -141,6 +141,7 @@ class ClusterProfile(Record, Wording):
     requeue: bool = Field(True, description="Whether Slurm puts jobs of a dead node, or preempted ones, back in line.")
     agent: Annotated[JobKind, BeforeValidator(_one_gpu)] = JobKind(gpus=1)
     grader: Annotated[JobKind, BeforeValidator(_one_gpu)] = JobKind(gpus=1)
+    driver: Annotated[JobKind, BeforeValidator(_one_gpu)] = JobKind(gpus=1)
     report: JobKind = JobKind(gpus=0, cpus=1)
 
 
@@ -148,7 +149,7 @@ class Submitted(Strict):
     """One sbatch call. `name` is our own id of it: the scheduler may give a job number out again."""
 
     name: str
-    role: str = Field(description="agents, grader-<i> or report.")
+    role: str = Field(description="agents, grader-<i>, driver-<name> or report.")
     link: int = Field(1, ge=1, description="Its place in a chain.")
     last_link: bool = True
     runs: tuple[str, ...] = Field((), description="Of an array: the run of each index.")

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
     BeforeValidator,
     Field,
     JsonValue,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.base import Record
+from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.records.names import ModelName, Name
+from autorl_hpc.records.parts import Duration, Pause, Resources, Table, parse_duration_s
 from autorl_hpc.states import Network, Protocol
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_duration_s(value: Any) -> float:
-    """Seconds from a number (seconds) or text such as `90s`, `20m`, `1h30m`, `2d`."""
-    if isinstance(value, bool):
-        raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, str):
-        text = value.strip().lower().replace(" ", "")
-        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-            return sum(float(n) * _UNITS_S[u] for n, u in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-    raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -46,7 +32,6 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, (str, int, float)) else value
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 ModelNames = Annotated[tuple[ModelName, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
@@ -57,16 +42,11 @@ Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length
 GIVE_BACK_SHARE = 0.5
 """Of the budget: with more given back, runs of one experiment had too different times to be compared."""
 
+LAST_GRACE_SHARE = 0.05
+"""Of the wall clock: more were a budget of its own."""
 
-class Table(Strict):
-    """A field that holds fields."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_table(cls, value: Any) -> Any:
-        if not isinstance(value, (dict, BaseModel)):
-            raise ValueError("must be a table of fields")
-        return value
+LATER_FIELDS = ("gpu_hours", "tokens", "cost_usd", "grace_s")
+"""Of a budget: left out of run ids at their defaults."""
 
 
 class Matrix(Table):
@@ -75,19 +55,9 @@ class Matrix(Table):
     task: Names
     agent: Names
     base_model: ModelNames
-    driver: Names = ("none",)
+    driver: Names = (NO_DRIVER,)
     mode: Annotated[tuple[Literal["free", "sft-only", "rl-only"], ...], BeforeValidator(_as_tuple)] = ("free",)
     seed: Seeds = (0,)
-
-    @field_validator("driver")
-    @classmethod
-    def _no_drivers_yet(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        other = next((name for name in value if name != "none"), None)
-        if other is not None:
-            raise ValueError(
-                f"there is no driver `{other}`: drivers come with a later version; leave it out, or `none`"
-            )
-        return value
 
 
 class Budget(Table):
@@ -109,21 +79,38 @@ class Budget(Table):
         None, gt=0, description="Of the workspace and the agent's output, as measured; null: no limit."
     )
     processes: int | None = Field(None, ge=8, description="Of the agent at once, as measured; null: no limit.")
+    gpu_hours: float | None = Field(
+        None, gt=0, description="Time the agent runs, times the GPUs of its job, in hours; null: no limit."
+    )
+    tokens: int | None = Field(
+        None, ge=1, description="Of the driver, in requests (cached ones too) and answers; null: no limit."
+    )
+    cost_usd: float | None = Field(
+        None, gt=0, description="Of the driver, by its prices, in US dollars; null: no limit."
+    )
+    grace_s: Pause = Field(
+        60.0,
+        validation_alias=AliasChoices("grace_s", "grace"),
+        description="After a budget is used up, for a last submission; never more than 5 % of the wall clock.",
+    )
 
     @property
     def given_back_at_most_s(self) -> float:
         """Time that waiting for graders may add to a run."""
         return min(self.give_back_cap_s, self.wall_clock_s * GIVE_BACK_SHARE)
 
+    @property
+    def last_grace_s(self) -> float:
+        """Time between the end of a budget and the agent's TERM, in which submissions still count."""
+        return min(self.grace_s, self.wall_clock_s * LAST_GRACE_SHARE)
 
-class Resources(Table):
-    """What one kind of job asks of a cluster; left out: what the cluster's profile says."""
-
-    gpus: int | None = Field(None, ge=0, le=64)
-    cpus: int | None = Field(None, ge=1, le=1024)
-    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
-        None, description="Such as 64G."
-    )
+    def without_later_fields(self) -> dict[str, Any]:
+        """As JSON, without the fields that came after the first run ids where they say what was so before."""
+        value = self.model_dump(mode="json")
+        for name in LATER_FIELDS:
+            if value[name] == type(self).model_fields[name].default:
+                del value[name]
+        return value
 
 
 class AllResources(Table):
@@ -260,9 +247,15 @@ class ExperimentSpec(Record):
 
     name: Name
     description: str = ""
+    drivers: dict[Name, DriverSpec] = Field(
+        default_factory=dict, description="The LLMs that agents call, by the names that `matrix.driver` uses."
+    )
     matrix: Matrix
     exclude: tuple[dict[str, Any], ...] = ()
     budget: Budget
+    reprompts: int = Field(
+        0, ge=0, le=1000, description="How often an agent that ended early with budget left is started again."
+    )
     protocol: Protocol = Protocol.TWO_SPLIT
     recipe: dict[Name, Name] = Field(
         default_factory=dict, description="Task name to recipe name; the default is the task's first."
@@ -278,3 +271,35 @@ class ExperimentSpec(Record):
     attempts: int = Field(3, ge=1, le=20, description="How often the supervisor of a run may be started over.")
     retention: Retention = Retention()
     cluster: Name = "local"
+
+    @field_validator("drivers")
+    @classmethod
+    def _none_is_none(cls, value: dict[str, DriverSpec]) -> dict[str, DriverSpec]:
+        if NO_DRIVER in value:
+            raise ValueError(f"`{NO_DRIVER}` is the name for no driver: choose another one")
+        return value
+
+    @field_validator("matrix")
+    @classmethod
+    def _drivers_are_known(cls, value: Matrix, info: ValidationInfo) -> Matrix:
+        known = [NO_DRIVER, *info.data.get("drivers", {})]
+        other = next((name for name in value.driver if name not in known), None)
+        if other is not None and "drivers" in info.data:
+            near = difflib.get_close_matches(other, known, n=1)
+            raise ValueError(
+                f"`driver` names `{other}`, which is none of `drivers`"
+                + (f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(known)}")
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _cost_has_prices(self) -> ExperimentSpec:
+        if self.budget.cost_usd is not None:
+            for name in self.matrix.driver:
+                if name != NO_DRIVER and not self.drivers[name].priced:
+                    raise ValueError(f"`budget.cost_usd` needs prices: give `drivers.{name}.price_in` and `price_out`")
+        return self
+
+    def driver(self, name: str) -> DriverSpec | None:
+        """A driver by its name in the matrix; None for `none`."""
+        return None if name == NO_DRIVER else self.drivers[name]

@@ -9,6 +9,7 @@ from pydantic import Field
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.driver import DriverScience
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
 from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.records.task import Recipe, SplitPin
@@ -35,10 +36,17 @@ class Science(Strict):
     network: Network = Field(
         Network.OPEN, description="What the agent is meant to reach; the ledger says what was enforced."
     )
+    driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
+    reprompts: int = Field(0, ge=0, description="How often an agent that ended early is started again.")
 
     def canonical(self) -> bytes:
         """See `Strict`; fields that came later are left out where they say what was so before there were any."""
         value = self.model_dump(mode="json")
+        value["budget"] = self.budget.without_later_fields()
+        if self.driver_spec is None:
+            del value["driver_spec"]
+        if self.reprompts == 0:
+            del value["reprompts"]
         if self.environment_hash is None:
             del value["environment_hash"]
         if self.network is Network.OPEN:

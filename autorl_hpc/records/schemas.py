@@ -6,6 +6,7 @@ from typing import Any
 
 from autorl_hpc.records.base import SCHEMA_VERSION, Strict
 from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
+from autorl_hpc.records.driver import DriverEndpoint
 from autorl_hpc.records.evidence import Anchor, EvidenceManifest, Heads
 from autorl_hpc.records.exchange import (
     Baseline,
@@ -39,6 +40,7 @@ FILES: tuple[type[Strict], ...] = (
     QueueEntry,
     Claim,
     Heartbeat,
+    DriverEndpoint,
     Trouble,
     Clock,
     Baseline,

@@ -92,6 +92,19 @@ def drop(*keys: str) -> Change:
     return change
 
 
+def both(*changes: Change) -> Change:
+    """All of these changes."""
+
+    def change(made: dict[str, Any]) -> None:
+        for each in changes:
+            each(made)
+
+    return change
+
+
+API = {"kind": "api", "url": "https://api.example.org/v1", "model": "m"}
+VLLM = {"kind": "vllm", "model": "autorl/tiny"}
+
 FIELDS: list[tuple[str, Change, list[str]]] = [
     ("unknown task", put("matrix", "task", value="arithmetik"), ["field `matrix.task`", "no task `arithmetik`", "did you mean `arithmetic`?"]),
     ("unknown agent", put("matrix", "agent", value=["null", "stf"]), ["field `matrix.agent`", "no agent `stf`", "did you mean `sft`?"]),
@@ -115,8 +128,21 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("truth as a seed", put("matrix", "seed", value=True), ["field `matrix.seed.0`", "valid integer", "True"]),
     ("text as a seed", put("matrix", "seed", value=["0"]), ["field `matrix.seed.0`", "valid integer", "'0'"]),
     ("fraction as the seed", put("matrix", "seed", value=0.5), ["field `matrix.seed.0`", "0.5"]),
-    ("a driver", put("matrix", "driver", value="gpt-4"), ["field `matrix.driver`", "no driver `gpt-4`", "later version"]),
-    ("a driver among others", put("matrix", "driver", value=["none", "gpt-4"]), ["field `matrix.driver`", "no driver `gpt-4`"]),
+    ("a driver", put("matrix", "driver", value="gpt-4"), ["field `matrix`: `driver` names `gpt-4`", "none of `drivers`", "known are none"]),
+    ("a driver among others", put("matrix", "driver", value=["none", "nome"]), ["`driver` names `nome`", "did you mean `none`?"]),
+    ("no driver's name", put("drivers", value={"none": API}), ["field `drivers`", "the name for no driver"]),
+    ("misspelt driver field", put("drivers", value={"a": {**API, "modle": "m"}}), ["field `drivers.a.modle`", "did you mean `model`?"]),
+    ("a driver without an address", put("drivers", value={"a": {"kind": "api", "model": "m"}}), ["field `drivers.a`: `url` is missing"]),
+    ("a driver with a password", put("drivers", value={"a": {**API, "url": "http://u:p@h/v1"}}), ["field `drivers.a.url`", "no user and password"]),
+    ("a served driver with an address", put("drivers", value={"a": {**API, "kind": "vllm"}}), ["field `drivers.a`: `url` is no field"]),
+    ("remote code", put("drivers", value={"a": {**VLLM, "args": ["--trust-remote-code"]}}), ["field `drivers.a.args`", "may not be given"]),
+    ("an abbreviated option", put("drivers", value={"a": {**VLLM, "args": ["--trust"]}}), ["field `drivers.a.args`", "may not be given"]),
+    ("an option in other letters", put("drivers", value={"a": {**VLLM, "args": ["--api_key=x"]}}), ["`--api_key` is set by the suite"]),
+    ("an option of ours", put("drivers", value={"a": {**VLLM, "args": ["--max-model-len", "9"]}}), ["use the field `context_tokens`"]),
+    ("a value without an option", put("drivers", value={"a": {**VLLM, "args": ["--dtype", "half", "x"]}}), ["'x' belongs to no option"]),
+    ("a short option", put("drivers", value={"a": {**VLLM, "args": ["-O3"]}}), ["`-O3` may not be given"]),
+    ("cost without prices", both(put("drivers", value={"a": API}), put("matrix", "driver", value="a"), put("budget", "cost_usd", value=1)), ["`drivers.a.price_in`"]),
+    ("two keys", put("drivers", value={"a": {**API, "key_file": "~/k", "key_variable": "K"}}), ["one of them"]),
     ("table for a list", put("matrix", "task", value={"a": 1}), ["field `matrix.task`"]),
     ("list for a table", put("matrix", value=["arithmetic"]), ["field `matrix`: must be a table of fields"]),
     ("text for a table", put("grader", value="two"), ["field `grader`: must be a table of fields"]),

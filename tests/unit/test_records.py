@@ -14,7 +14,7 @@ from autorl_hpc.agents import AgentFile, load_agent
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
-from autorl_hpc.records import cluster, evidence, exchange, experiment, ledger, recorded, run, task
+from autorl_hpc.records import cluster, driver, evidence, exchange, experiment, ledger, recorded, run, task
 from autorl_hpc.records.base import NewerVersion, Strict, parse_record
 from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.records.names import is_name, printable
@@ -162,6 +162,16 @@ RECORDS: list[Strict] = [
     ),
     exchange.Claim(entry="f-run--000001", generation=1, grader="g", host="node1", pid=1),
     exchange.Heartbeat(grader="g", host="node1", pid=1, counter=10**12, state="idle"),
+    driver.DriverEndpoint(
+        name="local",
+        url="http://node1:40001/v1",
+        model="org/m",
+        generation=2,
+        host="node1",
+        pid=1,
+        state="ready",
+        counter=7,
+    ),
     exchange.Trouble(entry="f-run--000001", failures=3, fault=Fault.GRADER, problem="no key", grader="g"),
     exchange.Clock(attempt=1, elapsed_s=1e-9, host="node1", pid=1),
     exchange.Baseline(
@@ -380,3 +390,39 @@ def test_the_shipped_experiments_are_read(path: Path) -> None:
 )
 def test_the_shipped_agents_are_read(path: Path) -> None:
     assert load_agent(path.parent.name).name == path.parent.name
+
+
+def test_run_ids_from_before_drivers_stay_and_each_new_field_makes_another_run() -> None:
+    assert SCIENCE.run_id() == "arithmetic-null-tiny-free-s3-c563477e", (
+        "what was launched before would be launched anew"
+    )
+    answers = driver.DriverSpec(kind="api", url="https://h:8443/v1", model="m", parameters={"temperature": 0.5})
+    budget = {"wall_clock_s": 60.0}
+    others: list[dict[str, Any]] = [
+        {"reprompts": 2},
+        {"driver_spec": answers.science(None)},
+        {"driver_spec": answers.model_copy(update={"parameters": {"temperature": 0.6}}).science(None)},
+        {"driver_spec": answers.model_copy(update={"url": "https://h:8444/v1"}).science(None)},
+        *(
+            {"budget": experiment.Budget(**budget, **more)}
+            for more in ({"tokens": 5}, {"cost_usd": 1}, {"gpu_hours": 1}, {"grace": 0})
+        ),
+    ]
+    ids = {SCIENCE.model_copy(update=other).run_id() for other in others}
+    assert len(ids) == len(others) and SCIENCE.run_id() not in ids
+    faster = driver.DriverSpec(kind="vllm", model="o/m", args=("--max-num-seqs=8", "--dtype", "half"), gpus=2)
+    assert faster.science(HASH) == faster.model_copy(update={"args": ("--dtype=half",), "gpus": 4}).science(HASH)
+    assert faster.science(HASH) != faster.model_copy(update={"args": ("--dtype=float",)}).science(HASH)
+
+
+def test_the_last_grace_is_a_twentieth_of_the_wall_clock_at_most() -> None:
+    assert experiment.Budget(wall_clock_s=60.0).last_grace_s == 3.0
+    assert experiment.Budget(wall_clock="2h").last_grace_s == 60.0
+    assert experiment.Budget(wall_clock="2h", grace=0).last_grace_s == 0.0
+
+
+def test_what_tokens_cost() -> None:
+    priced = driver.DriverSpec(kind="vllm", model="m", price_in=2.0, price_out=10.0, price_cached=0.5)
+    assert priced.cost_usd(1_000_000, 100_000, 500_000) == 1.0 + 0.25 + 1.0
+    assert priced.dearest_usd(1_000_000) == 10.0
+    assert driver.DriverSpec(kind="vllm", model="m").cost_usd(1, 1) is None

@@ -1,0 +1,277 @@
+"""Drivers: the LLMs that agents call. What a user writes of one, what of it makes a run another run, and where one answers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+
+from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.records.names import Name, Sha256
+from autorl_hpc.records.parts import Duration, Resources
+
+NO_DRIVER = "none"
+"""In a matrix: the agent calls no LLM."""
+
+TOKENS_PRICED = 1_000_000
+"""Prices are for so many tokens."""
+
+ANSWERS = True
+SPEED = False
+SERVE_OPTIONS: dict[str, bool] = {
+    **dict.fromkeys(("dtype", "quantization", "kv-cache-dtype", "generation-config", "seed"), ANSWERS),
+    **dict.fromkeys(("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser", "chat-template"), ANSWERS),
+    **dict.fromkeys(("override-generation-config", "default-chat-template-kwargs"), ANSWERS),
+    **dict.fromkeys(("rope-scaling", "rope-theta", "tokenizer-mode", "config-format"), ANSWERS),
+    **dict.fromkeys(("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "block-size"), SPEED),
+    **dict.fromkeys(("enable-prefix-caching", "no-enable-prefix-caching", "enforce-eager"), SPEED),
+    **dict.fromkeys(("enable-chunked-prefill", "no-enable-chunked-prefill", "async-scheduling"), SPEED),
+    **dict.fromkeys(("pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"), SPEED),
+    **dict.fromkeys(("disable-custom-all-reduce", "swap-space", "cpu-offload-gb", "kv-cache-memory-bytes"), SPEED),
+    **dict.fromkeys(("attention-backend", "compilation-config", "distributed-executor-backend"), SPEED),
+    **dict.fromkeys(("uvicorn-log-level", "disable-log-stats", "limit-mm-per-prompt"), SPEED),
+}
+"""Options of `vllm serve` that `args` may hold, and whether they change what is answered. A list of what is allowed: argparse
+takes abbreviations, and other options load code (--trust-remote-code, --middleware, plug-ins), read a file of options (--config)
+or open the server to others (--host, --uds)."""
+
+OWN_OPTIONS = {
+    "model": "model",
+    "served-model-name": "model",
+    "tensor-parallel-size": "tensor_parallel",
+    "max-model-len": "context_tokens",
+    "api-key": None,
+    "host": None,
+    "port": None,
+}
+"""Options that the suite sets, and the field that stands for them."""
+
+HttpUrl = Annotated[str, StringConstraints(max_length=500)]
+Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=2000)]
+Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
+
+
+def checked_url(value: str) -> str:
+    """`value` without a slash at its end.
+
+    Raises:
+        ValueError: no http or https address, or one with a user, a query or a fragment.
+    """
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
+        raise ValueError("an http or https address")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("no user and password in an address")
+    if parts.query or parts.fragment:
+        raise ValueError("an address without `?` and `#`")
+    _ = parts.port  # a ValueError of its own where it is none
+    return value.rstrip("/")
+
+
+class DriverSpec(Resources):
+    """An LLM that agents call: behind an API (`api`), or an open-weights model that a job of ours serves (`vllm`).
+
+    `gpus`, `cpus`, `memory` and `time` are the driver job's; left out: what the cluster's profile says of `driver`.
+    """
+
+    kind: Literal["api", "vllm"]
+    url: HttpUrl | None = Field(
+        None,
+        description="Of `api`: up to and with `/v1`, such as `https://api.example.org/v1`; `/X` is asked for at url + `/X`.",
+    )
+    model: Visible = Field(description="Of `api`: as the endpoint calls it. Of `vllm`: a staged model.")
+    revision: Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")] | None = Field(
+        None,
+        description="Which weights answer under that name, in any words (a date, a version). Makes runs of their own.",
+    )
+    key_file: Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)] | None = Field(
+        None, description="Of `api`: a file with the key alone, readable by its owner alone. Agents never see it."
+    )
+    key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")] | None = Field(
+        None,
+        description="Of `api`, in the place of `key_file`: the variable of the launching shell that holds the key.",
+    )
+    context_tokens: int | None = Field(
+        None, ge=256, description="The window that agents keep within, answer included. Of `vllm`: the server's too."
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="Of one answer; agents are told.")
+    price_in: float | None = Field(None, ge=0, description="US dollars for a million tokens of requests.")
+    price_out: float | None = Field(None, ge=0, description="US dollars for a million tokens of answers.")
+    price_cached: float | None = Field(
+        None,
+        ge=0,
+        description="US dollars for a million tokens of requests that the endpoint had cached; left out: `price_in`.",
+    )
+    parameters: dict[Name, JsonValue] = Field(
+        default_factory=dict,
+        description="Further fields of requests, for agents that make them themselves, such as `temperature`. Makes runs of their own.",
+    )
+    tools: tuple[Visible, ...] = Field(
+        (), description="Hosted tools of the API that agents may use, such as `web_search`. None: all are refused."
+    )
+    proxy: HttpUrl | None = Field(
+        None, description="An HTTP proxy to the API; left out: HTTPS_PROXY, HTTP_PROXY and NO_PROXY of the job."
+    )
+    timeout_s: Duration = Field(600.0, description="Of one request, without any byte of an answer.")
+    retries: int = Field(4, ge=0, le=20, description="Of a request that was not answered, beside the first try.")
+    bodies: bool = Field(False, description="Keep requests and answers in the run's record, not their sizes alone.")
+    tensor_parallel: int | None = Field(None, ge=1, le=64, description="Of `vllm`; left out: the job's GPUs.")
+    args: tuple[Argument, ...] = Field((), description="Of `vllm`: further options of `vllm serve`.")
+    time: Duration | None = Field(
+        None, description="Of `vllm`: time limit of one job; the next one goes on where it ends."
+    )
+    patience_s: Duration = Field(
+        7200.0,
+        description="Of `vllm`: so long agents wait for the driver before their clock starts; then the fault is the cluster's.",
+    )
+    idle_exit_s: Duration = Field(
+        3600.0, description="Of `vllm`: without a request for so long while no run is open to it, the job ends."
+    )
+
+    @field_validator("url", "proxy")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        return None if value is None else checked_url(value)
+
+    @field_validator("args")
+    @classmethod
+    def _known_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        serve_options(value)
+        return value
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> DriverSpec:
+        api = ("url", "key_file", "key_variable", "proxy", "tools")
+        vllm = ("tensor_parallel", "args", "time", "gpus", "cpus", "memory", "patience_s", "idle_exit_s")
+        others = vllm if self.kind == "api" else api
+        given = next((name for name in others if name in self.model_fields_set), None)
+        if given is not None:
+            raise ValueError(f"`{given}` is no field of a driver of kind `{self.kind}`")
+        if self.kind == "api" and self.url is None:
+            raise ValueError("`url` is missing: the address of the API, such as https://api.example.org/v1")
+        if self.key_file is not None and self.key_variable is not None:
+            raise ValueError("`key_file` and `key_variable`: one of them")
+        if self.max_output_tokens and self.context_tokens and self.max_output_tokens >= self.context_tokens:
+            raise ValueError("`max_output_tokens` must be less than `context_tokens`: the question needs room too")
+        return self
+
+    @property
+    def priced(self) -> bool:
+        """Whether what it answers has a price."""
+        return self.price_in is not None or self.price_out is not None
+
+    def cost_usd(self, tokens_in: int, tokens_out: int, tokens_cached: int = 0) -> float | None:
+        """What tokens cost, None without prices.
+
+        Args:
+            tokens_in: of requests, the cached ones among them.
+        """
+        if not self.priced:
+            return None
+        price_in = self.price_in or 0.0
+        cached = price_in if self.price_cached is None else self.price_cached
+        total = (tokens_in - tokens_cached) * price_in + tokens_cached * cached + tokens_out * (self.price_out or 0.0)
+        return total / TOKENS_PRICED
+
+    def dearest_usd(self, tokens: int) -> float | None:
+        """The most that so many tokens can cost, None without prices."""
+        prices = (self.price_in or 0.0, self.price_out or 0.0, self.price_cached or 0.0)
+        return max(prices) * tokens / TOKENS_PRICED if self.priced else None
+
+    def science(self, model_hash: str | None) -> DriverScience:
+        """What of it makes a run another run.
+
+        Args:
+            model_hash: content hash of the staged model, of `vllm`.
+        """
+        parts = urlsplit(self.url or "")
+        answering = {name: value for name, value in serve_options(self.args).items() if SERVE_OPTIONS[name]}
+        return DriverScience(
+            kind=self.kind,
+            host=parts.netloc.lower() or None,
+            model=self.model,
+            model_content_hash=model_hash,
+            revision=self.revision,
+            parameters=self.parameters,
+            context_tokens=self.context_tokens,
+            max_output_tokens=self.max_output_tokens,
+            tools=tuple(sorted(self.tools)),
+            options=answering,
+        )
+
+
+def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
+    """Options of `vllm serve` with their values, None of a bare flag.
+
+    Raises:
+        ValueError: an option that is not in `SERVE_OPTIONS`, stands twice, or a value without one.
+    """
+    found: dict[str, str | None] = {}
+    last: str | None = None
+    for argument in args:
+        if argument.startswith("-"):
+            written, equals, value = argument.partition("=")
+            name = written.removeprefix("--").replace("_", "-")
+            _check_option(written, name)
+            if name in found:
+                raise ValueError(f"`{written}` stands twice")
+            found[name] = value if equals else None
+            last = None if equals else name
+        elif last is None:
+            raise ValueError(f"{argument!r} belongs to no option: write `--option`, then its value")
+        else:
+            found[last], last = argument, None
+    return found
+
+
+def _check_option(written: str, name: str) -> None:
+    if written.startswith("--") and name in SERVE_OPTIONS:
+        return
+    if name in OWN_OPTIONS:
+        field = OWN_OPTIONS[name]
+        raise ValueError(f"`{written}` is set by the suite" + (f": use the field `{field}`" if field else ""))
+    raise ValueError(
+        f"`{written}` may not be given to `vllm serve` here; allowed are {', '.join(sorted(SERVE_OPTIONS))}"
+    )
+
+
+class DriverScience(Strict):
+    """What answers an agent's requests: part of what makes a run another run."""
+
+    kind: Literal["api", "vllm"]
+    host: str | None = Field(None, description="Of `api`: host and port of its address.")
+    model: str
+    model_content_hash: Sha256 | None = Field(None, description="Of `vllm`: of the staged model.")
+    revision: str | None = None
+    parameters: dict[Name, JsonValue] = Field(default_factory=dict)
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    tools: tuple[str, ...] = ()
+    options: dict[str, str | None] = Field(
+        default_factory=dict, description="Of `vllm`: options of `vllm serve` that change what is answered."
+    )
+
+
+class DriverEndpoint(Record):
+    """drivers/<name>.json: where a driver of kind `vllm` answers. Rewritten every few seconds by its job with a higher counter."""
+
+    name: Name
+    url: str | None = Field(None, description="Up to and with `/v1`; null: it has no port yet.")
+    model: str = Field(description="As requests name it.")
+    generation: int = Field(ge=1, description="Of the job: a newer one has a higher, and an older one then steps back.")
+    host: str
+    pid: int
+    job_id: str | None = None
+    state: Literal["starting", "ready", "failed", "ended"] = "starting"
+    ready: bool = False
+    counter: int = Field(0, ge=0, description="Heartbeat, judged by the reader's own clock.")
+    starts: int = Field(0, ge=0, description="How often this job started the server.")
+    problem: str | None = Field(None, description="Why it doesn't answer, where that is known.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_ready(cls, value: Any) -> Any:
+        """`ready` follows from the state for who reads no states."""
+        return {**value, "ready": value.get("state") == "ready"} if isinstance(value, dict) else value
