@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
 
 from autorl_hpc.records.base import Record
-from autorl_hpc.records.parts import Table
 from autorl_hpc.records.names import Name
+from autorl_hpc.records.parts import Table
 
 RESTART = "restart"
 UNTESTED = "untested"
