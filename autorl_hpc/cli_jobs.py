@@ -42,6 +42,13 @@ def _report(experiment: ExperimentDir) -> None:
         print("\n".join(api.keep_heads(experiment)), flush=True)
 
 
+def _drop_keys(experiment: ExperimentDir) -> None:
+    """No key outlives its experiment."""
+    from autorl_hpc.launch.drivers import drop_keys
+
+    drop_keys(experiment)
+
+
 Pids = Annotated[list[int] | None, typer.Option()]
 
 
@@ -59,6 +66,20 @@ def _job_grader(experiment: Path) -> None:
     from autorl_hpc.grading.daemon import run_grader
 
     raise typer.Exit(run_grader(ExperimentDir(experiment)))
+
+
+@job_app.command("driver")
+def _job_driver(experiment: Path, name: str) -> None:
+    from autorl_hpc.drivers.job import run_driver
+
+    raise typer.Exit(run_driver(ExperimentDir(experiment), name))
+
+
+@job_app.command("drive")
+def _job_drive(name: str, experiment: Path, while_alive: Pids = None) -> None:
+    from autorl_hpc.launch.payload import keep_driver
+
+    raise typer.Exit(keep_driver(ExperimentDir(experiment), name, while_alive or []))
 
 
 @job_app.command("array")
@@ -80,6 +101,7 @@ def _job_report(experiment: Path, after: Pids = None) -> None:
     from autorl_hpc.launch.payload import wait_for_end
 
     wait_for_end(ExperimentDir(experiment), after or [])
+    _drop_keys(ExperimentDir(experiment))
     _report(ExperimentDir(experiment))
 
 
@@ -95,6 +117,7 @@ def _job_finish(experiment: Path) -> None:
     from autorl_hpc.grading.watcher import seal_what_is_lost
 
     seal_what_is_lost(ExperimentDir(experiment))
+    _drop_keys(ExperimentDir(experiment))
     _report(ExperimentDir(experiment))
 
 

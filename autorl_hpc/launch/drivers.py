@@ -1,12 +1,30 @@
-"""An experiment's drivers: looked up and pinned."""
+"""An experiment's drivers: looked up, pinned, and their keys laid where gateways and driver jobs find them."""
 
 from __future__ import annotations
 
-from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import driver_keys, reading
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.records.driver import NO_DRIVER, DriverScience
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.driver import NO_DRIVER, DriverScience, DriverSpec, serve_options
 from autorl_hpc.records.experiment import ExperimentSpec
+
+
+def used(spec: ExperimentSpec) -> dict[str, DriverSpec]:
+    """The drivers that the matrix names."""
+    return {name: spec.drivers[name] for name in spec.matrix.driver if name != NO_DRIVER}
+
+
+def served(spec: ExperimentSpec) -> Sequence[str]:
+    """Those of them that a job of ours serves."""
+    return [name for name, driver in used(spec).items() if driver.kind == "vllm"]
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
@@ -15,12 +33,10 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
     Raises:
         AutorlError: a model to be served is not staged, or was changed.
     """
-    found = {}
-    for name in spec.matrix.driver:
-        if name != NO_DRIVER:
-            driver = spec.drivers[name]
-            found[name] = driver.science(_model_hash(root, name, driver.model) if driver.kind == "vllm" else None)
-    return found
+    return {
+        name: driver.science(_model_hash(root, name, driver.model) if driver.kind == "vllm" else None)
+        for name, driver in used(spec).items()
+    }
 
 
 def _model_hash(root: Root, driver: str, model: str) -> str:
@@ -42,3 +58,149 @@ def _model_hash(root: Root, driver: str, model: str) -> str:
             next_step=f"run: autorl-hpc stage {model} --again",
         )
     return manifest.content_hash
+
+
+def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
+    """Before anything is queued: keys are there and for their owner alone, and GPUs suffice. No error shows any of a key.
+
+    Args:
+        profile: None: this machine.
+
+    Raises:
+        AutorlError: naming the field.
+    """
+    for name, driver in used(spec).items():
+        if driver.kind == "vllm":
+            _check_gpus(name, driver, profile, where)
+        elif driver.key_variable is not None and driver.key_variable in os.environ:
+            _key_in_variable(name, driver.key_variable, where)
+        elif (path := driver_keys.key_path(experiment, name, driver)) is not None:
+            try:
+                driver_keys.read_key(path)
+            except AutorlError as error:
+                raise _wrong_key(name, driver, error, where) from None
+
+
+def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:
+    if driver.key_variable is not None:  # and no launch before this one had it
+        return AutorlError(
+            f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set",
+            where=where,
+            next_step=f"export {driver.key_variable}=..., then launch again; or use `key_file`",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return AutorlError(
+        f"field `drivers.{name}.key_file`: {error.what} ({error.where})",
+        where=where,
+        next_step=error.next_step,
+        exit_code=Exit.ENVIRONMENT,
+    )
+
+
+def _key_in_variable(name: str, variable: str, where: Path) -> str:
+    try:
+        return driver_keys.checked_key(os.environ[variable].encode(errors="replace"), f"${variable}")
+    except AutorlError as error:
+        raise AutorlError(
+            f"field `drivers.{name}.key_variable`: {error.what} (${variable})",
+            where=where,
+            next_step="export the key alone",
+        ) from None
+
+
+def gpus_of(driver: DriverSpec, profile: ClusterProfile | None) -> int:
+    """GPUs of the driver's job. On this machine all jobs share what there is."""
+    return driver.gpus or 0 if profile is None else profile.driver.resources(driver.resources).gpus or 0
+
+
+def _check_gpus(name: str, driver: DriverSpec, profile: ClusterProfile | None, where: Path) -> None:
+    gpus = gpus_of(driver, profile)
+    options = serve_options(driver.args)
+    parts = [int(value) for key in PARALLEL if (value := options.get(key) or "1").isdigit()]
+    needed = driver.tensor_parallel or max(1, gpus)
+    for part in parts:
+        needed *= part
+    if gpus and needed > gpus:
+        raise AutorlError(
+            f"field `drivers.{name}.tensor_parallel`: the server would need {needed} GPUs, its job has {gpus}",
+            where=where,
+            next_step=f"give `drivers.{name}.gpus: {needed}`, or less parallelism",
+        )
+
+
+PARALLEL = ("pipeline-parallel-size", "data-parallel-size")
+"""Options of `vllm serve` by which a server takes more GPUs than `tensor_parallel` says."""
+
+
+def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
+    """Writes `drivers/<name>.key`: a random one for each server of ours, and what came in a variable, since jobs don't get it.
+
+    Raises:
+        AutorlError: see `check_drivers`.
+        OSError: it can't be written.
+    """
+    for name, driver in used(spec).items():
+        path = experiment.driver_key(name)
+        if driver.kind == "vllm":
+            if not path.exists():  # a driver that runs has the one that stands
+                driver_keys.write_key(path, driver_keys.new_key())
+        elif driver.key_variable is not None and driver.key_variable in os.environ:
+            driver_keys.write_key(path, _key_in_variable(name, driver.key_variable, where))
+
+
+def drop_keys(experiment: ExperimentDir) -> None:
+    """Removes the keys of an experiment, if it is over; a launch makes or copies them again."""
+    if not set(read_experiment(experiment).runs) <= set(reading.list_names(experiment.finished)):
+        return
+    for path in experiment.drivers.glob("*.key"):
+        path.unlink(missing_ok=True)
+
+
+def facts(
+    spec: ExperimentSpec, profile: ClusterProfile | None, runs: Mapping[str, int], hours: float
+) -> list[dict[str, Any]]:
+    """What drivers may cost, for a dry run.
+
+    Args:
+        runs: how many runs call each.
+        hours: from the first agent's start to the last one's end: so long a driver is served.
+    """
+    found = []
+    for name, driver in used(spec).items():
+        count = runs.get(name, 0)
+        limits = [spec.budget.cost_usd, None if spec.budget.tokens is None else driver.dearest_usd(spec.budget.tokens)]
+        each = min((limit for limit in limits if limit is not None), default=None)
+        found.append(
+            {
+                "name": name,
+                "kind": driver.kind,
+                "model": driver.model,
+                "runs": count,
+                "cost_usd_at_most": None if each is None else round(each * count, 2),
+                "tokens_at_most": None if spec.budget.tokens is None else spec.budget.tokens * count,
+                "gpus": gpus_of(driver, profile) if driver.kind == "vllm" else None,
+                "gpu_hours": round(gpus_of(driver, profile) * hours, 2) if driver.kind == "vllm" else None,
+                "priced": driver.priced,
+            }
+        )
+    return found
+
+
+def lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The same for people."""
+    return [_line(row) for row in found]
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = []
+    if row["tokens_at_most"] is not None:
+        parts.append(f"at most {row['tokens_at_most']:,} tokens")
+    if row["cost_usd_at_most"] is not None:
+        parts.append(f"costs at most {row['cost_usd_at_most']:,.2f} US dollars")
+    elif row["kind"] == "api" and not row["priced"]:
+        parts.append("cost unknown: it has no prices (`price_in`, `price_out`)")
+    elif row["kind"] == "api":
+        parts.append("cost without a limit: set `budget.cost_usd` or `budget.tokens`")
+    if row["gpus"] is not None:
+        parts.append(f"its job has {row['gpus']} GPUs, about {row['gpu_hours']} GPU-hours while agents run")
+    return f"driver {row['name']} ({row['kind']}, {row['model']}), {row['runs']} runs: " + "; ".join(parts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import reach
+from autorl_hpc.launch import drivers, reach
 from autorl_hpc.launch.launcher import Plan, would_be
 from autorl_hpc.launch.visible import visible_gains, visible_line
 
@@ -33,6 +35,8 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         for task in spec.matrix.task
     }
     disk = sum(sizes[cell.science.base_model] * (kept + WORKSPACE_COPIES) for cell in plan.cells)
+    least_hours = math.ceil(len(plan.cells) / spec.parallel) * spec.budget.wall_clock_s / 3600
+    calls = Counter(cell.science.driver for cell in plan.cells)
     return {
         "experiment": str(plan.experiment.path),
         "protocol": str(spec.protocol),
@@ -47,6 +51,8 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "jobs": _jobs(plan) if plan.cluster is None else _slurm_jobs(plan, path),
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
+        "agent_gpu_hours": None if plan.cluster is None else round(hours * _agent_gpus(plan), 2),
+        "drivers": drivers.facts(spec, plan.cluster, calls, least_hours),
         "disk_peak_bytes_estimate": disk,
         "max_submissions": spec.budget.max_submissions,
         "sandbox": {
@@ -59,6 +65,11 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         },
         "smallest_visible_gain": visible,
     }
+
+
+def _agent_gpus(plan: Plan) -> int:
+    assert plan.cluster is not None
+    return plan.cluster.agent.resources(plan.spec.resources.agent).gpus or 0
 
 
 def _size_bytes(root: Root, model: str) -> int:
@@ -107,6 +118,9 @@ def as_text(facts: dict[str, Any]) -> str:
     lines.append(
         f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
     )
+    if facts["agent_gpu_hours"]:
+        lines.append(f"agents' jobs use at most {facts['agent_gpu_hours']} GPU-hours of these budgets")
+    lines += drivers.lines(facts["drivers"])
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
     level, network = facts["sandbox"]["level"], ", ".join(facts["sandbox"]["network"])
     strongest = "the strongest sandbox that works on their node" if level == "auto" else f"sandbox level {level}"

@@ -3,19 +3,23 @@
 * The first link of each grader's chain waits for nothing; later links for the one before (singleton) and for an agent.
 * Agents are arrays, split by the largest array the site takes, with the throttle shared out among them; they wait for a grader
   to start. Where a budget needs several jobs, each link's task waits for the same task of the link before.
+* A driver that is served here is a chain like a grader's; agents wait for its first job to start too.
 * The report waits for the graders, or for the agents where these bring their grader along.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autorl_hpc.cluster.site import Site
-from autorl_hpc.launch.limits import CLOSING_S, Links, agent_links, grader_links, report_minutes
+from autorl_hpc.launch.limits import CLOSING_S, Links, agent_links, driver_links, grader_links, report_minutes
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Submitted
 from autorl_hpc.records.run import ExperimentRecord
+
+DRIVER_ROLE = "driver-"
+"""Before a driver's name, its role."""
 
 NAME_CHARS = 40
 """Of the experiment's name in a job's name."""
@@ -51,6 +55,8 @@ class Needs:
         graders: by a grader's number, whether its chain is to be submitted (1) or stands (0).
         report: whether a report job is to come.
         present: numbers of jobs that stand, for which a report waits besides those of this launch.
+        drivers: by a served driver's name, whether its chain is to be submitted (1) or stands (0).
+        driving: by a served driver's name, the number of a job of it that runs or will.
         busy: tasks of agents that stand: they have their share of the throttle.
     """
 
@@ -59,6 +65,8 @@ class Needs:
     report: bool
     present: tuple[str, ...] = ()
     busy: int = 0
+    drivers: Mapping[str, int] = field(default_factory=dict)
+    driving: Mapping[str, str] = field(default_factory=dict)
 
 
 class Planner:
@@ -96,13 +104,21 @@ class Planner:
         graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
         first = [self._grader(i, 1, chain, "singleton") for i in graders]
         starters = [*(() if self.step else needs.present), *(f"{{{job.key}}}" for job in first)]
-        start = "?".join(f"after:{job}" for job in starters)
-        arrays = self._arrays(needs, links, start)
+        drives = {
+            name: self._drive_links(name, len(needs.runs), links) for name, lacks in needs.drivers.items() if lacks
+        }
+        driving = {name: self._driver(name, 1, links_, "singleton") for name, links_ in drives.items()}
+        arrays = self._arrays(needs, links, self._start(starters, needs, driving))
         wait = f",after:{{{arrays[0].key}}}_0" if arrays else ""
         later = [
             self._grader(i, link, chain, f"singleton{wait}") for link in range(2, chain.count + 1) for i in graders
         ]
-        ordered = [*first, *arrays, *later]
+        driven = [
+            self._driver(name, link, links_, f"singleton{wait}")
+            for name, links_ in drives.items()
+            for link in range(2, links_.count + 1)
+        ]
+        ordered = [*first, *driving.values(), *arrays, *later, *driven]
         if needs.report:
             waits = [f"{{{job.key}}}" for job in (arrays if self.step else [*first, *later])]
             waits += needs.present
@@ -153,6 +169,45 @@ class Planner:
             name=self._name(role), role=role, link=link, last_link=link == chain.count, number=self._next()
         )
         return JobPlan(submitted, self.grader, chain.minutes, depends)
+
+    @staticmethod
+    def _start(starters: Sequence[str], needs: Needs, driving: Mapping[str, JobPlan]) -> str:
+        """What agents wait for: any grader, and every driver. Slurm takes only one kind of separator: with drivers, the grader
+        is the first one. A driver that stands is asked before one to come, which waits for its end."""
+        drivers = [
+            needs.driving.get(name) or f"{{{driving[name].key}}}"
+            for name in needs.drivers
+            if name in needs.driving or name in driving
+        ]
+        if not drivers:
+            return "?".join(f"after:{job}" for job in starters)
+        return ",".join(f"after:{job}" for job in [*starters[:1], *drivers])
+
+    def _drive_links(self, name: str, runs: int, agent: Links) -> Links:
+        """The jobs of one driver: enough to last from the first agent to the last."""
+        kind = self._driver_kind(name)
+        return driver_links(
+            self.spec,
+            runs,
+            agent,
+            self._limit_s(kind),
+            kind.time,
+            signal_s=self.profile.signal_before_end_s,
+            where=self.profile.name,
+            name=name,
+        )
+
+    def _driver_kind(self, name: str) -> JobKind:
+        driver = self.spec.drivers[name]
+        kind = self.profile.driver.resources(driver.resources)
+        return kind if driver.time is None else kind.model_copy(update={"time": driver.time})
+
+    def _driver(self, name: str, link: int, chain: Links, depends: str) -> JobPlan:
+        role = f"{DRIVER_ROLE}{name}"
+        submitted = Submitted(
+            name=self._name(role), role=role, link=link, last_link=link == chain.count, number=self._next()
+        )
+        return JobPlan(submitted, self._driver_kind(name), chain.minutes, depends)
 
     def _report(self, depends: str) -> JobPlan:
         submitted = Submitted(name=self._name("report"), role="report", number=self._next())

@@ -17,6 +17,7 @@ from autorl_hpc.files.ledger import now_text, sha256_hex
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
+from autorl_hpc.launch.drivers import check_drivers, lay_keys
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.launch.freeze import freeze, git_revision, parts
 from autorl_hpc.records.cluster import ClusterProfile
@@ -61,6 +62,7 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
     frozen = None
     if keep_frozen and experiment.resolved.exists():
         frozen = experiment.code / read_experiment(experiment).code_hash
+    check_drivers(spec, experiment, profile, path)
     cells = expand(spec, root, path, frozen)
     done = set(reading.list_names(experiment.finished))
     known = set(reading.list_names(experiment.path))
@@ -108,6 +110,7 @@ def prepare(
         before = read_experiment(experiment) if experiment.resolved.exists() else None
         frozen = _frozen_code(experiment, before, planned, keep_frozen)
         atomic.write_bytes(experiment.given, reading.read_bytes(path))
+        lay_keys(planned.spec, experiment, path)
         record = _experiment_record(planned, root, before, frozen, path)
         for cell in planned.cells:
             _write_run(experiment, record, cell, frozen)

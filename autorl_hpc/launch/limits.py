@@ -33,6 +33,9 @@ MAX_LINKS = 100
 GRADER_S = 86400.0
 """A grader's job asks for no more than a day where the profile doesn't say how long: shorter jobs start sooner."""
 
+DRIVER_CHAIN = 3
+"""Jobs of a driver that stand in line at least: one dies with its node, another goes on."""
+
 REPORT_MINUTES = 30
 CLOSING_S = 1800.0
 """For the scores on the report split, after the last agent."""
@@ -102,6 +105,58 @@ def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
     return rounds * agent.count * agent.minutes * 60 + CLOSING_S
 
 
+def chain_links(
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None,
+    least: int,
+    *,
+    signal_s: float,
+    where: str,
+    what: str,
+) -> Links:
+    """As many jobs as last from the first agent to the last, `least` at least.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+        asked_s: what experiment or profile say; None: nothing.
+        what: the field that says so.
+    """
+    long_s = expected_s(spec, runs, agent)
+    minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
+    if limit_s is not None:
+        minutes = min(minutes, _floor_minutes(limit_s))
+    least_s = signal_s + EARLY_S + LEAST_USE_S
+    if minutes * 60 < least_s:
+        raise AutorlError(
+            f"field `{what}`: a job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="give it more time, or shorten `signal_before_end` in the cluster's profile",
+            exit_code=Exit.USAGE,
+        )
+    needed = math.ceil(long_s / (minutes * 60)) + 1
+    return Links(min(MAX_LINKS, max(least, needed)), minutes)
+
+
+def driver_links(
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None,
+    *,
+    signal_s: float,
+    where: str,
+    name: str,
+) -> Links:
+    """The jobs of a driver that is served here."""
+    what = f"drivers.{name}.time"
+    return chain_links(spec, runs, agent, limit_s, asked_s, DRIVER_CHAIN, signal_s=signal_s, where=where, what=what)
+
+
 def grader_links(
     spec: ExperimentSpec,
     runs: int,
@@ -118,21 +173,8 @@ def grader_links(
         limit_s: the longest job there may be; None: no limit.
         asked_s: what the profile says; None: nothing.
     """
-    long_s = expected_s(spec, runs, agent)
-    minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
-    if limit_s is not None:
-        minutes = min(minutes, _floor_minutes(limit_s))
-    least_s = signal_s + EARLY_S + LEAST_USE_S
-    if minutes * 60 < least_s:
-        raise AutorlError(
-            f"field `grader.time`: a grader's job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least",
-            where=where,
-            fault=Fault.CLUSTER,
-            next_step="give graders more time, or shorten `signal_before_end` in the cluster's profile",
-            exit_code=Exit.USAGE,
-        )
-    needed = math.ceil(long_s / (minutes * 60)) + 1
-    return Links(min(MAX_LINKS, max(spec.grader.chain, needed)), minutes)
+    chain = spec.grader.chain
+    return chain_links(spec, runs, agent, limit_s, asked_s, chain, signal_s=signal_s, where=where, what="grader.time")
 
 
 def report_minutes(limit_s: float | None, asked_s: float | None) -> int:

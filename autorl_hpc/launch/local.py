@@ -23,6 +23,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
 from autorl_hpc.files.jobs import JOBS_NAME, LocalJob, alive_jobs, process_start
 from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.launch.drivers import served
 from autorl_hpc.launch.environment import job_environment
 from autorl_hpc.launch.payload import processes
 from autorl_hpc.records.run import ExperimentRecord
@@ -110,6 +111,8 @@ def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None
 
     array = job("agents", "array")
     chains = [job(f"grader-{i}", "chain", "--while-alive", f"{array.pid}") for i in range(record.spec.grader.count)]
+    for name in served(record.spec):
+        job(f"driver-{name}", "drive", "--while-alive", f"{array.pid}", name)
     watched = [str(j.pid) for j in (array, *chains)]
     job("report", "report", *[part for pid in watched for part in ("--after", pid)])
 

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from autorl_hpc.drivers.users import Users
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.jobs import alive_jobs, process_start
@@ -24,6 +25,8 @@ log = logging.getLogger("autorl_hpc.jobs")
 CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
+IDLE_PAUSE_S = 5.0
+"""Between two looks whether a driver is wanted again."""
 CRASHES_BEFORE_LEAVING = 10
 """Supervisors of one run that may fail before an array leaves it alone; with the pauses between them, five minutes."""
 
@@ -130,6 +133,30 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
             log.warning("grader ended with %s; %d of the chain are left", code, left)
             time.sleep(CRASH_PAUSE_S)
     return 130 if stopping.asked else 1
+
+
+def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]) -> int:
+    """Keeps a driver's job while agents may still call it: the next one starts when one died or gave up."""
+    stopping = Stopping()
+    stopping.install()
+    first = watcher(while_alive)
+    failures = 0
+
+    def alive() -> bool:
+        return first() or any(job.role == "agents" for job in alive_jobs(experiment))
+
+    users = Users(experiment, name)
+    while not stopping.asked and alive() and not _over(experiment):
+        if not users.open():  # a later launch may bring runs
+            stopping.sleep(IDLE_PAUSE_S)
+            continue
+        code = stopping.start("driver", str(experiment.path), name).wait()
+        stopping.children.clear()
+        failures = failures + 1 if code else 0
+        if code:
+            log.warning("the driver %s ended with %s", name, code)
+        stopping.sleep(min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** min(failures, 10)))
+    return 130 if stopping.asked else 0
 
 
 def watcher(pids: Sequence[int]) -> Callable[[], bool]:

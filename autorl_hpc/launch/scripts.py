@@ -11,7 +11,7 @@ from autorl_hpc.cluster.look import comment
 from autorl_hpc.cluster.site import habit
 from autorl_hpc.cluster.wording import gpu_options, module_lines, with_variables
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch.jobs import JobPlan
+from autorl_hpc.launch.jobs import DRIVER_ROLE, JobPlan
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.run import ExperimentRecord
 
@@ -47,6 +47,8 @@ class Scripts:
             "agents": ["job", "task", path, str(job.submitted.number)],
             "report": ["job", "finish", path],
         }.get(role, ["job", "grader", path])
+        if role.startswith(DRIVER_ROLE):
+            words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
         argv = [*self._python(), "-m", "autorl_hpc", *words]
         # $VARS of the profile's image and Python are those of the job; everything else is taken as it stands.
         return "exec " + " ".join(argv[: -len(words)] + [shlex.quote(word) for word in words])

@@ -8,8 +8,9 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autorl_hpc.cluster import commands, look
 from autorl_hpc.cluster import site as sites
@@ -19,8 +20,9 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.view import RunView
+from autorl_hpc.launch.drivers import served
 from autorl_hpc.launch.environment import job_environment
-from autorl_hpc.launch.jobs import JobPlan, Needs, Planner
+from autorl_hpc.launch.jobs import DRIVER_ROLE, JobPlan, Needs, Planner
 from autorl_hpc.launch.lock import only_one
 from autorl_hpc.launch.scripts import Scripts
 from autorl_hpc.launch.taking_back import finish_taking_back, recovered, take_back
@@ -51,7 +53,8 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     site = sites.ask(profile) if commands.available() else sites.Site()
     closed = set(reading.list_names(experiment.finished))
     runs = [run for run in record.runs if run not in closed]
-    needs = Needs(runs, [1] * record.grader.count, report=True)
+    drivers = dict.fromkeys(served(record.spec), 1)
+    needs = Needs(runs, [1] * record.grader.count, report=True, drivers=drivers)
     planned = Planner(record, profile, site, NO_UID, 1).plan(needs)
     scripts = Scripts(experiment, record, profile, NO_UID)
     numbers = {job.key: f"<{job.submitted.role} link {job.submitted.link}>" for job in planned}
@@ -158,23 +161,43 @@ def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJob
     open_runs = [run for run in record.runs if run not in closed]
     if record.grader.placement == "job":  # sealed runs need a grader alone
         open_runs = [run for run in open_runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
-    served = board.alive_runs()
-    runs = [run for run in open_runs if run not in served]
+    has_job = board.alive_runs()
+    runs = [run for run in open_runs if run not in has_job]
     over = set(record.runs) <= closed
     step = record.grader.placement == "step"
     chains = [board.alive(f"grader-{i}") for i in range(record.grader.count)]
     # A grader that is about to end may not have seen the runs that are new now: there must be a link that has not started.
     ready = [[t for t in chain if not runs or t.state is not JobState.RUNNING] for chain in chains]
     graders = [0 if waiting or over or step else 1 for waiting in ready]
-    waits_for = [t for t in board.alive() if t.seen and (t.run_id is not None) == step and t.submitted.role != "report"]
+    waits_for = [
+        t
+        for t in board.alive()
+        if t.seen and (t.run_id is not None if step else t.submitted.role.startswith("grader-"))
+    ]
     present = dict.fromkeys(t.seen.job_id.partition("_")[0] for t in waits_for if t.seen)
     return Needs(
         runs,
         graders,
         report=not over and (bool(runs) or any(graders) or not board.alive("report")),
         present=tuple(present),
-        busy=len(served),
+        busy=len(has_job),
+        **_drivers(served(record.spec) if runs or has_job else (), board, runs),
     )
+
+
+def _drivers(names: Sequence[str], board: Board, runs: list[str]) -> dict[str, dict[str, Any]]:
+    """Which drivers lack a chain, and which job of the others agents may wait for."""
+    lacks: dict[str, int] = {}
+    driving: dict[str, str] = {}
+    for name in names:
+        chain = [task for task in board.alive(f"{DRIVER_ROLE}{name}") if task.seen]
+        # One that is about to end may not have seen the runs that are new now.
+        waiting = [task for task in chain if not runs or task.state is not JobState.RUNNING]
+        lacks[name] = 0 if waiting else 1
+        first = next((t for t in chain if t.state is JobState.RUNNING), chain[0] if chain else None)
+        if first is not None and first.seen is not None:
+            driving[name] = first.seen.job_id
+    return {"drivers": lacks, "driving": driving}
 
 
 def _submit_all(

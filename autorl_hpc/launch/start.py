@@ -30,7 +30,7 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
     else:
         done = slurm.submit(planned.experiment, record, say)
         jobs = [f"{job.role}:{job.job_id}" for job in done]
-        count = Counter("graders" if job.role.startswith("grader-") else job.role for job in done)
+        count = Counter(_kind(job.role) for job in done)
         said = ", ".join(f"{number} x {role}" for role, number in count.items())
         finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
         nothing = (
@@ -47,6 +47,10 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         "said": said,
         "graders_need": reach.lines(planned.spec, planned.cells),
     }
+
+
+def _kind(role: str) -> str:
+    return "graders" if role.startswith("grader-") else "drivers" if role.startswith("driver-") else role
 
 
 def _refuse_two_places(planned: Plan) -> None:

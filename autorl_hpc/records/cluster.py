@@ -127,6 +127,10 @@ class ClusterProfile(Record, Wording):
     python: Line | None = Field(
         None, description="The Python of jobs, with $VARS of the job or ~/; left out: the one that launches."
     )
+    vllm: Line | None = Field(
+        None,
+        description="The program `vllm` of driver jobs, with $VARS of the job or ~/; left out: beside the jobs' Python, or on PATH.",
+    )
     container: Container | None = None
     scratch: Line | None = Field(
         None,

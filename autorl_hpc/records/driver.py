@@ -158,6 +158,11 @@ class DriverSpec(Resources):
         return self
 
     @property
+    def resources(self) -> Resources:
+        """What its job asks for."""
+        return Resources(gpus=self.gpus, cpus=self.cpus, memory=self.memory)
+
+    @property
     def priced(self) -> bool:
         """Whether what it answers has a price."""
         return self.price_in is not None or self.price_out is not None

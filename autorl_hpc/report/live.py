@@ -13,6 +13,7 @@ from typing import Any
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
+from autorl_hpc.files.endpoints import read_endpoint
 from autorl_hpc.files.heads import heads_of
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
@@ -124,6 +125,7 @@ class Watch:
             "troubles": [trouble.model_dump(mode="json") for trouble in troubles],
             "graders": [g for g in graders if g.get("state") != "ended" and jobs.may_live(g)],
             "graders_in_agents_jobs": jobs.step,
+            "drivers": _drivers(experiment),
             "queue": queues.waiting(experiment.queue),
             "jobs": jobs.roles,
             "jobs_text": jobs.text,
@@ -131,6 +133,13 @@ class Watch:
             "over": over,
             "head": _head(experiment, rows) if over else None,
         }
+
+
+def _drivers(experiment: ExperimentDir) -> list[dict[str, Any]]:
+    """Served drivers as their jobs last told, by name."""
+    names = [name for name in reading.list_names(experiment.drivers) if name.endswith(".json")]
+    found = [read_endpoint(experiment.drivers / name) for name in names]
+    return [each.model_dump(mode="json") for each in found if each is not None]
 
 
 def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
@@ -172,10 +181,16 @@ class Block:
         done = f"{sum(row['state'] == 'finished' for row in runs)} of {len(runs)} runs finished"
         beating = [] if lacks_grader else self.facts["graders"]
         graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
-        summary = f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {self.facts['jobs_text']}"
+        drivers = "".join(f"; driver {d['name']}: {d['state']}" for d in self.facts.get("drivers", []))
+        summary = (
+            f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {self.facts['jobs_text']}{drivers}"
+        )
         lines = [Text(self.facts["experiment"], style="bold"), Text(clean(summary) or "")]
         if self.facts["jobs_trouble"]:
             lines.append(Text(f"look at: {clean(self.facts['jobs_trouble'])}", style="yellow"))
+        for driver in self.facts.get("drivers", []):
+            if driver["state"] in ("failed", "starting") and driver["problem"]:
+                lines.append(Text(f"driver {driver['name']}: {clean(driver['problem'], 300)}", style="yellow"))
         if self.facts.get("head"):
             lines.append(Text(f"head {self.facts['head']}", style="dim"))
         if self.facts["damage"]:

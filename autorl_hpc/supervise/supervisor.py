@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from autorl_hpc.agents import load_agent
+from autorl_hpc.drivers.waiting import wait_ready
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.claims import claimed_entries
@@ -27,6 +28,7 @@ from autorl_hpc.files.host import deny_inspection
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
+from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.ledger import AttemptEnded, Sealed
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault
@@ -155,6 +157,10 @@ class Supervisor:
         for earlier in self.chain.look().ended:
             if earlier.agent_ended is not None:
                 return self._take_the_rest(earlier.agent_ended, earlier.exit_code, clock, intake)
+        driver = self.experiment_record.spec.driver(self.record.science.driver)
+        if driver is not None and driver.kind == "vllm" and not self._driver_answers(driver):
+            cancelled = "cancelled while the driver was waited for"
+            return self._end_attempt(clock, cancelled if self._signal is None else f"{BY_SIGNAL}{self._signal}")
         venv = environment_venv(self.root, self.record)
         with contextlib.ExitStack() as stack:
             image = environment_image(self.root, self.record)
@@ -198,6 +204,16 @@ class Supervisor:
         if ended_by is None:
             return self._end_attempt(clock, f"{BY_SIGNAL}{self._signal}")
         return self._take_the_rest(ended_by, end.exit_code, clock, intake)
+
+    def _driver_answers(self, driver: DriverSpec) -> bool:
+        """Waits for a driver that is served here, before the clock starts; False if this attempt is to end meanwhile."""
+        ready = wait_ready(
+            self.experiment,
+            self.record.science.driver,
+            driver,
+            stop=lambda: self._signal is not None or self._cancelled(),
+        )
+        return ready is not None
 
     def _run_agent(
         self,

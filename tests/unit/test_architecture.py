@@ -16,7 +16,7 @@ PACKAGE = REPO / "autorl_hpc"
 LEVELS = [
     {"errors", "states", "records"},
     {"files"},
-    {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox", "recorder"},
+    {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox", "recorder", "drivers"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart", "evidence"},
     {"cli", "cli_jobs", "cli_evidence", "__main__"},

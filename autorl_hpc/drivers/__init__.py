@@ -1,0 +1,1 @@
+"""The job of a driver that is served here: `vllm serve`, found by an endpoint file, watched, and started over."""

@@ -1,0 +1,98 @@
+"""How a driver's server is started: its program, arguments, environment and address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.states import Fault
+
+PROGRAM_VARIABLE = "AUTORL_VLLM"
+"""Names the server's program, before the profile and PATH."""
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""By which vLLM takes its key: on the command line every user of the node could read it."""
+
+ANY_ADDRESS = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+
+
+def program(profile: ClusterProfile | None) -> str:
+    """The path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH.
+
+    Raises:
+        AutorlError: there is none.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)
+    beside = Path(sys.executable).parent / "vllm"
+    wanted = os.path.expandvars(os.path.expanduser(named)) if named else str(beside) if beside.is_file() else "vllm"
+    found = shutil.which(wanted)
+    if found is None:
+        raise AutorlError(
+            f"the program `{wanted}` that serves the driver is not here",
+            where=socket.gethostname(),
+            fault=Fault.CLUSTER,
+            next_step=f"install vllm in the jobs' environment, or name it: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return found
+
+
+def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) -> list[str]:
+    """What follows the program. The key is not among it."""
+    parallel = spec.tensor_parallel or max(1, gpus)
+    found = ["serve", str(model), f"--served-model-name={spec.model}", f"--host={host}", f"--port={port}"]
+    found.append(f"--tensor-parallel-size={parallel}")
+    if spec.context_tokens is not None:
+        found.append(f"--max-model-len={spec.context_tokens}")
+    return [*found, *spec.args]
+
+
+def environment(outer: Mapping[str, str], key: str, code: str) -> dict[str, str]:
+    """The server's variables: this job's, with the key, offline, and without our frozen code, which may be of another Python.
+
+    Args:
+        code: the folder of the frozen code.
+    """
+    env = dict(outer)
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
+    env["PYTHONPATH"] = os.pathsep.join(path)
+    if not path:
+        del env["PYTHONPATH"]
+    env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
+    return env
+
+
+def free_port(host: str) -> int:
+    """A port that nobody has now. Should another take it before the server does, that dies and gets a new one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def reachable_name() -> str:
+    """By which other nodes reach this one: its host name where that is known, else the address of its way out."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None, socket.AF_INET)
+    except OSError:
+        return _own_address()
+    return name
+
+
+def _own_address() -> str:
+    """Of the interface that a packet into the wide world would take; none is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK

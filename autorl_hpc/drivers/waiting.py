@@ -1,0 +1,71 @@
+"""A supervisor waits for its run's driver before the agent's clock starts: no budget passes here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.endpoints import STALE_AFTER_S, EndpointWatch
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
+from autorl_hpc.states import Fault
+
+log = logging.getLogger("autorl_hpc.drivers")
+
+LOOK_S = 1.0
+AFTER_FAILURE_S = 300.0
+"""A driver whose job gave up may come back with the next job of its chain; with none in so long it doesn't."""
+
+
+def wait_ready(
+    experiment: ExperimentDir,
+    name: str,
+    spec: DriverSpec,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    look_s: float = LOOK_S,
+    after_failure_s: float = AFTER_FAILURE_S,
+) -> DriverEndpoint | None:
+    """The endpoint of a driver of kind `vllm`, once it answers; None when `stop` says so first.
+
+    Raises:
+        AutorlError: it does not come within its `patience_s`, or its job gave up; the fault is the cluster's.
+    """
+    watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
+    started = time.monotonic()
+    failed_since: float | None = None
+    failed: tuple[int, int] | None = None
+    said = False
+    while not stop():
+        ready = watch.ready()
+        if ready is not None:
+            return ready
+        now = time.monotonic()
+        last = watch.last
+        if last is not None and last.state == "failed":
+            if failed != (last.generation, last.counter):
+                failed, failed_since = (last.generation, last.counter), now
+        else:
+            failed = failed_since = None
+        if failed_since is not None and now - failed_since > min(after_failure_s, spec.patience_s):
+            raise _not_there(name, "its job gave up", last, experiment)
+        if now - started > spec.patience_s:
+            raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
+        if not said:
+            said = True
+            log.info("waiting for the driver %s; the agent's clock has not started", name)
+        time.sleep(look_s)
+    return None
+
+
+def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
+    told = f" ({last.problem})" if last is not None and last.problem else ""
+    return AutorlError(
+        f"the driver {name} doesn't answer: {why}{told}",
+        where=experiment.driver_log(name),
+        fault=Fault.CLUSTER,
+        next_step=f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`",
+        exit_code=Exit.ENVIRONMENT,
+    )
