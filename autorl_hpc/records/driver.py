@@ -146,7 +146,8 @@ class DriverSpec(Resources):
         api = ("url", "key_file", "key_variable", "proxy", "tools")
         vllm = ("tensor_parallel", "args", "time", "gpus", "cpus", "memory", "patience_s", "idle_exit_s")
         others = vllm if self.kind == "api" else api
-        given = next((name for name in others if name in self.model_fields_set), None)
+        fields = type(self).model_fields  # not what was set: experiment.json holds the defaults too
+        given = next((name for name in others if getattr(self, name) != fields[name].default), None)
         if given is not None:
             raise ValueError(f"`{given}` is no field of a driver of kind `{self.kind}`")
         if self.kind == "api" and self.url is None:

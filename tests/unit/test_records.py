@@ -421,6 +421,12 @@ def test_the_last_grace_is_a_twentieth_of_the_wall_clock_at_most() -> None:
     assert experiment.Budget(wall_clock="2h", grace=0).last_grace_s == 0.0
 
 
+@pytest.mark.parametrize("value", [{"kind": "api", "url": "http://h/v1"}, {"kind": "vllm", "args": ["--dtype=half"]}])
+def test_a_driver_is_read_back_with_its_defaults(value: dict[str, Any]) -> None:
+    spec = driver.DriverSpec.model_validate({"model": "m", **value})
+    assert driver.DriverSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
 def test_what_tokens_cost() -> None:
     priced = driver.DriverSpec(kind="vllm", model="m", price_in=2.0, price_out=10.0, price_cached=0.5)
     assert priced.cost_usd(1_000_000, 100_000, 500_000) == 1.0 + 0.25 + 1.0
