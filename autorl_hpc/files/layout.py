@@ -212,6 +212,11 @@ class RunDir:
         return self.logs / "agent.times"
 
     @property
+    def driver_log(self) -> Path:
+        """One line for each request to the driver, by the gateway."""
+        return self.path / "driver.jsonl"
+
+    @property
     def code_git(self) -> Path:
         """A bare git repository: every state of the agent's code."""
         return self.path / "code.git"
