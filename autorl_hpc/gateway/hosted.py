@@ -79,8 +79,9 @@ def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
     for name in body:
         if name not in FIELDS[dialect]:
             allowed.need(name, "the field")
-    if body.get("service_tier") is not None and body["service_tier"] not in TIERS:
-        allowed.need(str(body["service_tier"]), "the service tier")
+    tier = body.get("service_tier")
+    if tier is not None and _text(tier, "service_tier") not in TIERS:
+        allowed.need(tier, "the service tier")
     {CHAT: _chat, RESPONSES: _responses, ANTHROPIC: _anthropic}[dialect](body, allowed)
 
 
@@ -105,8 +106,9 @@ def _chat(body: dict[str, Any], allowed: Allowed) -> None:
     for message in _objects(body.get("messages"), "messages"):
         _parts(message.get("content"), "messages.content", allowed)
         for call in _objects(message.get("tool_calls"), "tool_calls"):
-            if call.get("type", "function") not in OWN_TOOLS[CHAT]:
-                allowed.need(_text(call["type"], "tool_calls.type"), "a call of the tool")
+            kind = _text(call.get("type", "function"), "tool_calls.type")
+            if kind not in OWN_TOOLS[CHAT]:
+                allowed.need(kind, "a call of the tool")
         for name in SOURCES & message.keys() - {"audio"}:
             allowed.need(name, "in a message the field")
 
@@ -120,8 +122,8 @@ def _responses(body: dict[str, Any], allowed: Allowed) -> None:
     if given is not None and not isinstance(given, list):
         raise Refusal(400, "unreadable", "`include` is no list")
     for each in given or ():
-        if each not in INCLUDES:
-            allowed.need(_text(each, "include").partition(".")[0], "to include results of")
+        if _text(each, "include") not in INCLUDES:
+            allowed.need(each.partition(".")[0], "to include results of")
     instructions, asked = body.get("instructions"), body.get("input")
     for items in (instructions, asked):
         if not isinstance(items, str):
