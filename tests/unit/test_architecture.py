@@ -16,7 +16,7 @@ PACKAGE = REPO / "autorl_hpc"
 LEVELS = [
     {"errors", "states", "records"},
     {"files"},
-    {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox", "recorder", "drivers"},
+    {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox", "recorder", "drivers", "gateway"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart", "evidence"},
     {"cli", "cli_jobs", "cli_evidence", "__main__"},
@@ -39,6 +39,7 @@ HEAVY = {
     "numpy",
     "sklearn",
     "textworld",
+    "aiohttp",
 }
 
 

@@ -1,0 +1,8 @@
+"""`python -m autorl_hpc.gateway`."""
+
+import sys
+
+from autorl_hpc.gateway.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

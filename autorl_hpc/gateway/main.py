@@ -1,0 +1,192 @@
+"""The gateway's process: `python -m autorl_hpc.gateway`, started by the supervisor.
+
+Protocol: one JSON line in, see `settings.Settings`. First line out `{"port": n}` (null without one): from then on it serves. After each
+request a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"stop": true}`. It ends with its standard
+input, and by the kernel's hand when the thread that started it is gone; TERM and its like it takes no notice of, as the keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.gateway.books import TELL_AGAIN_S, Books, say
+from autorl_hpc.gateway.driver import Driver
+from autorl_hpc.gateway.server import Gateway
+from autorl_hpc.gateway.settings import Settings, told
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger("autorl_hpc.gateway")
+
+PR_SET_PDEATHSIG: Final = 1
+DEAF_TO: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
+BACKLOG: Final = 512
+KEEPALIVE_S: Final = 75.0
+END_S: Final = 5.0
+MAX_LINE_BYTES: Final = 2**20
+MAX_SOCKET_PATH: Final = 100
+
+
+def main() -> int:
+    """Serves until the supervisor says stop or is gone."""
+    parent = os.getppid()
+    deny_inspection()
+    for number in DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+    if os.getppid() != parent:
+        return int(Exit.OK)
+    _many_files()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    try:
+        settings = told(json.loads(_first_line()))
+        return asyncio.run(_serve(settings))
+    except AutorlError as error:
+        log.error("%s", error)
+        return int(error.exit_code)
+    except ValueError:
+        log.error("the settings are no JSON")  # and are not quoted
+        return int(Exit.USAGE)
+
+
+def _first_line() -> bytes:
+    """Byte by byte: what comes after it is the loop's."""
+    line = b""
+    while len(line) < MAX_LINE_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line
+
+
+async def _serve(settings: Settings) -> int:
+    from aiohttp import web
+
+    books = Books(settings)
+    driver = Driver(settings.upstream)
+    gateway = Gateway(settings, driver, books)
+    server = web.Server(gateway.handle, access_log=None, keepalive_timeout=KEEPALIVE_S, tcp_keepalive=False)
+    runner = web.ServerRunner(server, shutdown_timeout=END_S)
+    await runner.setup()
+    try:
+        port = await _listen(runner, settings)
+        os.set_blocking(1, False)
+        say({"port": port})
+        books.tell()
+        await _until_told(gateway, books)
+    except OSError as error:
+        log.error("the gateway can't listen: %s", error.strerror)
+        return int(Exit.ENVIRONMENT)
+    finally:
+        await runner.cleanup()
+        await driver.close()
+        await asyncio.to_thread(books.end)
+        if settings.unix is not None:
+            settings.unix.unlink(missing_ok=True)
+    return int(Exit.OK)
+
+
+async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
+    from aiohttp import web
+
+    port = None
+    if settings.unix is not None:
+        await web.SockSite(runner, unix_socket(settings.unix), backlog=BACKLOG).start()
+    if settings.port is not None:
+        listening = socket.create_server(("127.0.0.1", settings.port), backlog=BACKLOG)
+        port = int(listening.getsockname()[1])
+        await web.SockSite(runner, listening, backlog=BACKLOG).start()
+    return port
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A socket at `path` for this user alone. What an earlier gateway left there is removed. Paths beyond what the kernel takes are
+    reached through their folder's descriptor.
+
+    Raises:
+        OSError: it can't be made, or something else lies there.
+    """
+    if path.is_symlink() or (path.exists() and not stat.S_ISSOCK(path.lstat().st_mode)):
+        raise FileExistsError(17, "something that is no socket lies at the socket's path", str(path))
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        short = len(os.fsencode(path)) <= MAX_SOCKET_PATH
+        made.bind(str(path) if short else f"/proc/self/fd/{folder}/{path.name}")
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.umask(before)
+        os.close(folder)
+    return made
+
+
+async def _until_told(gateway: Gateway, books: Books) -> None:
+    """Obeys the supervisor's lines until it says stop or its end of the pipe is gone."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    telling = asyncio.create_task(_tell_again(books))
+    try:
+        while line := await reader.readline():
+            value = _command(line)
+            if "closed" in value:
+                gateway.close(str(value["closed"]))
+            if isinstance(value.get("elapsed_s"), int | float):
+                books.elapsed_told(float(value["elapsed_s"]))
+            if value.get("stop"):
+                return
+    finally:
+        telling.cancel()
+
+
+def _command(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        log.error("a line from the supervisor is no command")
+        return {}
+    return value
+
+
+async def _tell_again(books: Books) -> None:
+    while True:
+        await asyncio.sleep(TELL_AGAIN_S)
+        books.tell_again()
+
+
+def _many_files() -> None:
+    """Each stream has two connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

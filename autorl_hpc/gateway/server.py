@@ -1,0 +1,164 @@
+"""Which requests are let in: known path, the run's token, readable body, the driver's model, nothing hosted, within the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from autorl_hpc.gateway import asked as asking
+from autorl_hpc.gateway import headers as head
+from autorl_hpc.gateway import hosted, models, routes, strictly
+from autorl_hpc.gateway.allowed import Allowed
+from autorl_hpc.gateway.books import Books
+from autorl_hpc.gateway.call import Call
+from autorl_hpc.gateway.driver import Driver, DriverLost
+from autorl_hpc.gateway.passing import Passing
+from autorl_hpc.gateway.refusals import GEMINI, Refusal
+from autorl_hpc.gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger("autorl_hpc.gateway")
+
+MAX_BODY_BYTES: Final = 32 * 2**20
+"""Of a request, as providers have it."""
+
+MAX_BODIES_BYTES: Final = 256 * 2**20
+"""Of all requests under way together."""
+
+MAX_AT_ONCE: Final = 1000
+BODY_S: Final = 120.0
+ONCE_ONLY: Final = ("Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding", "Authorization")
+
+
+class Gateway:
+    """Answers requests.
+
+    Args:
+        books: totals, limits, log.
+    """
+
+    def __init__(self, settings: Settings, driver: Driver, books: Books) -> None:
+        self._settings, self._books = settings, books
+        self._passing = Passing(driver, books)
+        self._names = frozenset((settings.model, *settings.aliases))
+        self._allowed = Allowed(settings.tools)
+        self._default_out = settings.max_output_tokens or asking.DEFAULT_ANSWER_TOKENS
+        self._bodies_bytes = self._at_once = 0
+        self._closed: str | None = None
+
+    def close(self, reason: str) -> None:
+        """From now on everything is refused; answers under way go on."""
+        self._closed = reason
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request, whatever becomes of it: exactly one line in the log."""
+        from aiohttp import web
+
+        target = routes.split(request.raw_path)
+        call = Call(routes.dialect_of(target.path), target.path[:200])
+        try:
+            return await self._answered(request, target, call)
+        except Refusal as refusal:
+            self._note(call, refusal)
+            made = web.Response(status=refusal.status, body=refusal.body(call.dialect), headers=refusal.headers())
+            if not request.content.at_eof():
+                made.force_close()  # what follows in this connection is the rest of a body that nobody reads
+            return made
+        finally:
+            self._bodies_bytes -= call.request_bytes
+            if not call.quiet:
+                self._books.close(call)
+
+    async def _answered(self, request: web.BaseRequest, target: routes.Target, call: Call) -> web.StreamResponse:
+        from aiohttp import web
+
+        shown_in = head.shown_key(request.headers, routes.keys_in(target.query), self._settings.token)
+        if "Upgrade" in request.headers:
+            raise Refusal(400, "upgrade", "the driver's gateway passes plain HTTP requests only, no websockets")
+        route = routes.route(request.method, target)
+        if route.kind == "models":
+            call.quiet = True
+            listing = models.listing(route.dialect, request.headers, self._settings.model, route.model)
+            return web.Response(body=listing, content_type="application/json")
+        if self._closed is not None:
+            raise Refusal(403, "driver_closed", f"the driver doesn't answer any more: {self._closed}"[:500])
+        if self._at_once >= MAX_AT_ONCE:
+            raise Refusal(429, "busy", f"{MAX_AT_ONCE} requests are under way", retry_after_s=2)
+        self._at_once += 1
+        try:
+            data = await self._body(request, call)
+            body = strictly.read_object(data)
+            call.model = self._model(route, body)
+            hosted.check(route.dialect, body, self._allowed)
+            call.wants = asking.asked(route.dialect, body, self._default_out)
+            call.stream = call.wants.stream if route.stream is None else route.stream
+            call.number = self._books.number()
+            call.generates = route.kind == "generate"
+            if call.generates:
+                self._books.budget.enter(call.number, call.wants.tokens_in, call.wants.tokens_out)
+            return await self._passing.answer(request, route, call, data, body, shown_in)
+        finally:
+            self._at_once -= 1
+
+    @staticmethod
+    def _note(call: Call, refusal: Refusal) -> None:
+        call.status = refusal.status
+        if isinstance(refusal, DriverLost):
+            call.fault, call.error = "cluster", f"{refusal.code}: {refusal.detail}"
+            log.warning("%s", call.error)
+        else:
+            call.refused, call.error = refusal.code, refusal.message
+
+    async def _body(self, request: web.BaseRequest, call: Call) -> bytes:
+        given = request.headers
+        for name in ONCE_ONLY:
+            if len(given.getall(name, ())) > 1:
+                raise Refusal(400, "headers", f"the header {name} stands twice")
+        if given.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise Refusal(415, "encoding", "send the body as it is, without a Content-Encoding")
+        kind, _, parameters = given.get("Content-Type", "").partition(";")
+        charset = parameters.strip().lower().replace('"', "")
+        if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", "charset=utf8"):
+            raise Refusal(415, "content_type", "send JSON in UTF-8, as Content-Type: application/json")
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            raise _too_large()
+        if given.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        try:
+            return await asyncio.wait_for(self._read(request, call), BODY_S)
+        except asyncio.TimeoutError:
+            raise Refusal(408, "slow", f"the body did not come within {BODY_S:g} s") from None
+
+    async def _read(self, request: web.BaseRequest, call: Call) -> bytes:
+        parts: list[bytes] = []
+        while part := await request.content.readany():
+            parts.append(part)
+            call.request_bytes += len(part)
+            self._bodies_bytes += len(part)
+            if call.request_bytes > MAX_BODY_BYTES:
+                raise _too_large()
+            if self._bodies_bytes > MAX_BODIES_BYTES:
+                raise Refusal(429, "busy", "too much is being sent at once", retry_after_s=2)
+        return b"".join(parts)
+
+    def _model(self, route: routes.Route, body: dict[str, Any]) -> str:
+        named = body.get("model")
+        if route.dialect == GEMINI:
+            if named is not None and named not in (route.model, f"models/{route.model}"):
+                raise Refusal(400, "model", "the body names another model than the address")
+            named = route.model
+        if not isinstance(named, str) or named not in self._names:
+            shown = named[:80] if isinstance(named, str) else named
+            own = self._settings.model
+            raise Refusal(
+                404, "model_not_found", f"the model {shown!r} does not exist here; this run's driver is {own!r}"
+            )
+        return named
+
+
+def _too_large() -> Refusal:
+    return Refusal(413, "too_large", f"a request may have {MAX_BODY_BYTES} bytes")

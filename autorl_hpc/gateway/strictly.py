@@ -1,0 +1,66 @@
+"""JSON as only one reader can read it: what two readers may read in two ways is refused, so that nothing passes unseen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from autorl_hpc.gateway.refusals import Refusal
+
+MAX_DEPTH = 200
+"""Of nesting. Tools' schemas have some twenty."""
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The object in a request's body.
+
+    Raises:
+        Refusal: it is not UTF-8, no JSON, no object, too deep, or has a name twice in one object.
+    """
+    try:
+        text = data.decode("utf-8", "strict")
+    except UnicodeDecodeError:
+        raise _bad("it is not UTF-8") from None
+    if text.startswith("\ufeff"):
+        raise _bad("it begins with a byte order mark")
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise _bad("it is nested too deeply") from None
+    except ValueError as error:
+        raise _bad(str(error)[:200]) from None
+    if not isinstance(value, dict):
+        raise _bad("it is no object")
+    if _depth(value) > MAX_DEPTH:
+        raise _bad("it is nested too deeply")
+    return value
+
+
+def _bad(why: str) -> Refusal:
+    return Refusal(400, "unreadable", f"the driver's gateway can't read this request's body: {why}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return made
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _depth(value: Any) -> int:
+    """Without recursion."""
+    deepest, level = 0, [value]
+    while level and deepest <= MAX_DEPTH:
+        deepest += 1
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += [one for one in each.values() if isinstance(one, dict | list)]
+            elif isinstance(each, list):
+                inner += [one for one in each if isinstance(one, dict | list)]
+        level = inner
+    return deepest

@@ -1,0 +1,167 @@
+"""A gateway of tests: the real process, as the supervisor starts it, in front of a scripted driver."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from driver_server import DriverServer
+from helpers import wait_for
+
+from autorl_hpc.files.driver_log import DriverCall, read_calls
+
+TOKEN = "run-token-0123456789abcdef"
+KEY = "sk-real-key-of-the-experiment-0123456789"
+MODEL = "scripted"
+PATHS = {
+    "openai-chat": "/v1/chat/completions",
+    "openai-responses": "/v1/responses",
+    "anthropic": "/v1/messages",
+    "gemini": f"/v1beta/models/{MODEL}:generateContent",
+}
+STREAM = f"/v1beta/models/{MODEL}:streamGenerateContent"
+
+
+def request_of(dialect: str, text: str = "hello", **fields: Any) -> dict[str, Any]:
+    """A plain request."""
+    if dialect == "openai-chat":
+        return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+    if dialect == "openai-responses":
+        return {"model": MODEL, "input": text, **fields}
+    if dialect == "anthropic":
+        return {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": text}], **fields}
+    return {"contents": [{"role": "user", "parts": [{"text": text}]}], **fields}
+
+
+class Answered:
+    """A whole answer."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def refused(self) -> str | None:
+        """The gateway's own word, None where the driver answered."""
+        return self.headers.get("x-autorl-refused")
+
+
+class GatewayProcess:
+    """The process. `settings` are laid over what a run with no limits has."""
+
+    def __init__(self, folder: Path, upstream: str | dict[str, Any], **settings: Any) -> None:
+        self.folder = folder
+        self.log = folder / "driver.jsonl"
+        self.socket = folder / "driver.sock"
+        given = {"url": upstream, "key": KEY, "timeout_s": 60, "retries": 1} if isinstance(upstream, str) else upstream
+        told = {
+            "unix": str(self.socket), "port": 0, "token": TOKEN, "upstream": given, "model": MODEL, "prices": None, "limits": None,
+            "log": str(self.log), "bodies": None, "tools": [], **settings,
+        }  # fmt: skip
+        self.stderr = folder / "gateway.err"
+        with open(self.stderr, "ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "autorl_hpc.gateway"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self.tell(told)
+        self.told: list[dict[str, Any]] = []
+        assert self.process.stdout is not None
+        first = self.process.stdout.readline()
+        assert first, self.stderr.read_text()
+        self.port: int | None = json.loads(first)["port"]
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.totals()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+
+    def tell(self, value: Any) -> None:
+        """One line in."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def totals(self, calls: int | None = None) -> dict[str, Any]:
+        """The last that it told; waits until it told so many calls."""
+        wait_for(lambda: self.told and (calls is None or self.told[-1]["calls"] >= calls), what=f"{calls} calls")
+        return self.told[-1]
+
+    def calls(self, count: int) -> list[DriverCall]:
+        """The log's lines, as soon as there are so many."""
+        return wait_for(lambda: len(found := list(read_calls(self.log))) >= count and found, what=f"{count} lines")
+
+    def connect(self, unix: bool = False) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port or 0, timeout=60)
+        if unix:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(60)
+            connection.sock.connect(str(self.socket))
+        return connection
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "POST",
+        unix: bool = False,
+        token: str | None = TOKEN,
+    ) -> Answered:
+        """One request with the token; a body that is bytes is sent as it is."""
+        connection = self.connect(unix)
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        told = {"Content-Type": "application/json"} if data is not None else {}
+        if token is not None:
+            told["Authorization"] = f"Bearer {token}"
+        try:
+            connection.request(method, path, data, {**told, **(headers or {})})
+            answer = connection.getresponse()
+            return Answered(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def raw(self, data: bytes) -> bytes:
+        """Bytes as they are, on a connection of their own; everything that comes back until it is closed."""
+        with socket.create_connection(("127.0.0.1", self.port or 0), timeout=60) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            found = b""
+            while part := connection.recv(65536):
+                found += part
+            return found
+
+    def end(self) -> int:
+        """Stops it."""
+        if self.process.poll() is None:
+            self.tell({"stop": True})
+        return self.process.wait(60)
+
+    def __enter__(self) -> GatewayProcess:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        try:
+            self.end()
+        finally:
+            self.process.kill()
+
+
+def behind(driver: DriverServer, folder: Path, **settings: Any) -> GatewayProcess:
+    """A gateway in front of it."""
+    return GatewayProcess(folder, driver.url, **settings)

@@ -1,0 +1,680 @@
+"""Which requests the gateway lets in: by lists of what is known. Pure functions; the process is in test_gateway.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autorl_hpc.gateway.allowed import Allowed
+from autorl_hpc.gateway.asked import asked, tokens_of
+from autorl_hpc.gateway.headers import shown_key, to_client, to_driver, with_key
+from autorl_hpc.gateway.hosted import check
+from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
+from autorl_hpc.gateway.routes import route, split
+from autorl_hpc.gateway.strictly import read_object
+
+NOTHING = Allowed(())
+OFTEN = settings(max_examples=60, deadline=None, database=None)
+DATA_URL = "data:image/png;base64,iVBORw0KGgo="
+FUNCTION = {
+    "type": "function",
+    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"url": {}}}},
+}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+
+def item(*items: Any) -> dict[str, Any]:
+    return {"model": "m", "input": list(items)}
+
+
+def parts(*given: Any) -> dict[str, Any]:
+    return {"contents": [{"role": "user", "parts": list(given)}]}
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    # chat
+    (CHAT, {**user("x"), "web_search_options": {}}),
+    (CHAT, {**user("x"), "plugins": [{"id": "web"}]}),
+    (CHAT, {**user("x"), "search_parameters": {"mode": "on"}}),
+    (CHAT, {**user("x"), "enable_search": True}),
+    (CHAT, {**user("x"), "models": ["m", "other:online"]}),
+    (CHAT, {**user("x"), "Tools": [{"type": "web_search"}]}),
+    (CHAT, {**user("x"), "extra_body": {}}),
+    (CHAT, {**user("x"), "chat_template": "{{ x }}"}),
+    (CHAT, {**user("x"), "kv_transfer_params": {"remote_host": "10.0.0.1"}}),
+    (CHAT, {**user("x"), "tools": [{"type": "web_search_preview"}]}),
+    (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "mcp", "server_url": "https://x"}]}),
+    (CHAT, {**user("x"), "tools": [{"type": "openrouter:web_search"}]}),
+    (CHAT, {**user("x"), "tools": [{"name": "untyped"}]}),
+    (CHAT, {**user("x"), "tools": {"type": "web_search"}}),
+    (CHAT, {**user("x"), "tool_choice": {"type": "web_search"}}),
+    (CHAT, {**user("x"), "service_tier": "priority"}),
+    (CHAT, user([{"type": "image_url", "image_url": {"url": "https://evil.example/x.png"}}])),
+    (CHAT, user([{"type": "image_url", "image_url": "http://169.254.169.254/latest"}])),
+    (CHAT, user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}])),
+    (CHAT, user([{"type": "image_url", "image_url": {"url": " data:x"}}])),
+    (CHAT, user([{"type": "image_url", "image_url": {}}])),
+    (CHAT, user([{"type": "video_url", "video_url": {"url": "https://x"}}])),
+    (CHAT, user([{"type": "audio_url", "audio_url": {"url": "https://x"}}])),
+    (CHAT, user([{"type": "file", "file": {"file_id": "file-1"}}])),
+    (CHAT, user([{"type": "file", "file": {"file_data": "https://x/y.pdf"}}])),
+    (CHAT, user([{"image_url": "https://x"}])),
+    (CHAT, user([{"type": "text", "text": "x", "image_url": "https://x"}])),
+    (CHAT, user([{"type": "image", "url": "https://x"}])),
+    (CHAT, user([{"type": "something_new", "text": "x"}])),
+    (CHAT, user([[{"type": "image_url", "image_url": "https://x"}]])),
+    (CHAT, user({"type": "image_url", "image_url": "https://x"})),
+    (CHAT, {"model": "m", "messages": {"role": "user", "content": "x"}}),
+    # responses
+    *[
+        (RESPONSES, {"model": "m", "input": "x", "tools": [{"type": kind}]})
+        for kind in (
+            "web_search",
+            "web_search_preview",
+            "web_search_preview_2025_03_11",
+            "web_search_2025_08_26",
+            "code_interpreter",
+            "file_search",
+            "computer_use_preview",
+            "computer",
+            "mcp",
+            "image_generation",
+            "shell",
+            "tomorrows_tool",
+            "",
+        )
+    ],
+    (RESPONSES, {"model": "m", "input": "x", "tools": [{"type": "shell", "environment": {"type": "container_auto"}}]}),
+    (RESPONSES, {"model": "m", "input": "x", "tools": [{"type": "namespace", "tools": [{"type": "web_search"}]}]}),
+    (RESPONSES, {"model": "m", "input": "x", "tool_choice": {"type": "allowed_tools", "tools": [{"type": "mcp"}]}}),
+    (RESPONSES, {"model": "m", "input": "x", "background": True}),
+    (RESPONSES, {"model": "m", "input": "x", "include": ["web_search_call.action.sources"]}),
+    (RESPONSES, {"model": "m", "input": "x", "include": "web_search_call.action.sources"}),
+    (RESPONSES, {"model": "m", "input": "x", "prompt": {"id": "pmpt_1"}}),
+    (RESPONSES, {"model": "m", "input": "x", "conversation": "conv_1"}),
+    (RESPONSES, item({"role": "user", "content": [{"type": "input_image", "image_url": "https://x"}]})),
+    (RESPONSES, item({"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]})),
+    (RESPONSES, item({"role": "user", "content": [{"type": "input_file", "file_url": "https://x"}]})),
+    (RESPONSES, item({"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]})),
+    (
+        RESPONSES,
+        item(
+            {
+                "type": "function_call_output",
+                "call_id": "1",
+                "output": [{"type": "input_image", "image_url": "https://x"}],
+            }
+        ),
+    ),
+    (RESPONSES, item({"type": "web_search_call", "id": "1"})),
+    (RESPONSES, item({"type": "mcp_approval_response"})),
+    (RESPONSES, item("text in place of an item")),
+    # anthropic
+    *[
+        (ANTHROPIC, {**user("x"), "tools": [{"type": kind, "name": "t"}]})
+        for kind in (
+            "web_search_20250305",
+            "web_fetch_20250910",
+            "code_execution_20250522",
+            "code_execution_20250825",
+            "mcp_toolset",
+            "advisor_20260301",
+            "bash",
+            "",
+        )
+    ],
+    (ANTHROPIC, {**user("x"), "mcp_servers": [{"type": "url", "url": "https://x"}]}),
+    (ANTHROPIC, {**user("x"), "container": "c"}),
+    (ANTHROPIC, {**user("x"), "speed": "fast"}),
+    (ANTHROPIC, user([{"type": "image", "source": {"type": "url", "url": "https://x"}}])),
+    (ANTHROPIC, user([{"type": "image", "source": {"type": "base64", "data": "", "url": "https://x"}}])),
+    (ANTHROPIC, user([{"type": "image", "source": "https://x"}])),
+    (ANTHROPIC, user([{"type": "document", "source": {"type": "url", "url": "https://x"}}])),
+    (ANTHROPIC, user([{"type": "document", "source": {"type": "file", "file_id": "f"}}])),
+    (ANTHROPIC, user([{"type": "container_upload", "file_id": "f"}])),
+    (ANTHROPIC, user([{"type": "server_tool_use", "name": "web_search"}])),
+    (
+        ANTHROPIC,
+        user([{"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]}]),
+    ),
+    (
+        ANTHROPIC,
+        user(
+            [
+                {
+                    "type": "document",
+                    "source": {"type": "content", "content": [{"type": "image", "source": {"type": "url"}}]},
+                }
+            ]
+        ),
+    ),
+    (ANTHROPIC, {**user("x"), "system": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]}),
+    # gemini
+    *[
+        (GEMINI, {**parts({"text": "x"}), "tools": [{kind: {}}]})
+        for kind in (
+            "googleSearch",
+            "google_search",
+            "googleSearchRetrieval",
+            "urlContext",
+            "url_context",
+            "codeExecution",
+            "code_execution",
+            "googleMaps",
+            "computerUse",
+            "fileSearch",
+            "mcpServers",
+            "tomorrowsTool",
+        )
+    ],
+    (GEMINI, {**parts({"text": "x"}), "tools": [{"functionDeclarations": [], "googleSearch": {}}]}),
+    (GEMINI, {**parts({"text": "x"}), "tools": {"googleSearch": {}}}),
+    (GEMINI, {**parts({"text": "x"}), "tools": [], "Tools": [{"googleSearch": {}}]}),
+    (GEMINI, {**parts({"text": "x"}), "cachedContent": "cachedContents/1"}),
+    (GEMINI, {**parts({"text": "x"}), "cached_content": "cachedContents/1"}),
+    (GEMINI, {**parts({"text": "x"}), "toolConfig": {"retrievalConfig": {}}}),
+    (GEMINI, {"system_instruction": {"parts": {"file_data": {"file_uri": "https://x"}}}, "contents": []}),
+    (GEMINI, {"systemInstruction": {}, "system_instruction": {"parts": [{"fileData": {}}]}, "contents": []}),
+    (GEMINI, parts({"fileData": {"fileUri": "https://youtube.example/x"}})),
+    (GEMINI, parts({"file_data": {"file_uri": "gs://x"}})),
+    (GEMINI, parts({"text": "x", "executableCode": {}})),
+    (GEMINI, parts({"functionResponse": {"parts": [{"fileData": {"fileUri": "https://x"}}]}})),
+    (GEMINI, {"contents": {"parts": {"fileData": {}}}}),
+    (GEMINI, {"generateContentRequest": {**parts({"text": "x"}), "tools": [{"googleSearch": {}}]}}),
+]
+
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "custom", "custom": {"name": "patch"}}], "tool_choice": "auto"}),
+    (CHAT, {**user("x"), "tool_choice": {"type": "function", "function": {"name": "bash"}}, "service_tier": "default"}),
+    (CHAT, user([{"type": "text", "text": "see https://x"}, {"type": "image_url", "image_url": {"url": DATA_URL}}])),
+    (CHAT, user([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}])),
+    (CHAT, user([{"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}])),
+    (CHAT, user(None)),
+    (CHAT, {**user("x"), "chat_template_kwargs": {"enable_thinking": False}, "top_k": 20, "reasoning_effort": "low"}),
+    (
+        CHAT,
+        {
+            "model": "m",
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "reasoning_content": "hm",
+                    "tool_calls": [
+                        {
+                            "id": "1",
+                            "type": "function",
+                            "function": {"name": "bash", "arguments": '{"image_url": "https://x"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "ok"}]},
+            ],
+        },
+    ),
+    (
+        RESPONSES,
+        {"model": "m", "input": "x", "include": ["reasoning.encrypted_content"], "store": False, "background": False},
+    ),
+    (RESPONSES, {"model": "m", "input": "x", "previous_response_id": "resp_1", "tools": [{"type": "local_shell"}]}),
+    (RESPONSES, {"model": "m", "input": "x", "tools": [{"type": "shell", "environment": {"type": "local"}}]}),
+    (
+        RESPONSES,
+        {
+            "model": "m",
+            "input": "x",
+            "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "custom", "name": "p"}],
+        },
+    ),
+    (
+        RESPONSES,
+        item(
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": DATA_URL}],
+            },
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "gAAA"},
+            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"},
+            {"type": "function_call_output", "call_id": "1", "output": "https://x"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+            },
+        ),
+    ),
+    (
+        ANTHROPIC,
+        {**user("x"), "tools": [{"name": "Bash", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}]},
+    ),
+    (
+        ANTHROPIC,
+        {**user("x"), "tools": [{"type": "custom", "name": "a"}, {"type": "text_editor_20250728", "name": "b"}]},
+    ),
+    (
+        ANTHROPIC,
+        {
+            **user("x"),
+            "thinking": {"type": "enabled"},
+            "metadata": {},
+            "context_management": {},
+            "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+        },
+    ),
+    (
+        ANTHROPIC,
+        user(
+            [
+                {"type": "thinking", "thinking": "x", "signature": "s"},
+                {"type": "tool_use", "id": "1", "name": "WebFetch", "input": {"url": "https://x", "type": "image"}},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "1",
+                    "content": [{"type": "image", "source": {"type": "base64", "data": "AA"}}],
+                },
+                {"type": "document", "source": {"type": "text", "data": "x", "media_type": "text/plain"}},
+            ]
+        ),
+    ),
+    (
+        GEMINI,
+        {
+            **parts({"text": "x"}),
+            "tools": [{"functionDeclarations": [{"name": "google_search"}]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+            "generationConfig": {"thinkingConfig": {}},
+            "safetySettings": [],
+        },
+    ),
+    (
+        GEMINI,
+        parts(
+            {"inlineData": {"mimeType": "image/png", "data": "AA"}},
+            {"functionCall": {"name": "f", "args": {"fileData": 1}}},
+        ),
+    ),
+    (
+        GEMINI,
+        parts(
+            {"functionResponse": {"name": "f", "response": {"fileData": "x"}}}, {"text": "x", "thoughtSignature": "s"}
+        ),
+    ),
+]
+
+
+def named(case: tuple[str, dict[str, Any]]) -> str:
+    return f"{case[0]}-{json.dumps(case[1])[:70]}"
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=named)
+def test_what_reaches_beyond_the_driver_is_refused(case: tuple[str, dict[str, Any]]) -> None:
+    with pytest.raises(Refusal) as caught:
+        check(*case, NOTHING)
+    assert caught.value.code in ("hosted_tool", "unreadable")
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=named)
+def test_what_agents_send_passes(case: tuple[str, dict[str, Any]]) -> None:
+    check(*case, NOTHING)
+    asked(case[0], case[1], 10)
+
+
+@pytest.mark.parametrize(
+    ("tools", "dialect", "body"),
+    [
+        (("web_search",), ANTHROPIC, {**user("x"), "tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        (("web_search",), RESPONSES, {"model": "m", "input": "x", "tools": [{"type": "web_search_preview"}]}),
+        (("web_search",), CHAT, {**user("x"), "web_search_options": {}}),
+        (("google_search",), GEMINI, {**parts({"text": "x"}), "tools": [{"googleSearch": {}}]}),
+        (("remote_urls",), CHAT, user([{"type": "image_url", "image_url": {"url": "https://x"}}])),
+        (("plugins",), CHAT, {**user("x"), "plugins": []}),
+        (("background",), RESPONSES, {"model": "m", "input": "x", "background": True}),
+    ],
+)
+def test_an_experiment_may_allow_it(tools: tuple[str, ...], dialect: str, body: dict[str, Any]) -> None:
+    check(dialect, body, Allowed(tools))
+    for others in ((), ("code_execution",), ("web",), ("search",)):
+        with pytest.raises(Refusal):
+            check(dialect, body, Allowed(others))
+
+
+def test_allowing_one_tool_allows_no_other() -> None:
+    body = {**user("x"), "tools": [{"type": "web_search_20250305"}, {"type": "code_execution_20250825"}]}
+    with pytest.raises(Refusal, match="code_execution"):
+        check(ANTHROPIC, body, Allowed(("web_search",)))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+known_names = st.sampled_from(
+    [
+        "messages",
+        "input",
+        "contents",
+        "tools",
+        "tool_choice",
+        "system",
+        "content",
+        "parts",
+        "type",
+        "image_url",
+        "source",
+        "url",
+        "text",
+        "role",
+        "stream",
+        "include",
+        "n",
+        "output",
+        "service_tier",
+        "environment",
+        "generationConfig",
+    ]
+)
+shaped = st.recursive(
+    json_values | st.sampled_from(["image_url", "url", "web_search", "message", "text", "tool_result", "https://x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(known_names, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@OFTEN
+@given(dialect=st.sampled_from(DIALECTS), body=st.dictionaries(known_names | st.text(max_size=5), shaped, max_size=5))
+def test_any_body_is_let_in_or_refused_and_never_an_accident(dialect: str, body: dict[str, Any]) -> None:
+    try:
+        check(dialect, body, NOTHING)
+        asked(dialect, body, 10)
+    except Refusal as refusal:
+        for each in DIALECTS:
+            json.loads(refusal.body(each))
+    assert tokens_of(body) >= 1
+
+
+REMOTE = {
+    CHAT: {"type": "image_url", "image_url": {"url": "https://x"}},
+    RESPONSES: {"type": "input_image", "image_url": "https://x"},
+    ANTHROPIC: {"type": "image", "source": {"type": "url", "url": "https://x"}},
+}
+
+
+@OFTEN
+@given(depth=st.integers(0, 5), dialect=st.sampled_from([CHAT, RESPONSES, ANTHROPIC]), data=st.data())
+def test_an_address_is_found_wherever_content_may_stand(depth: int, dialect: str, data: st.DataObject) -> None:
+    part: Any = REMOTE[dialect]
+    for _ in range(depth):
+        before = data.draw(st.lists(st.just({"type": "text", "text": "x"}), max_size=2))
+        inside = data.draw(st.booleans())
+        content = [*before, part]
+        source = {"type": "content", "content": content}
+        part = {"type": "tool_result", "content": content} if inside else {"type": "document", "source": source}
+    body = item({"role": "user", "content": [part]}) if dialect == RESPONSES else user([part])
+    with pytest.raises(Refusal):
+        check(dialect, body, NOTHING)
+
+
+# ------------------------------------------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"tools": [{"type": "web_search"}], "tools": []}',
+        b'{"tools": [], "\\u0074ools": [{"type": "web_search"}]}',
+        b'{"a": {"type": "text", "type": "image_url"}}',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": 1} {"b": 2}',
+        b'{"a": 1,}',
+        b"{'a': 1}",
+        b'{"a": 1} // comment',
+        b"[1]",
+        b'"text"',
+        b"",
+        b"null",
+        b"\xef\xbb\xbf{}",
+        b'{"a": "\xff"}',
+        b'{"a": "\xc0\xaf"}',
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-32"),
+        b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": ' + b"9" * 10_000 + b"}",
+        b'{"a": "tab\there"}',
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+def test_what_two_readers_may_read_in_two_ways_is_refused(data: bytes) -> None:
+    with pytest.raises(Refusal):
+        read_object(data)
+
+
+@OFTEN
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_plain_json_is_read_as_it_is(value: dict[str, Any]) -> None:
+    assert read_object(json.dumps(value).encode()) == value
+    assert read_object(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) is not None
+
+
+@OFTEN
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        assert isinstance(read_object(data), dict)
+    except Refusal:
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------------------ paths
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/",
+        "",
+        "*",
+        "/v1",
+        "/v2/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/responses/resp_1",
+        "/v1/responses/",
+        "/v1/chat/completions/",
+        "/v1//chat/completions",
+        "//v1/chat/completions",
+        "/v1/../v1/files",
+        "/v1/chat/../files",
+        "/v1/./chat/completions",
+        "/v1/chat%2fcompletions",
+        "/v1/%2e%2e/files",
+        "/v1/messages/batches",
+        "/v1/messages%00",
+        "/v1/messages\\..\\files",
+        "/v1/messages;x=1",
+        "/V1/messages",
+        "http://evil.example/v1/messages",
+        "https://api.openai.com/v1/messages",
+        "evil.example:443",
+        "/v1beta/models/m:batchGenerateContent",
+        "/v1beta/models/../files:generateContent",
+        "/v1beta/models/m:generateContent/x",
+        "/v1beta/cachedContents",
+        "/v1beta/models:generateContent",
+        "/upload/v1beta/files",
+        "/v1/messages#x",
+        "/v1/realtime",
+        "/v1/messages\n",
+        "/v1/mes sages",
+        "/v1/messäges",
+    ],
+)
+def test_other_paths_dont_pass(target: str) -> None:
+    with pytest.raises(Refusal):
+        route("POST", split(target))
+    for method in ("GET", "DELETE", "OPTIONS", "CONNECT"):
+        try:
+            found = route(method, split(target))
+        except Refusal:
+            continue
+        assert found.kind == "models", "which the gateway answers itself"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "dialect", "path", "query"),
+    [
+        ("POST", "/v1/chat/completions", CHAT, "/chat/completions", ""),
+        ("POST", "/v1/responses", RESPONSES, "/responses", ""),
+        ("POST", "/v1/messages?beta=true", ANTHROPIC, "/messages", "?beta=true"),
+        ("POST", "/v1/messages/count_tokens", ANTHROPIC, "/messages/count_tokens", ""),
+        (
+            "POST",
+            "/v1beta/models/g-2.5:streamGenerateContent?key=t&alt=sse",
+            GEMINI,
+            "/models/g-2.5:streamGenerateContent",
+            "?alt=sse",
+        ),
+        ("POST", "/v1beta/models/org/g:generateContent", GEMINI, "/models/org/g:generateContent", ""),
+    ],
+)
+def test_known_paths_pass(method: str, target: str, dialect: str, path: str, query: str) -> None:
+    found = route(method, split(target))
+    assert (found.dialect, found.path, found.query) == (dialect, path, query)
+
+
+@pytest.mark.parametrize(
+    "query", ["a=1", "alt=media", "beta=true&beta=true", "alt=sse&alt=json", "beta", "$alt=sse", "%61lt=sse&x=%ff"]
+)
+def test_other_queries_dont_pass(query: str) -> None:
+    with pytest.raises(Refusal):
+        route("POST", split(f"/v1/messages?{query}"))
+
+
+@OFTEN
+@given(st.text(max_size=40))
+def test_a_path_that_passes_is_a_known_one(text: str) -> None:
+    for target in (text, f"/v1/{text}", f"/v1beta/models/{text}:generateContent", f"/v1/messages/{text}"):
+        try:
+            found = route("POST", split(target))
+        except Refusal:
+            continue
+        assert found.path in ("/chat/completions", "/responses", "/messages", "/messages/count_tokens") or (
+            found.path.startswith("/models/")
+            and "//" not in found.path
+            and "%" not in found.path
+            and not {".", "..", ""} & set(found.path[1:].split("/"))
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- headers
+
+
+def test_headers_pass_by_a_list() -> None:
+    given_headers = [
+        ("User-Agent", "codex"),
+        ("anthropic-beta", "a"),
+        ("Anthropic-Version", "2023-06-01"),
+        ("X-Stainless-Lang", "js"),
+        ("Host", "evil"),
+        ("Cookie", "c"),
+        ("X-HTTP-Method-Override", "DELETE"),
+        ("X-Forwarded-For", "1"),
+        ("Connection", "x"),
+        ("Transfer-Encoding", "chunked"),
+        ("Authorization", "Bearer t"),
+        ("x-api-key", "t"),
+        ("OpenAI-Organization", "o"),
+        ("Proxy-Authorization", "p"),
+        ("x-goog-user-project", "p"),
+        ("Range", "bytes=0-"),
+        ("accept", "x\x7f"),
+        ("anthropic-beta", "b"),
+    ]
+    assert to_driver(given_headers) == {
+        "user-agent": "codex",
+        "anthropic-beta": "a",
+        "anthropic-version": "2023-06-01",
+        "x-stainless-lang": "js",
+    }
+    answered = [
+        ("Content-Type", "x"),
+        ("Set-Cookie", "s"),
+        ("openai-organization", "o"),
+        ("Retry-After", "3"),
+        ("Transfer-Encoding", "chunked"),
+    ]
+    assert to_client(answered) == [("Content-Type", "x"), ("Retry-After", "3")]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "shown", "bearer", "made"),
+    [
+        (CHAT, {"authorization": "Bearer tok"}, False, {"authorization": "Bearer KEY"}),
+        (CHAT, {"x-api-key": "tok"}, False, {"authorization": "Bearer KEY"}),
+        (ANTHROPIC, {"x-api-key": "tok"}, False, {"x-api-key": "KEY"}),
+        (ANTHROPIC, {"authorization": "bearer tok"}, False, {"authorization": "Bearer KEY"}),
+        (ANTHROPIC, {"x-api-key": "tok"}, True, {"x-api-key": "KEY", "authorization": "Bearer KEY"}),
+        (GEMINI, {"x-goog-api-key": "tok"}, False, {"x-goog-api-key": "KEY"}),
+        (GEMINI, {"authorization": "Bearer other", "x-goog-api-key": "tok"}, False, {"x-goog-api-key": "KEY"}),
+    ],
+)
+def test_the_key_takes_the_tokens_place(
+    dialect: str, shown: dict[str, str], bearer: bool, made: dict[str, str]
+) -> None:
+    assert with_key(dialect, shown_key(shown, (), "tok"), "KEY", bearer=bearer) == made
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [{}, {"authorization": "Bearer "}, {"authorization": "tok"}, {"x-api-key": "tok "}, {"authorization": "Basic tok"}],
+)
+def test_without_the_token_nothing_passes(shown: dict[str, str]) -> None:
+    with pytest.raises(Refusal) as caught:
+        shown_key(shown, (), "tok")
+    assert caught.value.status == 401
+
+
+# --------------------------------------------------------------------------------------------------------------- estimates
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "out"),
+    [
+        (CHAT, {"max_tokens": 5}, 5),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 7, "n": 3}, 21),
+        (CHAT, {"max_tokens": True}, 99),
+        (CHAT, {"max_tokens": -5}, 99),
+        (CHAT, {"max_tokens": "5", "n": "8"}, 99),
+        (CHAT, {"max_tokens": 10**30}, 99),
+        (RESPONSES, {"max_output_tokens": 5}, 5),
+        (ANTHROPIC, {"max_tokens": 5}, 5),
+        (GEMINI, {"generationConfig": {"maxOutputTokens": 5, "candidateCount": 2}}, 10),
+        (GEMINI, {"generation_config": {"max_output_tokens": 5}}, 5),
+        (GEMINI, {"generationConfig": []}, 99),
+    ],
+)
+def test_how_long_an_answer_may_become(dialect: str, body: dict[str, Any], out: int) -> None:
+    assert asked(dialect, body, 99).tokens_out == out
+
+
+@pytest.mark.parametrize("stream", ["true", 1, [], {}])
+def test_a_stream_is_true_or_false(stream: object) -> None:
+    with pytest.raises(Refusal):
+        asked(CHAT, {"stream": stream}, 99)
+
+
+def test_an_image_is_not_counted_by_its_bytes() -> None:
+    assert tokens_of({"image_url": "data:image/png;base64," + "A" * 4_000_000}) < 2000
+    assert tokens_of({"data": "iVBOR" * 100_000}) < 2000
+    assert tokens_of({"text": "some words " * 40_000}) > 100_000
