@@ -12,7 +12,7 @@ import typer
 from autorl_hpc import __version__, cli_evidence
 from autorl_hpc.cli_jobs import JsonOption, job_app, print_json
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, default_root
+from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
 from autorl_hpc.stage import options
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ RootOption = Annotated[
     ),
 ]
 TasksOption = Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")]
+AgentsOption = Annotated[list[Path] | None, typer.Option("--agents", help="Folder with agent folders of your own.")]
 
 
 def _root(given: Path | None) -> Root:
@@ -126,7 +127,11 @@ def launch(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster's profile, by name or file, instead of the experiment's.")
     ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Start though the program of an agent was not found on this host.")
+    ] = False,
     tasks: TasksOption = None,
+    agents: AgentsOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -134,16 +139,18 @@ def launch(
 
     Example: autorl-hpc launch jobs/gsm8k.yaml --cluster mycluster --dry-run
     """
+    from autorl_hpc import agents as own_agents
     from autorl_hpc.launch import dryrun, launcher, start
     from autorl_hpc.tasks.loader import put_first
 
     place, job = _root(root), _job_file(job)
     put_first(tasks or [])
+    own_agents.put_first(agents or [])
     if dry_run:
         described = dryrun.describe(launcher.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
         print_json(described) if as_json else print(dryrun.as_text(described))
         return
-    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster)
+    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster, checked=not unchecked)
     facts = start.start(planned, record, _say)
     print_json(facts) if as_json else print(start.as_text(facts))
     if follow:
@@ -222,6 +229,7 @@ def doctor(
         typer.Option("--cluster", help="A profile of jobs/clusters/, or its file: what its jobs would meet."),
     ] = None,
     no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit nothing: what needs a job stays unknown.")] = False,
+    agents: AgentsOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -231,8 +239,10 @@ def doctor(
 
     Example: autorl-hpc doctor --cluster mine
     """
+    from autorl_hpc import agents as own_agents
     from autorl_hpc.doctor import api
 
+    own_agents.put_first(agents or [])
     findings = api.diagnose(_root(root).path, cluster, jobs=not no_jobs, say=_say)
     if as_json:
         print_json(api.as_json(findings))
@@ -261,6 +271,19 @@ def cancel(
     print_json(facts) if as_json else print(facts["text"])
     if facts["not_sealed"] or facts["jobs_left"]:
         raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def attach(
+    run: Annotated[Path, typer.Argument(help="The folder of a run of agent `shell`, on the node it is on.")],
+) -> None:
+    """Type into the shell of a run of agent `shell`; ctrl-] lets go and leaves it as it is, `exit` ends the run.
+
+    Example: autorl-hpc attach runs/try/gsm8k-shell-tiny-free-s0-1a2b3c4d
+    """
+    from autorl_hpc.agents.attach import attach_to
+
+    attach_to(RunDir(run.absolute()))
 
 
 def _agent_side(tool: str, arguments: list[str]) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 
 from autorl_hpc.cluster import commands, site
 from autorl_hpc.cluster.profile import load_profile, scratch_folder
-from autorl_hpc.doctor import filesystem, gpus, host, limits, pairing, partitions, quota, sandbox, slurm, storage
+from autorl_hpc.doctor import (
+    agents,
+    filesystem,
+    gpus,
+    host,
+    limits,
+    pairing,
+    partitions,
+    quota,
+    sandbox,
+    slurm,
+    storage,
+)
 from autorl_hpc.doctor.finding import Check, Finding, State, examine, note, ok, problem
 from autorl_hpc.doctor.jobs import endings, probe_folder
 from autorl_hpc.errors import AutorlError, Exit
@@ -52,7 +64,7 @@ def _everything(root: Path, profile: ClusterProfile | None, *, jobs: bool, say: 
     if scratch is not None:
         found += _files("Files of the scratch folder", scratch, like=place)
     found += wrong
-    return found + _home(place) + _here()
+    return found + _home(place) + agents.everything(profile) + _here()
 
 
 def _scratch(profile: ClusterProfile | None) -> tuple[Path | None, list[Finding]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.agents.checks import Looked
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import drivers, reach
+from autorl_hpc.launch import agents, drivers, reach
 from autorl_hpc.launch.launcher import Plan, would_be
 from autorl_hpc.launch.visible import visible_gains, visible_line
 
@@ -59,6 +61,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
             "level": spec.sandbox.level,
             "network": sorted({str(cell.science.network) for cell in plan.cells}),
         },
+        "agents": [asdict(looked) for looked in agents.look_at_agents(spec, plan.cells, plan.cluster)],
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()
@@ -129,6 +132,7 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain"].items():
         lines.append(visible_line(task, splits))
+    lines += agents.lines([Looked(**row) for row in facts["agents"]])
     lines += facts["graders_need"]
     lines.append("nothing was started")
     return "\n".join(lines)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autorl_hpc.agents import load_agent
+from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.hashing import file_sha256
 from autorl_hpc.files.layout import Root
@@ -108,6 +108,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
                 f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name"
             )
     combinations = _combinations(spec, where)
+    _refuse_without_driver(agents, ((values["agent"], values["driver"]) for values in combinations), where)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     recipes = {
         name: with_environment_hash(
@@ -148,6 +149,27 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             )
         cells.append(cell)
     return cells
+
+
+def _refuse_without_driver(agents: Mapping[str, Agent], pairs: Iterable[tuple[str, str]], where: Path) -> None:
+    """Every agent that needs a driver has one.
+
+    Args:
+        pairs: agent and driver of each run.
+        where: the experiment's file.
+
+    Raises:
+        AutorlError: one has none.
+    """
+    for agent, driver in pairs:
+        use = agents[agent].file.driver
+        if driver == NO_DRIVER and use is not None and use.required:
+            raise AutorlError(
+                f"field `matrix`: agent {agent} calls a driver (by {use.dialect}), and the matrix pairs it with `none`",
+                where=where,
+                next_step=f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {agent}, driver: none}}]`",
+                exit_code=Exit.USAGE,
+            )
 
 
 def _located(load: Any, name: str, places: list[Path] | None, where: Path, field: str) -> Any:

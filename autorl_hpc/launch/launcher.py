@@ -17,6 +17,7 @@ from autorl_hpc.files.ledger import now_text, sha256_hex
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
+from autorl_hpc.launch.agents import look_at_agents, refuse_problems
 from autorl_hpc.launch.drivers import check_drivers, lay_keys
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.launch.freeze import freeze, git_revision, parts
@@ -95,14 +96,19 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 
 
 def prepare(
-    path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None
+    path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None, checked: bool = True
 ) -> tuple[Plan, ExperimentRecord]:
     """Makes the experiment's folder, or completes the one that stands.
 
+    Args:
+        checked: the programs of its agents are looked for here first.
+
     Raises:
-        AutorlError: see `plan`; or the code or a task changed since the first launch; or the folder can't be written.
+        AutorlError: see `plan`; or the program of an agent is not here; or the code or a task changed since the first launch; or the folder can't be written.
     """
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
+    if checked:
+        refuse_problems(look_at_agents(planned.spec, planned.cells, planned.cluster))
     experiment = planned.experiment
     try:
         for folder in experiment.folders():

@@ -1,0 +1,144 @@
+"""Where the programs of agents must lie: on the PATH of jobs, and among what the sandbox shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.cluster.commands import without_secrets
+from autorl_hpc.cluster.wording import module_lines
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.sandbox.plan import below, software
+
+SETUP_LIMIT_S = 60.0
+"""Modules on a busy file server take seconds."""
+
+MOST_LINKS = 40
+SETS_PATH = re.compile(r"\bPATH=|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b")
+"""Lines of a profile's `setup` that may change PATH. The others may copy or start things, and are for jobs alone."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where agents will run, as far as this host can tell.
+
+    Attributes:
+        path: PATH of their processes.
+        shown: what a sandbox lets them read; None: everything.
+        image: they run in an image, whose programs are not those of this host.
+        doubt: what could not be found out.
+    """
+
+    path: str
+    shown: tuple[str, ...] | None
+    image: bool = False
+    doubt: str = ""
+
+
+def program_folders(readable: Sequence[str]) -> list[str]:
+    """Folders of programs among those that an experiment makes readable: they come last in an agent's PATH."""
+    folders = [folder if Path(folder).name == "bin" else os.path.join(folder, "bin") for folder in readable]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def where_agents_run(
+    profile: ClusterProfile | None,
+    readable: Sequence[str] = (),
+    *,
+    level: str = "auto",
+    image: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Where:
+    """What this host tells of it.
+
+    Args:
+        profile: the cluster's; None: agents run on this host.
+        readable: the experiment's `sandbox.readable`.
+        level: the experiment's `sandbox.level`.
+        image: the experiment's environment is an image.
+    """
+    path, doubt = environ.get("PATH", os.defpath), ""
+    if profile is not None and profile.container is None:
+        path, doubt = _path_of_jobs(profile, path)
+    outer = {**environ, "PATH": path}
+    shown = [*software((sys.prefix, sys.base_prefix), outer), *readable]
+    every = os.pathsep.join([str(Path(sys.executable).parent), path, *program_folders(readable)])
+    in_image = image or (profile is not None and profile.container is not None)
+    return Where(every, None if level == "none" else tuple(shown), in_image, doubt)
+
+
+def _path_of_jobs(profile: ClusterProfile, path: str) -> tuple[str, str]:
+    """PATH after the profile's modules, and those lines of its `setup` that set it; by doing it here."""
+    lines = [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
+    if not lines:
+        return path, ""
+    script = "\n".join([*lines, "printf '\\n%s' \"$PATH\""])
+    words = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script],
+            env=without_secrets(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SETUP_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return path, words
+    found = done.stdout.rpartition("\n")[2]
+    return (found, "") if done.returncode == 0 and found else (path, words)
+
+
+def find_program(name: str, where: Where) -> str | None:
+    """The path of a program as an agent's PATH finds it; None: it doesn't."""
+    return shutil.which(name, path=where.path)
+
+
+def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
+    """What of a program the sandbox would hide: itself, what it is a link to, or what runs it; None: nothing.
+
+    Args:
+        program: absolute.
+    """
+    if shown is None:
+        return None
+    for path in _chain(program):
+        if not any(below(path, folder) for folder in shown):
+            return path
+    return None
+
+
+def _chain(program: str) -> list[str]:
+    """A program, what it links to, link by link, and the same of the interpreter that its first line names."""
+    found = _links(program)
+    interpreter = _interpreter(found[-1])
+    return found + (_links(interpreter) if interpreter is not None else [])
+
+
+def _links(path: str) -> list[str]:
+    found = [os.path.normpath(path)]
+    while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
+        found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
+    return found
+
+
+def _interpreter(program: str) -> str | None:
+    """`#!/a/python` names one; what `#!/usr/bin/env node` finds hangs on PATH, and shows when the program is run."""
+    try:
+        with open(program, "rb") as file:
+            line = file.readline(1024)
+    except OSError:
+        return None
+    if not line.startswith(b"#!"):
+        return None
+    words = shlex.split(line[2:].decode(errors="replace"))
+    return words[0] if words and words[0].startswith("/") and os.path.exists(words[0]) else None
