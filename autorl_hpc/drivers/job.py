@@ -69,6 +69,7 @@ class DriverJob:
     _next_look: float = 0.0
     _last_sign: float = 0.0
     _signs: dict[str, object] | None = None
+    _why: str | None = None
 
     def __post_init__(self) -> None:
         record = read_experiment(self.experiment)
@@ -160,16 +161,20 @@ class DriverJob:
         return answered, None
 
     def _reason_to_end(self) -> str | None:
-        """Why this job should end now."""
+        """Why this job should end; once there is a reason, it stays."""
+        if self._why is None:
+            try:
+                self._why = self._look()
+            except (AutorlError, OSError) as error:
+                log.warning("the experiment's folder can't be read: %s", error)
+        return self._why
+
+    def _look(self) -> str | None:
         if self._asked_to_end:
             return f"signal {self._asked_to_end}"
-        try:
-            if newest_generation(self.experiment.drivers, self.name) > self.generation:
-                return "a newer job has the driver"
-            return self._no_user()
-        except (AutorlError, OSError) as error:
-            log.warning("the experiment's folder can't be read: %s", error)
-            return None
+        if newest_generation(self.experiment.drivers, self.name) > self.generation:
+            return "a newer job has the driver"
+        return self._no_user()
 
     def _no_user(self) -> str | None:
         now = time.monotonic()

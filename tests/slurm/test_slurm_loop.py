@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers import SUBMITS_ONE
 from slurm_world import SLEEPS, World
+from vllm_stand_in import make_program
 
 from autorl_hpc.cluster import told
+from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
 from autorl_hpc.records.evidence import Heads
 
 if TYPE_CHECKING:
@@ -142,9 +144,25 @@ def test_a_refusal_is_told_in_the_schedulers_words_and_nothing_is_left(
 def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)
-    here.launch(["sleeps"], matrix={"seed": [0, 1, 2, 3]}, parallel=2)
+    # With a driver, which one job of a chain serves and the next one after its death.
+    here.more_env = {"AUTORL_DRIVER_TIMING": "beat_s=0.2,users_s=0.5"}
+    here.profile(driver={"gpus": 1, "cpus": 1, "memory": "1G"}, vllm=str(make_program(here.root.path)))
+    driver = {"kind": "vllm", "model": "autorl/tiny"}
+    seeds = {"seed": [0, 1, 2, 3], "driver": "local"}
+    done = here.launch(["sleeps"], "--dry-run", matrix=seeds, drivers={"local": driver}, parallel=2)
+    assert "its job has 1 GPUs" in done.stdout and "job driver" in done.stdout
+    here.launch(["sleeps"], matrix=seeds, drivers={"local": driver}, parallel=2)
     here.wait_agent(here.runs[0])
     here.wait_agent(here.runs[1])
+    first = read_endpoint(here.experiment.driver_endpoint("local"))
+    assert first is not None and first.ready and first.job_id == here.job_of("driver-local")
+    slurm.client("scancel", here.job_of("driver-local"))
+    watch = EndpointWatch(here.experiment.driver_endpoint("local"))
+    second = here.until(
+        lambda: (e := watch.ready()) and e.generation > first.generation and e, 60, "the driver's next job"
+    )
+    assert second.job_id == here.job_of("driver-local", link=2) and second.url != first.url
+    assert here.launch_facts()["jobs"] == []
     facts = json.loads(here.run("cancel", str(here.experiment.path), "--json", timeout_s=200).stdout)
     assert facts["not_sealed"] == facts["jobs_left"] == []
     assert here.alive_jobs() == []

@@ -1,0 +1,63 @@
+"""In the place of `vllm serve`: the same arguments and key, /health and /v1/models, a scripted model behind them.
+
+What it does wrong lies as files in $STAND_IN: `fail` (it ends at once, with an error as vLLM prints one), `hang` (it is there and
+answers nothing, until the process is started anew after the file is gone).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from driver_server import DriverServer, Turn
+
+
+def make_program(folder: Path) -> Path:
+    """An executable `vllm` in the folder, which is its $STAND_IN too."""
+    program = folder / "vllm"
+    program.write_text(f'#!/bin/sh\nSTAND_IN="{folder}" exec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def main() -> int:
+    """Serves until it is killed."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("model_path")
+    for name in ("served-model-name", "host"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("port", "tensor-parallel-size", "max-model-len"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--max-num-seqs", type=int)
+    given = parser.parse_args()
+    faults = Path(os.environ["STAND_IN"])
+    if not Path(given.model_path, "config.json").is_file():
+        raise SystemExit(f"{given.model_path} holds no model")
+    if (faults / "fail").exists():
+        print("INFO starting\nValueError: Free memory on device is less than desired", flush=True)
+        return 1
+    server = DriverServer(
+        lambda conversation: Turn("stand-in"),
+        key=os.environ["VLLM_API_KEY"],
+        model=given.served_model_name,
+        host=given.host,
+        port=given.port,
+    )
+    print(f"serving {given.model_path} at {server.url}", flush=True)
+    while not (faults / "hang").exists():
+        time.sleep(0.05)
+    server.end()
+    print("hanging", flush=True)
+    threading.Event().wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
