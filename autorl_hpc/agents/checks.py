@@ -66,7 +66,7 @@ def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[L
     if where.doubt and file.program:
         yield Looked(agent.name, "note", where.doubt, "see that its lines run on this host too")
     with tempfile.TemporaryDirectory(prefix="autorl-check-") as home:
-        env = _environment(where, home, environ)
+        env = {**file.env, **_environment(where, home, environ)}
         if file.program:
             yield from _program(agent, where, env)
         if file.check is not None:

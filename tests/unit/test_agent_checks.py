@@ -1,0 +1,153 @@
+"""An agent's program before anything is queued: is it on the PATH of jobs, does the sandbox show it, which version is it?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.agents import Agent, AgentFile
+from autorl_hpc.agents.checks import Looked, look
+from autorl_hpc.agents.where import Where, program_folders, where_agents_run
+from autorl_hpc.doctor import agents as doctor_agents
+from autorl_hpc.records.cluster import ClusterProfile
+
+PROFILE = {"name": "c"}
+
+
+def program(path: Path, body: str = "echo 'prog 1.2.3 (of tests)'", first: str = "#!/bin/sh") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{first}\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def agent(tmp: Path, check: str | None = None, **fields: object) -> Agent:
+    folder = tmp / "agents" / "mine"
+    folder.mkdir(parents=True, exist_ok=True)
+    if check is not None:
+        (folder / "check.sh").write_text(check)
+        fields["check"] = "check.sh"
+    value = {"name": "mine", "description": "d", "program": ["prog", "--version"], "install": "npm it", **fields}
+    return Agent(folder, AgentFile.model_validate(value))
+
+
+def seen(tmp: Path, made: Agent, *readable: str, path: str | None = None, **kind: object) -> Looked:
+    environ = {**os.environ, "PATH": f"{tmp}/p/bin:/usr/bin:/bin" if path is None else path}
+    return look(made, where_agents_run(None, readable, environ=environ, **kind), environ)[-1]  # type: ignore[arg-type]
+
+
+def test_a_version_that_is_known_to_work(tmp_path: Path) -> None:
+    program(tmp_path / "p" / "bin" / "prog")
+    looked = seen(tmp_path, agent(tmp_path, versions="1.2.3"))
+    assert looked.state == "ok" and "version 1.2.3, known to work" in looked.value
+    other = seen(tmp_path, agent(tmp_path, versions=["1.2.2", "1.2.30"]))
+    assert other.state == "note" and "version 1.2.3; known to work: 1.2.2, 1.2.30" in other.value
+    assert "no version of it was tested" in seen(tmp_path, agent(tmp_path)).value
+
+
+def test_a_program_that_is_nowhere(tmp_path: Path) -> None:
+    looked = seen(tmp_path, agent(tmp_path))
+    assert looked.state == "problem" and looked.value == "prog is not on the PATH of jobs"
+    assert looked.do_this.endswith("npm it")
+
+
+def test_a_program_in_a_home_that_the_sandbox_hides(tmp_path: Path) -> None:
+    """~/.local/bin/prog -> ~/.local/share/prog/1.2.3, where installers put programs; level none hides nothing."""
+    real = program(tmp_path / "home" / "share" / "prog" / "1.2.3")
+    (tmp_path / "p" / "bin").mkdir(parents=True)
+    (tmp_path / "p" / "bin" / "prog").symlink_to(real)
+    looked = seen(tmp_path, agent(tmp_path))
+    assert looked.state == "problem" and f"hides {real}, to which {tmp_path}/p/bin/prog leads" in looked.value
+    assert "sandbox.readable" in looked.do_this
+    assert seen(tmp_path, agent(tmp_path), str(real.parent)).state == "note"
+    assert seen(tmp_path, agent(tmp_path), level="none").state == "note"
+
+
+def test_what_npm_lays_beside_bin_is_seen(tmp_path: Path) -> None:
+    program(tmp_path / "p" / "lib" / "node_modules" / "prog" / "cli.js")
+    (tmp_path / "p" / "bin").mkdir()
+    (tmp_path / "p" / "bin" / "prog").symlink_to("../lib/node_modules/prog/cli.js")
+    assert seen(tmp_path, agent(tmp_path, versions="1.2.3")).state == "ok"
+
+
+def test_an_interpreter_that_the_sandbox_hides(tmp_path: Path) -> None:
+    python = program(tmp_path / "hidden" / "bin" / "python", 'exec /bin/sh "$@"')
+    program(tmp_path / "p" / "bin" / "prog", first=f"#!{python}")
+    looked = seen(tmp_path, agent(tmp_path))
+    assert looked.state == "problem" and f"hides {python}, to which" in looked.value
+
+
+def test_a_readable_folder_brings_its_programs(tmp_path: Path) -> None:
+    program(tmp_path / "sw" / "bin" / "prog")
+    looked = seen(tmp_path, agent(tmp_path, versions="1.2.3"), str(tmp_path / "sw"))
+    assert looked.state == "ok"
+    assert (
+        program_folders([str(tmp_path / "sw"), str(tmp_path / "sw" / "bin"), "/nowhere"])
+        == [str(tmp_path / "sw" / "bin")] * 2
+    )
+
+
+def test_a_program_that_does_not_run(tmp_path: Path) -> None:
+    program(tmp_path / "p" / "bin" / "prog", "echo 'no Node 20 here' >&2; exit 3")
+    looked = seen(tmp_path, agent(tmp_path))
+    assert looked.state == "problem" and "prog --version doesn't run: no Node 20 here" in looked.value
+
+
+def test_programs_and_checks_get_an_empty_home_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-secret")
+    check = f'ls -A "$HOME" > {tmp_path}/home; env > {tmp_path}/env; echo "$MODE"; exit 1\n'
+    program(tmp_path / "p" / "bin" / "prog")
+    looked = seen(tmp_path, agent(tmp_path, check, env={"MODE": "of the definition"}))
+    assert looked.state == "problem" and looked.value == "of the definition"
+    assert (tmp_path / "home").read_text() == "" and "sk-secret" not in (tmp_path / "env").read_text()
+
+
+def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINE_API_KEY", raising=False)
+    looked = seen(tmp_path, agent(tmp_path, program=(), secrets=["MINE_API_KEY"]))
+    assert looked == Looked("mine", "note", "MINE_API_KEY is not set", "export MINE_API_KEY, if it needs it")
+
+
+def test_programs_of_an_image_are_not_looked_for(tmp_path: Path) -> None:
+    assert "must be in the image" in seen(tmp_path, agent(tmp_path), image=True).value
+
+
+def test_the_path_of_jobs_is_the_profile_s(tmp_path: Path) -> None:
+    """Lines that set it are run here; others, which may copy or start things, are for jobs alone."""
+    program(tmp_path / "m" / "bin" / "prog")
+    lines = [f'export PATH="{tmp_path}/m/bin:$PATH"', f"touch {tmp_path}/touched"]
+    profile = ClusterProfile.model_validate({**PROFILE, "setup": lines})
+    where = where_agents_run(profile)
+    assert look(agent(tmp_path, versions="1.2.3"), where)[-1].state == "ok"
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_setup_that_does_not_run_here_is_said(tmp_path: Path) -> None:
+    program(tmp_path / "p" / "bin" / "prog")
+    profile = ClusterProfile.model_validate({**PROFILE, "setup": ["source /nowhere/setup.sh && false || exit 5"]})
+    where = where_agents_run(profile, environ={"PATH": f"{tmp_path}/p/bin:/usr/bin:/bin"})
+    assert "don't run here" in where.doubt
+    assert [looked.state for looked in look(agent(tmp_path), where)] == ["note", "note"]
+
+
+def test_the_doctor_names_agents_with_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not here is no problem of this machine's, until an experiment asks for it."""
+    for name in ("mine", "plain", "broken"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "start.sh").write_text("true\n")
+    (tmp_path / "mine" / "agent.yaml").write_text("name: mine\ndescription: d\nprogram: [no-such-program]\n")
+    (tmp_path / "plain" / "agent.yaml").write_text("name: plain\ndescription: d\n")
+    (tmp_path / "broken" / "agent.yaml").write_text("name: broken\n")
+    monkeypatch.setattr(doctor_agents, "agent_names", lambda: ["broken", "mine", "plain"])
+    monkeypatch.setenv("AUTORL_AGENTS_PATH", str(tmp_path))
+    found = doctor_agents.everything(None)
+    assert [(f.check, str(f.state)) for f in found] == [("PATH of jobs", "ok"), ("broken", "warning"), ("mine", "note")]
+    assert "no-such-program is not on the PATH" in found[2].value
+
+
+def test_this_python_s_folder_is_where_agents_look_first() -> None:
+    where = where_agents_run(None)
+    assert isinstance(where, Where) and where.path.split(os.pathsep)[0] == str(Path(sys.executable).parent)

@@ -1,0 +1,109 @@
+"""What agents' definitions tell: the shipped ones, those of AutoRL-Bench, and mistakes in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.agents import AgentFile, agent_names, load_agent, put_first
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.share import share
+from autorl_hpc.records.base import parse_record
+
+PROGRAMS = ("claude-code", "codex", "gemini-cli", "opencode", "openhands", "rd-agent")
+
+REFERENCE = {
+    "claude": 'name: "Claude CLI Agent"\ndescription: "One-shot"\nstart: "start.sh"\nenv_vars:\n  CLAUDE_TIMEOUT: "36000"\n',
+    # As it stands there: the variables lie beside `env_vars`, which is null, and are read by nobody.
+    "codex": 'name: "Codex CLI Agent"\ndescription: "One-shot"\nstart: "start.sh"\nenv_vars:\nCODEX_MODEL: "gpt" # a\n',
+    "example_agent": "name: Example Agent\nenv_vars:\n  NUM_EPOCHS: 1\n  TRAIN_RATIO: 0.1\n  FAST: true\n",
+    "bare": "{}\n",
+}
+
+
+def folder(places: Path, name: str, text: str, file: str = "agent.yaml") -> Path:
+    made = places / name
+    made.mkdir(parents=True)
+    (made / file).write_text(text)
+    (made / "start.sh").write_text("true\n")
+    return made
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_shipped_agent_tells_what_it_is(name: str) -> None:
+    file = load_agent(name).file
+    assert file.program and file.versions and file.check and file.install
+    assert file.driver is not None and file.driver.required and file.driver.set_by
+    assert not file.secrets  # the gateway holds the driver's key
+    if file.prompt:
+        assert file.resume == "resume.sh" and file.trace == name
+
+
+def test_scripted_agents_call_no_driver() -> None:
+    assert {load_agent(name).file.driver for name in ("sft", "grpo", "copycat", "null")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("claude", {"CLAUDE_TIMEOUT": "36000"}),
+        ("codex", {}),
+        ("example_agent", {"NUM_EPOCHS": "1", "TRAIN_RATIO": "0.1", "FAST": "true"}),
+        ("bare", {}),
+    ],
+)
+def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, name: str, env: dict[str, str]) -> None:
+    folder(tmp_path, name, REFERENCE[name], "config.yaml")
+    agent = load_agent(name, [tmp_path])
+    assert (agent.name, agent.file.env, agent.file.start) == (name, env, "start.sh")
+    assert agent.file.driver is not None and not agent.file.driver.required and not agent.file.prompt
+    assert agent_names([tmp_path]) == [name]
+
+
+def test_agent_yaml_goes_before_config_yaml(tmp_path: Path) -> None:
+    made = folder(tmp_path, "both", "name: title\nenv_vars: {A: b}\n", "config.yaml")
+    (made / "agent.yaml").write_text("name: both\ndescription: d\nenv: {A: c}\n")
+    assert load_agent("both", [tmp_path]).file.env == {"A": "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: other\ndescription: d\n", "lies in a folder called mine"),
+        ("name: mine\ndescription: d\ncheck: check.sh\n", "lacks check.sh"),
+        ("name: mine\ndescription: d\nresume: again.sh\n", "lacks again.sh"),
+        ("name: mine\ndescription: d\nstart: ../start.sh\n", "field `start`"),
+        ("name: mine\ndescription: d\ndriver: {dialekt: gemini}\n", "did you mean `dialect`"),
+        ("name: mine\ndescription: d\nenv: {'A B': c}\n", "field `env.A B"),
+        ("name: mine\ndescription: d\nversions: []\n", "field `versions`"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
+    folder(tmp_path, "mine", text)
+    with pytest.raises(AutorlError) as caught:
+        load_agent("mine", [tmp_path])
+    assert words in str(caught.value)
+
+
+def test_a_start_script_outside_the_folder_is_refused_in_config_yaml_too(tmp_path: Path) -> None:
+    folder(tmp_path, "mine", "start: ../../start.sh\n", "config.yaml")
+    with pytest.raises(AutorlError, match="field `start`"):
+        load_agent("mine", [tmp_path])
+
+
+def test_words_of_older_definitions_are_understood() -> None:
+    value = {"name": "a", "description": "d", "version_tested": "trl 1.16.0", "driver": "none"}
+    file = parse_record(AgentFile, value, "agent.yaml")
+    assert file.versions == ("trl 1.16.0",) and file.driver is None
+
+
+def test_folders_given_by_option_are_looked_into_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTORL_AGENTS_PATH", "")
+    folder(tmp_path / "agents", "codex", "name: codex\ndescription: mine\n")
+    put_first([tmp_path / "agents"])
+    assert load_agent("codex").file.description == "mine"
+    assert os.environ["AUTORL_AGENTS_PATH"] == str(tmp_path / "agents")
+    with pytest.raises(AutorlError, match="--agents names the folder that holds agent folders"):
+        put_first([share("templates") / "agents" / "codex" / "start.sh"])

@@ -1,0 +1,163 @@
+"""start.sh and resume.sh of agents with a program, run with a stub in the program's place: what reaches it, and by which way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+
+from autorl_hpc.files.share import share
+
+AGENTS = share("templates") / "agents"
+PROGRAMS = {
+    "claude-code": "claude", "codex": "codex", "gemini-cli": "gemini", "opencode": "opencode", "openhands": "openhands",
+}  # fmt: skip
+SESSIONS = {
+    "claude-code": ".claude/projects/x/1.jsonl",
+    "codex": ".codex/sessions/2026/1.jsonl",
+    "gemini-cli": ".gemini/tmp/x/chats/1.json",
+    "opencode": ".local/share/opencode/db",
+    "openhands": ".openhands/conversations/1/base_state.json",
+}
+GOES_ON = {
+    "claude-code": ["--continue"],
+    "codex": ["resume", "--last"],
+    "gemini-cli": ["--resume", "latest"],
+    "opencode": ["--continue"],
+    "openhands": ["--resume", "--last"],
+}
+PROMPT = "Train the model of this workspace, pkill."
+MODEL = 'odd"model\\1'
+
+STUB = f"""#!{sys.executable}
+import json, os, sys
+asked = {{"argv": sys.argv[1:], "env": dict(os.environ), "stdin": sys.stdin.read(), "cwd": os.getcwd()}}
+if "--file" in sys.argv:
+    asked["file"] = open(sys.argv[sys.argv.index("--file") + 1]).read()
+json.dump(asked, open(os.environ["ASKED"], "w"))
+sys.exit(7)
+"""
+
+
+def run(tmp: Path, agent: str, script: str = "start.sh", **more: str) -> dict[str, Any]:
+    """What the program was asked."""
+    workspace = tmp / "work space"
+    for folder in (workspace / ".home", tmp / "bin"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (workspace / "prompt.md").write_text(PROMPT)
+    stub = tmp / "bin" / PROGRAMS[agent]
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    env = {
+        "PATH": f"{tmp}/bin:/usr/bin:/bin",
+        "HOME": str(workspace / ".home"),
+        "WORKSPACE": str(workspace),
+        "ASKED": str(tmp / "asked.json"),
+        "OPENAI_BASE_URL": "http://127.0.0.1:1/v1",
+        "OPENAI_API_KEY": "token-of-the-run",
+        "AUTORL_DRIVER_MODEL": MODEL,
+        "AUTORL_DRIVER_CONTEXT_TOKENS": "32768",
+        "AUTORL_DRIVER_MAX_OUTPUT_TOKENS": "4096",
+        **more,
+    }
+    words = PROMPT if script == "start.sh" else "Go on."
+    done = subprocess.run(
+        ["bash", str(AGENTS / agent / script)],
+        env=env,
+        input=words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr  # the program's own exit code
+    value: dict[str, Any] = json.loads((tmp / "asked.json").read_text())
+    return value
+
+
+@pytest.mark.parametrize("agent", PROGRAMS)
+def test_the_prompt_is_never_on_argv(tmp_path: Path, agent: str) -> None:
+    asked = run(tmp_path, agent)
+    assert asked.get("file", asked["stdin"]) == PROMPT
+    assert not any("pkill" in word for word in asked["argv"]) and "pkill" not in json.dumps(asked["env"])
+    assert "token-of-the-run" not in json.dumps(asked["argv"])
+    assert asked["cwd"] == asked["env"]["WORKSPACE"]
+
+
+@pytest.mark.parametrize("agent", PROGRAMS)
+def test_a_reprompt_goes_on_with_the_session(tmp_path: Path, agent: str) -> None:
+    session = tmp_path / "work space" / ".home" / SESSIONS[agent]
+    session.parent.mkdir(parents=True)
+    session.write_text("{}")
+    asked = run(tmp_path, agent, "resume.sh")
+    assert asked.get("file", asked["stdin"]) == "Go on."
+    assert all(word in asked["argv"] for word in GOES_ON[agent])
+
+
+@pytest.mark.parametrize("agent", PROGRAMS)
+def test_without_a_session_it_begins(tmp_path: Path, agent: str) -> None:
+    """It was interrupted before the first word was kept: it needs the task, not the reprompt."""
+    asked = run(tmp_path, agent, "resume.sh")
+    assert asked.get("file", asked["stdin"]) == PROMPT
+    assert not any(word in asked["argv"] for word in GOES_ON[agent])
+
+
+def test_hosted_tools_are_off_unless_the_driver_allows_them(tmp_path: Path) -> None:
+    home = tmp_path / "work space" / ".home"
+    assert "WebSearch,WebFetch" in run(tmp_path, "claude-code")["argv"]
+    assert "WebSearch,WebFetch" not in run(tmp_path, "claude-code", AUTORL_DRIVER_TOOLS="web_search")["argv"]
+    for tools, codex, gemini, opencode in (
+        ("", "disabled", ["google_web_search", "web_fetch"], "deny"),
+        ("web_search,web_fetch", "live", [], "allow"),
+    ):
+        for agent in ("codex", "gemini-cli", "opencode"):
+            run(tmp_path, agent, AUTORL_DRIVER_TOOLS=tools)
+        assert tomllib.loads((home / ".codex" / "config.toml").read_text())["web_search"] == codex
+        assert json.loads((home / ".gemini" / "settings.json").read_text())["tools"]["exclude"] == gemini
+        config = json.loads((home / ".config" / "opencode" / "opencode.json").read_text())
+        assert config["permission"]["websearch"] == opencode
+
+
+def test_the_driver_reaches_the_program(tmp_path: Path) -> None:
+    home = tmp_path / "work space" / ".home"
+    env = run(tmp_path, "claude-code")["env"]
+    assert {env[name] for name in env if name.startswith("ANTHROPIC_") and "MODEL" in name} == {MODEL}
+    assert env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768" and env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "4096"
+    run(tmp_path, "codex")
+    config = tomllib.loads((home / ".codex" / "config.toml").read_text())
+    assert (config["model"], config["model_context_window"]) == (MODEL, 32768)
+    provider = config["model_providers"][config["model_provider"]]
+    assert (provider["base_url"], provider["env_key"]) == ("http://127.0.0.1:1/v1", "OPENAI_API_KEY")
+    assert "token-of-the-run" not in (home / ".codex" / "config.toml").read_text()
+    assert MODEL in run(tmp_path, "gemini-cli")["argv"]
+    run(tmp_path, "opencode")
+    made = json.loads((home / ".config" / "opencode" / "opencode.json").read_text())
+    assert made["model"] == f"autorl/{MODEL}"
+    assert made["provider"]["autorl"]["models"][MODEL]["limit"] == {"context": 32768, "output": 4096}
+    assert run(tmp_path, "openhands")["env"]["LLM_MODEL"] == f"openai/{MODEL}"
+
+
+@pytest.mark.parametrize("agent", PROGRAMS)
+def test_a_check_names_the_option_that_a_version_lost(tmp_path: Path, agent: str) -> None:
+    stub = tmp_path / "bin" / PROGRAMS[agent]
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\necho 'options: --help'\n")
+    stub.chmod(0o755)
+    script = AGENTS / agent / yaml.safe_load((AGENTS / agent / "agent.yaml").read_text())["check"]
+    done = subprocess.run(
+        ["bash", str(script)],
+        env={"PATH": f"{stub.parent}:{os.defpath}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1 and f"this version of {PROGRAMS[agent]} has no" in done.stdout
