@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, Cluster
+from helpers import PATIENCE_S, SUBMITS_ONE, Cluster
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -75,7 +75,7 @@ def inside(found: Level, plan: Plan, *command: str) -> subprocess.CompletedProce
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -143,7 +143,7 @@ def test_a_root_below_a_readable_folder_is_hidden_whole(
         )
         argv = confined.argv(["bash", "-c", script])
         said = subprocess.run(
-            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=60
+            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=PATIENCE_S
         ).stdout
         assert "SECRET" not in said and "vault" not in said and "other" not in said, said
     finally:
@@ -385,11 +385,11 @@ def test_an_agent_works_inside_and_submits(cluster: Cluster, plan: Plan, name: S
 def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(cluster: Cluster) -> None:
     cluster.agent("one", "#!/usr/bin/env bash\ntouch $WORKSPACE/code/ran\n")
     (run_id,) = cluster.prepare(["one"], sandbox={"level": "apptainer"}, attempts=1)
-    assert cluster.supervisor(run_id).wait(60) == 75, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 75, cluster.logs()
     (ended,) = cluster.view(run_id).ended
     assert "sandbox level apptainer can't be had on this node" in ended.reason
     assert not (cluster.workspace(run_id) / "code" / "ran").exists()
-    assert cluster.supervisor(run_id).wait(60) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.fault is Fault.CLUSTER
 

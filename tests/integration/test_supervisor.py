@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.experiment import Budget
@@ -131,13 +131,11 @@ def test_killed_supervisor_takes_its_agent_along_and_the_next_goes_on(cluster: C
     assert agent_pids(cluster, run_id)
     supervisor.kill()
     supervisor.wait()
-    killed = time.monotonic()
-    wait_for(lambda: not agent_pids(cluster, run_id), 5.0, "the keeper to end the agent")
-    assert time.monotonic() - killed < 5.0
+    wait_for(lambda: not agent_pids(cluster, run_id), "the keeper to end the agent")
     elapsed = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
     assert elapsed == pytest.approx(active_s(ticks(cluster, run_id)), abs=0.6)
 
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
     view = cluster.view(run_id)
     assert [a.attempt for a in view.attempts] == [1, 2]
@@ -154,11 +152,11 @@ def test_sigterm_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
         supervisor = cluster.supervisor(run_id)
         wait_for_ticks(cluster, run_id, 20)
         supervisor.terminate()
-        assert supervisor.wait(15) == 75, cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
         assert not agent_pids(cluster, run_id)
     view = cluster.view(run_id)
     assert [e.reason for e in view.ended] == ["signal 15", "signal 15"]
-    assert cluster.supervisor(run_id).wait(30) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"] * 2 + ["attempt_started", "sealed"]
@@ -175,7 +173,7 @@ def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) 
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.5)
     supervisor.terminate()
-    assert supervisor.wait(15) == 75, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"]
 
 
@@ -184,8 +182,8 @@ def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
     older = cluster.supervisor(run_id)
     wait_for(lambda: len(ticks(cluster, run_id)) > 10, what="the agent")
     newer = cluster.supervisor(run_id)
-    assert older.wait(20) == 0, cluster.logs()
-    assert newer.wait(30) == 0, cluster.logs()
+    assert older.wait(PATIENCE_S) == 0, cluster.logs()
+    assert newer.wait(PATIENCE_S) == 0, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
     assert "stepping back" in cluster.logs_of("agent")
     sealed = cluster.view(run_id).sealed
@@ -204,10 +202,10 @@ def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> Non
     (run_id,) = cluster.prepare(["keeps"])
     first = cluster.supervisor(run_id)
     said = cluster.workspace(run_id) / "code" / "said"
-    wait_for(said.exists, 30, "the agent to begin")
+    wait_for(said.exists, "the agent to begin")
     first.send_signal(signal.SIGUSR2)
-    assert first.wait(30) == 75
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert first.wait(PATIENCE_S) == 75
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert said.read_text() == "first\nagain 2\n"
     assert cluster.view(run_id).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
@@ -221,14 +219,14 @@ def test_attempts_used_up_is_closed_as_infrastructure(cluster: Cluster) -> None:
         supervisor.kill()
         supervisor.wait()
         wait_for(lambda: not agent_pids(cluster, run_id), what="the agent's end")
-    assert cluster.supervisor(run_id).wait(20) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     assert not agent_pids(cluster, run_id)
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
     assert "killed without a word" in str(sealed.reason)
     assert sealed.elapsed_s > 0
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     closed = cluster.view(run_id).closed
     assert closed is not None and closed.selected_by == "infrastructure" and closed.fault is Fault.CLUSTER
 
@@ -330,7 +328,7 @@ def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
     time.sleep(5)
     for pid in everyone:
         os.kill(pid, signal.SIGCONT)
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     assert sealed.elapsed_s == pytest.approx(6.0, abs=1.0)
@@ -362,17 +360,17 @@ sleep 600
     run_id = one(cluster, script, budget={"wall_clock": "4s"}, matrix={"task": "mini"})
     supervisor = cluster.supervisor(run_id)
     wait_for((cluster.workspace(run_id) / "code" / "start").exists, what="the agent")
-    wait_for(lambda: cluster.view(run_id).sealed, 30, "the seal")
+    wait_for(lambda: cluster.view(run_id).sealed, "the seal")
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     # Deaf to TERM: it was killed at the end of the grace of 5 s.
     assert 4.0 <= sealed.elapsed_s <= 4.0 + 5.0 + 2.0
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(PATIENCE_S) == 0
     late = cluster.workspace(run_id) / "submissions" / "late.json"
     late.write_text('{"schema_version": 1, "model_path": "output/v1"}')
-    assert cluster.supervisor(run_id).wait(20) == 0  # a sealed run takes nothing in
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0  # a sealed run takes nothing in
     assert late.exists()
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert [s.manifest_id for s in view.accepted()] == ["last"]
     assert set(view.scores) == {1} and view.scores[1].evaluation.score is not None
@@ -381,7 +379,7 @@ sleep 600
 
 def test_agent_exit_code_and_what_its_fault_is(cluster: Cluster) -> None:
     run_id = one(cluster, BASH + "exit 7\n")
-    assert cluster.supervisor(run_id).wait(20) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.exit_code, sealed.ended_by, sealed.fault) == (7, EndedBy.AGENT_EXIT, Fault.AGENT)
@@ -397,8 +395,8 @@ def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster
         matrix={"task": "mini"},
         retention={"artifacts": "all"},
     )
-    assert cluster.supervisor(run_id).wait(30) == 0
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     submission = view.submissions[1]
     evaluation = view.scores[1].evaluation
@@ -418,7 +416,7 @@ def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster
 def test_nothing_of_the_agent_is_left(cluster: Cluster, end: str) -> None:
     tail = "exit 0\n" if end == "exit" else "sleep 600\n"
     run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s"})
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert sealed.ended_by is (EndedBy.AGENT_EXIT if end == "exit" else EndedBy.BUDGET)
@@ -447,9 +445,7 @@ def test_agent_that_kills_its_keeper_is_ended(cluster: Cluster) -> None:
         BASH
         + "env -i setsid sleep 601 &\necho $! > code/child\nkill -9 $PPID\nsleep 0.3; touch code/survived; sleep 600\n",
     )
-    started = time.monotonic()
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
-    assert time.monotonic() - started < 20
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, None, Fault.AGENT)
@@ -468,7 +464,7 @@ def test_keeper_that_cannot_start_the_agent_is_no_fault_of_the_agent(cluster: Cl
         cwd=cluster.root.path,
     )
     cluster.processes.append(supervisor)
-    code = supervisor.wait(30)
+    code = supervisor.wait(PATIENCE_S)
     if shutil.which("bash", path=str(Path(sys.executable).parent)):
         pytest.skip("bash lies beside this Python")
     assert code == 75
@@ -501,7 +497,7 @@ def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluste
             start_new_session=True,
         )
         cluster.processes.append(supervisor)
-        codes.append(supervisor.wait(30))
+        codes.append(supervisor.wait(PATIENCE_S))
         if codes[-1] == 0:
             break
     assert codes[-1] == 0 and len(codes) == 2, codes
@@ -537,7 +533,7 @@ def test_agents_environment_is_the_documented_one(cluster: Cluster, monkeypatch:
     monkeypatch.setenv("TZ", "UTC")
     script = "env -0 > $WORKSPACE/code/env; tr -d '\\n' < /proc/$PPID/environ > $WORKSPACE/code/keeper\n"
     run_id = one(cluster, "#!/usr/bin/env bash\n" + script)
-    assert cluster.supervisor(run_id).wait(20) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     code = cluster.workspace(run_id) / "code"
     env = dict(part.split("=", 1) for part in (code / "env").read_text().split("\0") if part)
     by_bash = {"_", "PWD", "OLDPWD", "SHLVL"}
@@ -562,11 +558,11 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     ledger = cluster.run_dir(run_id).ledger
     wait_for(lambda: len(os.listdir(ledger)) > 5, what="the intake")
     supervisor.terminate()
-    code = supervisor.wait(30)
+    code = supervisor.wait(PATIENCE_S)
     assert code in (0, 75), cluster.logs()  # 0: this machine had taken all of them in by then
     if code == 75:
         assert os.listdir(cluster.workspace(run_id) / "submissions") and cluster.view(run_id).sealed is None
-        assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
     assert len(view.accepted()) == 900

@@ -21,7 +21,7 @@ from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import SCORERS, scorer
 from autorl_hpc.tasks.heldout import Item
 
-MAX_HOSTILE_S = 0.5
+MAX_HOSTILE_S = 5.0
 HALF = Fraction(1, 2)
 
 ANSWERS: list[tuple[str, Fraction | int | None]] = [
