@@ -264,4 +264,4 @@ class World:
             grader.terminate()
         code = grader.wait(PATIENCE_S)
         assert code == 0 or lost, own.logs_of("grader")[-3000:]
-        own.run("report", str(own.experiment.path))
+        own.run("report", str(own.experiment.path), "--no-figures")

@@ -201,7 +201,7 @@ def assert_all_once(world: World, run_ids: Sequence[str], *, attempts: int | Non
     assert world.finished(list(run_ids))
     done = world.on("b", *PYTHON, "verify", str(world.experiment.path))
     assert done.returncode == 0 and f"{len(run_ids)} runs, 0 damaged" in done.stdout, done.stdout + done.stderr
-    done = world.on("b", *PYTHON, "report", str(world.experiment.path), "--json")
+    done = world.on("b", *PYTHON, "report", str(world.experiment.path), "--json", "--no-figures")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(node.complaints() == "" for node in world.nodes.values())
 

@@ -37,7 +37,7 @@ BROKEN = [
 ]
 
 
-def begin(world: World, *, more_graders: int = 0, budget: str = LONG) -> tuple[Jobs, list[str]]:
+def begin(world: World, *, budget: str = LONG) -> tuple[Jobs, list[str]]:
     """Three runs, two on node A and one on B; a grader on A, and one on B with its clock ahead."""
     for name, script in (("three", THREE), ("twin", THREE), ("sits", SITS)):
         world.agent(name, script)
@@ -45,8 +45,6 @@ def begin(world: World, *, more_graders: int = 0, budget: str = LONG) -> tuple[J
     jobs = Jobs(world)
     jobs.grader("a")
     jobs.grader("b", ahead_s=90)
-    for _ in range(more_graders):
-        jobs.grader("b")
     for number, run_id in enumerate(run_ids):
         jobs.agent("ab"[number % 2], run_id)
     return jobs, run_ids
@@ -67,7 +65,7 @@ def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = Non
 
 
 def test_plain_lag(world: World) -> None:
-    jobs, run_ids = begin(world, more_graders=1, budget="20s")
+    jobs, run_ids = begin(world, budget="20s")
     jobs.until(lambda: world.view(run_ids[1]).sealed is not None)
     assert str(world.view(run_ids[1]).sealed.ended_by) == "budget"  # type: ignore[union-attr]
     end(world, jobs, run_ids, attempts=1)

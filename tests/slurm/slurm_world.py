@@ -168,11 +168,11 @@ class World(Cluster):
         return total
 
     def assert_budget(self, run_id: str) -> None:
-        """What was charged is what the agent really ran, within two seconds."""
+        """What was charged is what the agent really ran. A second attempt that began at nothing, or a queue that was charged, is more."""
         sealed = self.view(run_id).sealed
         assert sealed is not None
         ran_s = self.really_ran_s(run_id)
-        assert abs(sealed.elapsed_s - ran_s) < 2.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
+        assert abs(sealed.elapsed_s - ran_s) < 6.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
 
     def assert_whole(self, *, closed: bool = True, graders_work: bool = False) -> None:
         """Ledgers whole, nothing lost, nothing twice, nothing left behind."""

@@ -42,7 +42,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     here.launch(["beats"], budget={"wall_clock": "20s"})
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 5, "five seconds of work")
+    here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
     with here.recovery("scontrol requeue: the agent works again"):
         slurm.client("scontrol", "requeue", here.job_of("agents", 0))
         here.wait_agent(run, attempt=2)
@@ -50,7 +50,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     here.assert_whole()
     here.assert_budget(run)
     assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
-    assert abs(here.really_ran_s(run) - 20) < 3
+    assert abs(here.really_ran_s(run) - 20) < 6
 
 
 def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
@@ -61,7 +61,7 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     here.launch(["beats"], budget={"wall_clock": "20s"})
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 5, "five seconds of work")
+    here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
     with here.recovery("preemption: the agent has stopped"):
         high = sandbox.sbatch("sleep 3", "--partition=gpu", "--gres=gpu:1", "--output=/dev/null")
         here.until(lambda: here.view(run).ended, "the first attempt to stop cleanly")
@@ -234,12 +234,12 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
 
 
 @pytest.mark.timeout(1800)
-def test_two_hundred_runs(world: MakeWorld, slurm: Sandbox) -> None:
+def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
     slurm.down()
     slurm.options = tuple("1001" if option == "10" else option for option in slurm.options)
     slurm.up()
     here = world(slurm, agent={"memory": "256M"})
-    here.launch(["null"], matrix={"seed": list(range(200))}, parallel=6)
+    here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
     here.wait_over(patience_s=1500)
     here.assert_whole()
     assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]

@@ -40,7 +40,7 @@ def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
         assert len(view.attempts) >= 2
         assert view.ended[0].reason.startswith("signal ")
         here.assert_budget(run)
-        assert abs(here.really_ran_s(run) - 150) < 4
+        assert abs(here.really_ran_s(run) - 150) < 15
     assert "TIMEOUT" not in here.queue().values()
 
 
