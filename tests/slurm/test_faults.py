@@ -132,7 +132,7 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     if when == "later":  # Slurm saves its state some seconds late: what is older than that it knows again
         saved = sandbox.dir / "state" / "job_state"
         here.until(
-            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), 20, "a save"
+            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), "a save"
         )
     with here.recovery(f"slurmctld killed {when}: all runs are closed"):
         kill(sandbox.pid("slurmctld"))

@@ -366,7 +366,7 @@ HOSTILE = [
 
 
 def _hostile_texts(piece: str) -> list[str]:
-    size = 1_000_000
+    size = 250_000  # squared, this is minutes
     full = piece * (size // len(piece))
     marks = ("#### ", r"\boxed{", "The answer is ", "18 (")
     return [full, full + "18", *(mark + full for mark in marks)]
