@@ -49,7 +49,7 @@ SUBMITS_ONE = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS + "var
 """An agent that submits one checkpoint and ends when it is accepted."""
 
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
 
 

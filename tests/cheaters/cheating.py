@@ -31,6 +31,9 @@ from autorl_hpc.records.ledger import Sealed, Submission
 HERE = Path(__file__).parent
 AT_ONCE = 3
 """Most of them wait for most of their time."""
+RUN_S = 1800.0
+"""Of the longest of them, the flood of manifests, on a machine with ten times as much to do."""
+
 WALL_CLOCK = "3h"
 """Longer than all of them take: the honest run lives until all cheats are over, on however slow a machine."""
 SHORT_S = 8
@@ -237,7 +240,7 @@ class World:
             if own is not clusters[0]:
                 self._close(own, graders[-1])
         (honest.workspace / "code" / "over").touch()
-        supervisor.wait(PATIENCE_S)
+        supervisor.wait(RUN_S)
         self._close(clusters[0], graders[0])
 
     def _run(self, named: tuple[str, Cheat]) -> None:
@@ -248,7 +251,7 @@ class World:
         if cheat.outside is not None:
             wait_for((seen.workspace / "code").is_dir, "the workspace")
             supervisor = cheat.outside(copy.copy(seen)) or supervisor
-        supervisor.wait(PATIENCE_S)
+        supervisor.wait(RUN_S)
 
     def _close(self, own: Cluster, grader: subprocess.Popen[bytes]) -> None:
         """Waits for the closings of one experiment and writes its report.
@@ -259,7 +262,7 @@ class World:
         here = [seen for seen in self.seen.values() if seen.cluster is own]
         lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
         due = [seen.run_id for seen in here if seen.name not in lost]
-        wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}")
+        wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}", RUN_S)
         if lost:
             grader.terminate()
         code = grader.wait(PATIENCE_S)

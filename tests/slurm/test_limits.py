@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-limits")]
 MakeWorld = Callable[..., World]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
     world: MakeWorld, new_sandbox: Callable[..., Sandbox]
 ) -> None:
