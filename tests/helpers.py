@@ -49,15 +49,19 @@ SUBMITS_ONE = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS + "var
 """An agent that submits one checkpoint and ends when it is accepted."""
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
+PATIENCE_S = 600.0
+"""How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
+
+
+def wait_for(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
     """Waits until `condition` gives something true and returns it."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.05)
-    raise AssertionError(f"timed out after {timeout_s} s waiting for {what or condition}")
+    raise AssertionError(f"timed out after {patience_s} s waiting for {what or condition}")
 
 
 def alive(pid: int) -> bool:
@@ -139,7 +143,7 @@ class Cluster:
             env["PYTHONPATH"] = str(self.code)
         return env
 
-    def run(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         done = subprocess.run(
             [*PYTHON, *arguments],
@@ -147,7 +151,7 @@ class Cluster:
             cwd=self.root.path,  # not a checkout: `python -m` looks for the package there first
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=PATIENCE_S,
             check=False,
         )
         if check:
@@ -213,7 +217,7 @@ class Cluster:
         """Prepares an experiment of one run and lets its agent work to the end; returns the run id."""
         self.agent("one", script)
         (run_id,) = self.prepare(["one"], **changes)
-        assert self.supervisor(run_id).wait(60) == 0, self.logs()
+        assert self.supervisor(run_id).wait(PATIENCE_S) == 0, self.logs()
         assert self.view(run_id).sealed is not None
         return run_id
 

@@ -62,14 +62,19 @@ class ScannerProcess:
     def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Path) -> None:
         env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         env.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
-            env=env,
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        # Blocked until the scanner can hear it: an agent may end while its scanner still starts, and need not cost a second start.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
+                env=env,
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         OWN.add(self._process.pid)
         self._buffer = b""
         self.at: list[int] | None = None

@@ -366,6 +366,9 @@ def main() -> int:
     for line in sys.stdin:
         asked = json.loads(line)
         stop.clear()
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGUSR1}
+        )  # the first time: one that came meanwhile is heard now
         deadline = time.monotonic() + asked["seconds"]
         try:
             if scanner is None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from helpers import VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.view import RunView
@@ -31,8 +31,11 @@ from autorl_hpc.records.ledger import Sealed, Submission
 HERE = Path(__file__).parent
 AT_ONCE = 3
 """Most of them wait for most of their time."""
-RUN_S = 240.0
-WALL_CLOCK = "300s"
+RUN_S = 1800.0
+"""Of the longest of them, the flood of manifests, on a machine with ten times as much to do."""
+
+WALL_CLOCK = "3h"
+"""Longer than all of them take: the honest run lives until all cheats are over, on however slow a machine."""
 SHORT_S = 8
 SHORT = {"wall_clock": f"{SHORT_S}s"}
 LIMITED = {"disk_gib": 0.15, "memory_gib": 0.35, "processes": 60}
@@ -210,7 +213,7 @@ class World:
             budget={"wall_clock": WALL_CLOCK, **json.loads(budget)},
             sandbox={"level": self.level, **network},
             grader={
-                "idle_exit_s": RUN_S
+                "idle_exit_s": 3600.0
             },  # one may have nothing to do for long, while other experiments have their turn
             attempts=1,
         )
@@ -225,7 +228,7 @@ class World:
         graders = [clusters[0].grader()]
         supervisor = honest.cluster.supervisor(honest.run_id)
         honest.pids["supervisor"] = supervisor.pid
-        wait_for((honest.workspace / "output" / "v1").is_dir, 60, "the honest run's checkpoint")
+        wait_for((honest.workspace / "output" / "v1").is_dir, "the honest run's checkpoint")
         for own in clusters:
             if own is not clusters[0]:
                 graders.append(own.grader())
@@ -246,7 +249,7 @@ class World:
         supervisor = seen.cluster.supervisor(seen.run_id)
         seen.pids["supervisor"] = supervisor.pid
         if cheat.outside is not None:
-            wait_for((seen.workspace / "code").is_dir, 60, "the workspace")
+            wait_for((seen.workspace / "code").is_dir, "the workspace")
             supervisor = cheat.outside(copy.copy(seen)) or supervisor
         supervisor.wait(RUN_S)
 
@@ -259,9 +262,9 @@ class World:
         here = [seen for seen in self.seen.values() if seen.cluster is own]
         lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
         due = [seen.run_id for seen in here if seen.name not in lost]
-        wait_for(functools.partial(own.finished, due), RUN_S, f"the closings of {own.experiment.path.name}")
+        wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}", RUN_S)
         if lost:
             grader.terminate()
-        code = grader.wait(60)
+        code = grader.wait(PATIENCE_S)
         assert code == 0 or lost, own.logs_of("grader")[-3000:]
-        own.run("report", str(own.experiment.path))
+        own.run("report", str(own.experiment.path), "--no-figures")

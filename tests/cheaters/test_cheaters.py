@@ -19,7 +19,7 @@ LEVELS = tuple(os.environ.get("AUTORL_CHEATER_LEVELS", "bwrap,landlock").split("
 NEVER = "not ranked: sandbox none"
 
 # In one group: a mark of a parameter does not keep its tests together, and every worker would make every world.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("cheats")]
+pytestmark = [pytest.mark.timeout(5400), pytest.mark.xdist_group("cheats")]
 
 
 @pytest.fixture(scope="module", params=LEVELS)

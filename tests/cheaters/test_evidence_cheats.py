@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from bundles import solved
 from cheating import START
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 from workbench import WEIGHTS
 
 from autorl_hpc.files.layout import RunDir
@@ -86,9 +86,9 @@ def finished(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         cluster.agent("one", SCRIPT)
         (run_id,) = cluster.prepare(["one"], matrix={"task": "mini"}, sandbox={"level": "auto"})
         grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
-        assert supervisor.wait(120) == 0, cluster.logs()
-        wait_for(lambda: cluster.finished([run_id]), 120, "the closing")
-        assert grader.wait(60) == 0, cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+        wait_for(lambda: cluster.finished([run_id]), "the closing")
+        assert grader.wait(PATIENCE_S) == 0, cluster.logs()
         cluster.run("report", str(cluster.experiment.path))
         yield cluster, run_id
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cheating import START
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 from workbench import WEIGHTS
 
 TRIED, MOST = 60, 45
@@ -48,9 +48,9 @@ def run(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
             sandbox={"level": "auto"},
         )
         grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
-        assert supervisor.wait(180) == 0, cluster.logs()
-        wait_for(lambda: cluster.finished([run_id]), 120, "the closing")
-        assert grader.wait(60) == 0, cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+        wait_for(lambda: cluster.finished([run_id]), "the closing")
+        assert grader.wait(PATIENCE_S) == 0, cluster.logs()
         cluster.run("report", str(cluster.experiment.path))
         yield cluster, run_id
     finally:

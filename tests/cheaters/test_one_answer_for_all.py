@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
 from cheating import START
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 
 TEXT = "that good for two explain why one short note list"
 """Words of most kinds of instruction: to the built-in judge an answer is as good as the words that it takes up."""
@@ -62,13 +62,13 @@ def run(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
         (run_id,) = cluster.prepare(["constant"], matrix={"task": "alpacaeval-mini"}, sandbox={"level": "auto"})
         supervisor = cluster.supervisor(run_id)
         code = cluster.workspace(run_id) / "code"
-        wait_for(code.is_dir, 30, "the workspace")
+        wait_for(code.is_dir, "the workspace")
         shutil.copytree(cluster.root.path / "constant", code / "constant")
         (code / "trained").touch()
         grader = cluster.grader()
-        assert supervisor.wait(120) == 0, cluster.logs()
-        wait_for(lambda: cluster.finished([run_id]), 120, "the closing")
-        assert grader.wait(60) == 0, cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+        wait_for(lambda: cluster.finished([run_id]), "the closing")
+        assert grader.wait(PATIENCE_S) == 0, cluster.logs()
         cluster.run("report", str(cluster.experiment.path))
         yield cluster, run_id
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers import PYTHON, VARIANTS, Cluster
+from helpers import PATIENCE_S, PYTHON, VARIANTS, Cluster
 from nodes import Node, ahead
 
 from autorl_hpc.files import reading
@@ -22,8 +22,11 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.states import EntryKind
 
 START_OVER_S = 0.5
-MAX_STARTS = 15
-BUDGET_SLACK_S = 2.0
+MAX_STARTS = 40
+BUDGET_LATE_S = 30.0
+"""How late a busy machine may end a budget: the grace of 5 s, and what the processes wait for a core."""
+
+BUDGET_EARLY_S = 2.0
 
 AGAIN = 'cd "$WORKSPACE"\n' + VARIANTS + 'again() { until "$@"; do sleep 0.3; done; }\n'
 """An agent on such a file system tries again, as a person would."""
@@ -48,10 +51,12 @@ SITS = f"""#!/usr/bin/env bash
 [ -e output/made ] || again variants 0 10
 touch output/made  # another attempt must not change what this one has submitted
 ( while sleep 0.1; do read -r up _ < /proc/uptime; echo "$up"; done ) &
-for n in 0 1 2 3 4 5 6 7 8 9; do submit $n; done
-wait
+for n in 0 1 2 3 4 5 6 7 8 9; do [ -e code/over ] || submit $n; done
+until [ -e code/over ]; do sleep 0.2; done
+kill $!
 """
-"""Submits ten, the first three of them as others do, and goes on until its budget ends it, saying the time to its log."""
+"""Submits ten, the first three of them as others do, and goes on until the test says `over`, or its budget ends it; says the time
+to its log."""
 
 
 class World(Cluster):
@@ -77,7 +82,7 @@ class World(Cluster):
         """A command on a node, to its end."""
         command = self.nodes[node].command(self.root.path, *argv)
         return subprocess.run(
-            command, env=self._env(node), capture_output=True, text=True, timeout=60, check=False, **options
+            command, env=self._env(node), capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
         )
 
     def prepare(self, agents: list[str], **changes: Any) -> list[str]:
@@ -139,11 +144,11 @@ class Jobs:
         job["starts"] += 1
         job["at"] = None
 
-    def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         """Keeps the jobs going until `condition` holds."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout_s} s\n{self.world.logs()}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s\n{self.world.logs()}"
             for job in self.jobs:
                 code = job["process"].poll()
                 if code in (None, 0):
@@ -156,10 +161,10 @@ class Jobs:
                     self._start(job)
             time.sleep(0.1)
 
-    def to_the_end(self, run_ids: Sequence[str], timeout_s: float = 120.0) -> None:
+    def to_the_end(self, run_ids: Sequence[str]) -> None:
         """Until every run is finished and every job has ended by itself."""
-        self.until(lambda: self.world.finished(list(run_ids)), timeout_s)
-        self.until(lambda: all(job["process"].poll() == 0 for job in self.jobs), 60.0)
+        self.until(lambda: self.world.finished(list(run_ids)))
+        self.until(lambda: all(job["process"].poll() == 0 for job in self.jobs))
 
 
 def assert_all_once(world: World, run_ids: Sequence[str], *, attempts: int | None = 1) -> None:
@@ -187,16 +192,16 @@ def assert_all_once(world: World, run_ids: Sequence[str], *, attempts: int | Non
             assert submission.status == "accepted"
         limit_s = budget_s(world) + view.sealed.given_back_s
         if attempts != 2:  # two at once: the older one's time until it stepped back is not known to the newer one
-            assert agent_ran_s(world, run_id) < limit_s + BUDGET_SLACK_S
-        assert view.sealed.elapsed_s < limit_s + BUDGET_SLACK_S
+            assert agent_ran_s(world, run_id) < limit_s + BUDGET_LATE_S
+        assert view.sealed.elapsed_s < limit_s + BUDGET_LATE_S
         if view.sealed.ended_by == "budget":
-            assert view.sealed.elapsed_s > limit_s - BUDGET_SLACK_S
+            assert view.sealed.elapsed_s > limit_s - BUDGET_EARLY_S
     for folder in (world.experiment.queue, world.experiment.claims):
         assert reading.list_names(folder) == []
     assert world.finished(list(run_ids))
     done = world.on("b", *PYTHON, "verify", str(world.experiment.path))
     assert done.returncode == 0 and f"{len(run_ids)} runs, 0 damaged" in done.stdout, done.stdout + done.stderr
-    done = world.on("b", *PYTHON, "report", str(world.experiment.path), "--json")
+    done = world.on("b", *PYTHON, "report", str(world.experiment.path), "--json", "--no-figures")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(node.complaints() == "" for node in world.nodes.values())
 

@@ -19,9 +19,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CACHE_S = 3.0
-MOUNT_TIMEOUT_S = 10.0
+MOUNT_TIMEOUT_S = 120.0
 UNMOUNT_TIMEOUT_S = 0.5
-APT_TIMEOUT_S = 120.0
+APT_TIMEOUT_S = 240.0
 
 ISOLATE = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 ENTER = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && "$@"; exit $?'

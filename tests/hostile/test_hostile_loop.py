@@ -29,13 +29,15 @@ STALE = [
 ]
 FULL = [{"errno": "ENOSPC", "ops": ["create", "write", "mkdir", "link", "fsync"], "match": "^/runs/"}]
 FULL_S = 3.0
+LONG = "1h"
+"""The budget where its end is not what is tried: a slow machine must not end the agents while the faults last."""
 BROKEN = [
     {"errno": "EIO", "ops": ["fsync", "fsyncdir", "rename", "link"], "match": SUITE, "every": 7},
     {"errno": "EIO", "ops": ["rename", "link"], "match": SUITE, "every": 11, "after": True},
 ]
 
 
-def begin(world: World, *, more_graders: int = 0, budget: str = "6s") -> tuple[Jobs, list[str]]:
+def begin(world: World, *, budget: str = LONG) -> tuple[Jobs, list[str]]:
     """Three runs, two on node A and one on B; a grader on A, and one on B with its clock ahead."""
     for name, script in (("three", THREE), ("twin", THREE), ("sits", SITS)):
         world.agent(name, script)
@@ -43,15 +45,19 @@ def begin(world: World, *, more_graders: int = 0, budget: str = "6s") -> tuple[J
     jobs = Jobs(world)
     jobs.grader("a")
     jobs.grader("b", ahead_s=90)
-    for _ in range(more_graders):
-        jobs.grader("b")
     for number, run_id in enumerate(run_ids):
         jobs.agent("ab"[number % 2], run_id)
     return jobs, run_ids
 
 
+def over(world: World, run_id: str) -> None:
+    """Tells the agent SITS to end."""
+    (world.workspace(run_id) / "code" / "over").touch()
+
+
 def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = None) -> None:
     """To the end, and nothing lost or twice. Faults may cost an attempt."""
+    over(world, run_ids[1])
     jobs.to_the_end(run_ids)
     world.faulty()
     assert_all_once(world, run_ids, attempts=attempts)
@@ -59,7 +65,9 @@ def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = Non
 
 
 def test_plain_lag(world: World) -> None:
-    jobs, run_ids = begin(world, more_graders=1)
+    jobs, run_ids = begin(world, budget="20s")
+    jobs.until(lambda: world.view(run_ids[1]).sealed is not None)
+    assert str(world.view(run_ids[1]).sealed.ended_by) == "budget"  # type: ignore[union-attr]
     end(world, jobs, run_ids, attempts=1)
     assert min(len(answers_kept(world, run_id)) for run_id in run_ids) >= 3
     measured = world.logs_of("grader").count("measuring the base model")
@@ -68,28 +76,32 @@ def test_plain_lag(world: World) -> None:
 
 
 def test_stale_handles_now_and_then(world: World) -> None:
-    jobs, run_ids = begin(world, budget="9s")
+    jobs, run_ids = begin(world)
     world.faulty(*STALE)
+    jobs.until(
+        lambda: min(world.injected()[f"ESTALE {op}"] for op in LOOKS) > 20 and len(answers_kept(world, run_ids[1])) > 2
+    )
     end(world, jobs, run_ids)
-    assert min(world.injected()[f"ESTALE {op}"] for op in LOOKS) > 20
 
 
 def test_a_full_disk_for_some_seconds(world: World) -> None:
-    jobs, run_ids = begin(world, budget="9s")
-    jobs.until(lambda: bool(world.view(run_ids[1]).accepted()), 60)
+    jobs, run_ids = begin(world)
+    jobs.until(lambda: bool(world.view(run_ids[1]).accepted()))
     world.faulty(*FULL)
     ends_at = time.monotonic() + FULL_S
-    jobs.until(lambda: time.monotonic() > ends_at, 60)
+    jobs.until(lambda: time.monotonic() > ends_at and sum(world.injected().values()) > 20)
     world.faulty()
     end(world, jobs, run_ids)
-    assert sum(world.injected().values()) > 20
 
 
 def test_writes_that_fail_now_and_then_some_of_them_done(world: World) -> None:
     jobs, run_ids = begin(world)
     world.faulty(*BROKEN)
+    calls = ("fsync", "fsyncdir", "rename", "link")
+    jobs.until(
+        lambda: min(world.injected()[f"EIO {op}"] for op in calls) > 5 and len(answers_kept(world, run_ids[1])) > 2
+    )
     end(world, jobs, run_ids)
-    assert min(world.injected()[f"EIO {op}"] for op in ("fsync", "fsyncdir", "rename", "link")) > 5
 
 
 def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) -> None:
@@ -97,10 +109,10 @@ def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) ->
     (run_id,) = world.prepare(["one"], matrix={"task": "arithmetic"}, grader={"stale_after_s": 4})
     jobs = Jobs(world)
     jobs.agent("a", run_id)
-    jobs.until(lambda: world.view(run_id).sealed is not None, 60)
+    jobs.until(lambda: world.view(run_id).sealed is not None)
     first = world.start_on("a", "job", "grader", str(world.experiment.path))
     claim = f"f-{run_id}--000001.g0001"
-    jobs.until(lambda: claim in os.listdir(world.experiment.claims), 60)
+    jobs.until(lambda: claim in os.listdir(world.experiment.claims))
     first.kill()
     first.wait()
     assert world.view(run_id).scores == {}, "it was too fast for this test"
@@ -112,14 +124,15 @@ def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) ->
 
 def test_an_older_supervisor_on_another_node_steps_back(world: World) -> None:
     world.agent("sits", SITS)
-    (run_id,) = world.prepare(["sits"], **LOOP, budget={"wall_clock": "6s"})
+    (run_id,) = world.prepare(["sits"], **LOOP, budget={"wall_clock": LONG})
     jobs = Jobs(world)
     jobs.grader("b")
     older = jobs.agent("a", run_id)
-    jobs.until(lambda: len(world.view(run_id).accepted()) >= 2, 60)
+    jobs.until(lambda: len(world.view(run_id).accepted()) >= 2)
     jobs.agent("b", run_id)
-    jobs.until(lambda: older["process"].poll() == 0, 60)
+    jobs.until(lambda: older["process"].poll() == 0)
     assert world.view(run_id).sealed is None, "it went without a word"
+    over(world, run_id)
     jobs.to_the_end([run_id])
     assert_all_once(world, [run_id], attempts=2)
     entries = Ledger(world.run_dir(run_id)).read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 
 pytest.importorskip("peft")
 
@@ -36,8 +36,8 @@ def test_an_adapter_is_scored_as_its_merged_model(cluster: Cluster) -> None:
     cluster.agent("lora", AGENT)
     (run_id,) = cluster.prepare(["lora"], matrix={"task": "mini"}, budget={"wall_clock": "4m"})
     grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
-    assert supervisor.wait(200) == 0, cluster.logs()
-    wait_for(lambda: cluster.finished([run_id]), 60, "the run's end")
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    wait_for(lambda: cluster.finished([run_id]), "the run's end")
     grader.terminate()
     view = cluster.view(run_id)
     adapter, full = view.accepted()

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,9 +209,7 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
 def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advice: str) -> None:
     desk = Desk(tmp_path)
     build(desk.checkpoint)
-    started = time.monotonic()
     answer = desk.refused()
-    assert time.monotonic() - started < QUICK_S
     assert answer["code"] == name, answer["error"]
     for word in words:
         assert word in answer["error"], answer["error"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import VARIANTS, Cluster
+from helpers import PATIENCE_S, VARIANTS, Cluster
 from players import Player, walkthroughs
 
 from autorl_hpc.errors import AutorlError
@@ -299,7 +299,7 @@ def test_a_run_is_scored_by_a_real_grader_and_its_agent_plays_for_itself(cluster
     workspace = cluster.workspace(run_id)
     played = json.loads((workspace / "output" / "played.json").read_text())
     assert played == {"rewards": [1.0] * 8, "suite": []}
-    assert cluster.grader().wait(120) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.closed is not None
     (score,) = view.scores.values()

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from helpers import VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.supervise.bridge import MAX_CONNECTIONS
 
@@ -49,7 +49,9 @@ class Client:
         parts = urlsplit(self.url)
         return str(parts.hostname), int(parts.port or 0)
 
-    def ask(self, path: str, body: Any = None, *, url: str | None = None, timeout_s: float = 60) -> tuple[int, Any]:
+    def ask(
+        self, path: str, body: Any = None, *, url: str | None = None, timeout_s: float = PATIENCE_S
+    ) -> tuple[int, Any]:
         """Status and JSON of one request; a POST if there is a body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{url or self.url}{path}", data=data)
@@ -61,15 +63,13 @@ class Client:
 
     def raw(self, data: bytes) -> socket.socket:
         """A connection on which `data` was sent and that stays open."""
-        connection = socket.create_connection(self.address, timeout=10)
+        connection = socket.create_connection(self.address, timeout=PATIENCE_S)
         connection.sendall(data)
         return connection
 
     def assert_answers(self) -> None:
-        """The bridge answers a well-behaved client at once."""
-        started = time.monotonic()
-        assert self.ask("/health", timeout_s=5)[0] == 200
-        assert time.monotonic() - started < 2
+        """The bridge answers a well-behaved client."""
+        assert self.ask("/health")[0] == 200
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
     wait_for((workspace / "code" / "url").exists, what="the agent")
     yield Client((workspace / "code" / "url").read_text().strip(), workspace, cluster, run_id)
     (workspace / "code" / "end").touch()
-    assert supervisor.wait(20) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
 
 
 def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
@@ -106,7 +106,7 @@ def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
     before = int(time.time())
     client.cluster.grader()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
     assert {status for status, _ in answers.values()} == {200}
     first, second = answers["first"][1], answers["second"][1]
@@ -217,7 +217,7 @@ def test_bad_clients_hang_nobody(client: Client) -> None:
             assert said.startswith(b"HTTP/1.1 400"), (header, said)
             assert said.count(b"HTTP/1.1") == 1, said
     huge = client.raw(post + b"Content-Length: 50000000\r\n\r\n")
-    huge.settimeout(10)
+    huge.settimeout(PATIENCE_S)
     with pytest.raises(OSError):  # nobody reads them: the connection is closed
         for _ in range(1000):
             huge.sendall(b"x" * 65536)
@@ -229,10 +229,10 @@ def test_bad_clients_hang_nobody(client: Client) -> None:
     many = [client.raw(b"GET /" + token) for _ in range(2 * MAX_CONNECTIONS)]
     for connection in [*slow, *many]:
         connection.close()
-    wait_for(lambda: _health_or_none(client), 10, "the bridge after the flood")
+    wait_for(lambda: _health_or_none(client), "the bridge after the flood")
     (client.workspace / "submissions" / ".tmp-m").write_text('{"schema_version": 1, "model_path": "output/v1"}')
     (client.workspace / "submissions" / ".tmp-m").rename(client.workspace / "submissions" / "m.json")
-    wait_for(lambda: len(client.cluster.view(client.run_id).accepted()) == 2, 10, "intake after the flood")
+    wait_for(lambda: len(client.cluster.view(client.run_id).accepted()) == 2, "intake after the flood")
 
 
 def _health_or_none(client: Client) -> bool:

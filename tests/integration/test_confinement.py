@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, Cluster
+from helpers import PATIENCE_S, SUBMITS_ONE, Cluster
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -75,7 +75,7 @@ def inside(found: Level, plan: Plan, *command: str) -> subprocess.CompletedProce
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -143,7 +143,7 @@ def test_a_root_below_a_readable_folder_is_hidden_whole(
         )
         argv = confined.argv(["bash", "-c", script])
         said = subprocess.run(
-            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=60
+            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=PATIENCE_S
         ).stdout
         assert "SECRET" not in said and "vault" not in said and "other" not in said, said
     finally:
@@ -385,11 +385,11 @@ def test_an_agent_works_inside_and_submits(cluster: Cluster, plan: Plan, name: S
 def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(cluster: Cluster) -> None:
     cluster.agent("one", "#!/usr/bin/env bash\ntouch $WORKSPACE/code/ran\n")
     (run_id,) = cluster.prepare(["one"], sandbox={"level": "apptainer"}, attempts=1)
-    assert cluster.supervisor(run_id).wait(60) == 75, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 75, cluster.logs()
     (ended,) = cluster.view(run_id).ended
     assert "sandbox level apptainer can't be had on this node" in ended.reason
     assert not (cluster.workspace(run_id) / "code" / "ran").exists()
-    assert cluster.supervisor(run_id).wait(60) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.fault is Fault.CLUSTER
 
@@ -397,26 +397,26 @@ def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(clus
 HOGS = {
     "memory": (
         {"memory_gib": 0.2},
-        "python3 -c 'x = bytearray(500_000_000); import time; time.sleep(60)'\n",
+        "python3 -c 'x = bytearray(500_000_000); import time; time.sleep(600)'\n",
         EndedBy.OUT_OF_MEMORY,
     ),
     "shared memory": (
         {"memory_gib": 0.2},
-        "dd if=/dev/zero of=/dev/shm/autorl-hog bs=1M count=400 2> /dev/null; sleep 60\n",
+        "dd if=/dev/zero of=/dev/shm/autorl-hog bs=1M count=400 2> /dev/null; sleep 600\n",
         EndedBy.OUT_OF_MEMORY,
     ),
     "disk": (
         {"disk_gib": 0.05},
-        "dd if=/dev/zero of=output/big bs=1M count=200 2> /dev/null; sleep 60\n",
+        "dd if=/dev/zero of=output/big bs=1M count=200 2> /dev/null; sleep 600\n",
         EndedBy.DISK,
     ),
-    "output": ({"disk_gib": 0.05}, "head -c 200000000 /dev/zero; sleep 60\n", EndedBy.DISK),
+    "output": ({"disk_gib": 0.05}, "head -c 200000000 /dev/zero; sleep 600\n", EndedBy.DISK),
     "nesting": (
         {"disk_gib": 1},
-        'python3 -c \'\nimport os\nfor _ in range(400): os.mkdir("d"); os.chdir("d")\n\'; sleep 60\n',
+        'python3 -c \'\nimport os\nfor _ in range(400): os.mkdir("d"); os.chdir("d")\n\'; sleep 600\n',
         EndedBy.DISK,
     ),
-    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 60 & done; sleep 60\n", EndedBy.PROCESSES),
+    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 600 & done; sleep 600\n", EndedBy.PROCESSES),
 }
 
 
@@ -428,11 +428,11 @@ def test_more_than_the_budget_ends_the_agent(
     usable(SandboxLevel.NAMESPACES, plan)
     run_id = cluster.sealed_run(
         "#!/usr/bin/env bash\ncd $WORKSPACE\n" + script,
-        budget={"wall_clock": "55s", **budget},
+        budget={"wall_clock": "1h", **budget},
         sandbox={"level": "namespaces"},
     )
     sealed = cluster.view(run_id).sealed
-    assert sealed is not None and sealed.ended_by is ended_by and sealed.elapsed_s < 50, sealed
+    assert sealed is not None and sealed.ended_by is ended_by, sealed
     assert (sealed.fault is Fault.AGENT and "budget has" in str(sealed.reason)) or "can't be measured" in str(
         sealed.reason
     )

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
-from helpers import VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.states import EntryKind, Split
+from autorl_hpc.supervise.contamination import ScannerProcess
 
 BASH = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS
 HONEST = BASH + "cp data/train.jsonl code/mine.jsonl\nvariants 0 1\n./submit output/v0\n"
+
+
+UNTIL_OVER = "until [ -e code/over ]; do sleep 0.1; done\n"
+"""The end of an agent that lives until the test lets it go."""
 
 
 def looks(cluster: Cluster, run_id: str) -> list[Contamination]:
@@ -62,20 +66,31 @@ def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
     assert cluster.view(run_id).sealed is not None
     kinds = [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
     assert kinds[-2:] == [str(EntryKind.CONTAMINATION), str(EntryKind.SEALED)]
+    # An agent that ends while its scanner still starts: that hears of it when it can, and is there for the last look.
+    scanner = ScannerProcess(cluster.experiment, run_id, cluster.workspace(run_id))
+    try:
+        scanner.interrupt()
+        assert "asked to end" in str(scanner.look(PATIENCE_S, []).reason)
+        assert scanner.look(PATIENCE_S, []).complete
+    finally:
+        scanner.kill()
 
 
 def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.agent("one", agent_that_holds(tmp_path, cluster) + "sleep 6\n")
+    cluster.agent("one", agent_that_holds(tmp_path, cluster) + UNTIL_OVER)
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
     killed: set[int] = set()
-    deadline = time.monotonic() + 6
-    while time.monotonic() < deadline and supervisor.poll() is None:
+
+    def kills() -> bool:
         for pid in _scanners(supervisor.pid) - killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
-        time.sleep(0.05)
-    assert supervisor.wait(60) == 0, cluster.logs()
+        return bool(looks(cluster, run_id))
+
+    wait_for(kills, "the look to be given up")
+    (cluster.workspace(run_id) / "code" / "over").touch()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     first, last = looks(cluster, run_id)[0], looks(cluster, run_id)[-1]
     assert killed
     assert not first.complete and first.reason is not None and "ended from outside" in first.reason
@@ -83,18 +98,13 @@ def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster,
 
 
 def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.agent("one", agent_that_holds(tmp_path, cluster) + "sleep 3\ntouch code/over\n")
+    cluster.agent("one", agent_that_holds(tmp_path, cluster) + UNTIL_OVER)
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
-    stopped: set[int] = set()
-    while supervisor.poll() is None and not (cluster.workspace(run_id) / "code" / "over").exists():
-        for pid in _scanners(supervisor.pid) - stopped:
-            os.kill(pid, signal.SIGSTOP)
-            stopped.add(pid)
-        time.sleep(0.02)
-    ended = time.monotonic()
-    assert stopped and supervisor.wait(60) == 0, cluster.logs()
-    assert time.monotonic() - ended < 20
+    (scanner,) = wait_for(lambda: _scanners(supervisor.pid), "the scanner")
+    os.kill(scanner, signal.SIGSTOP)
+    (cluster.workspace(run_id) / "code" / "over").touch()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     assert cluster.view(run_id).sealed is not None
     assert looks(cluster, run_id)[-1].submission_id is None
 
@@ -105,20 +115,20 @@ def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Clust
     path = cluster.root.task_vault("arithmetic") / "report" / "items.jsonl"
     path.chmod(0o600)
     path.write_text(path.read_text() + "\n")
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     last = looks(cluster, run_id)[-1]
     assert not last.complete and last.reason is not None and "changed after staging" in last.reason
     assert len(cluster.view(run_id).accepted()) == 1
 
 
 def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
-    cluster.agent("one", HONEST + "sleep 60\n")
+    cluster.agent("one", HONEST + "sleep 600\n")
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
     (pid,) = wait_for(lambda: _scanners(supervisor.pid), what="the scanner")
     supervisor.kill()
     supervisor.wait()
-    wait_for(lambda: not _lives(pid), 10, "the scanner's end")
+    wait_for(lambda: not _lives(pid), "the scanner's end")
 
 
 def _lives(pid: int) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from helpers import SUBMITS_ONE, VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.ledger import Fingerprint
@@ -79,8 +79,8 @@ def test_flags_lineage_and_kept_artifacts(cluster: Cluster) -> None:
     cluster.agent("cheats", script)
     (run_id,) = cluster.prepare(["cheats"], **MINI)
     grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
-    assert supervisor.wait(120) == 0, cluster.logs()
-    assert grader.wait(60) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    assert grader.wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     found = {str(s.model_path).removeprefix("output/"): view.fingerprints[s.submission_id] for s in view.accepted()}
     assert {name: set(one.flags) - {"degenerate_outputs"} for name, one in found.items()} == {
@@ -124,7 +124,7 @@ def test_a_grader_killed_after_the_score(cluster: Cluster) -> None:
     supervisor.wait()
     cluster.run("cancel", str(cluster.experiment.path))
     assert before in (0, 1)
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (found,) = fingerprints(cluster, run_id)
     assert found.flags == ("untrained_copy",)
     assert cluster.finished([run_id])
@@ -136,7 +136,7 @@ def test_a_claim_of_a_dead_grader_is_taken_over(cluster: Cluster) -> None:
     entry = f"p-{run_id}--000001"
     claim = {"schema_version": 1, "entry": entry, "generation": 1, "grader": "dead", "host": "gone", "pid": 1}
     (cluster.experiment.claims / f"{entry}.g0001").write_text(json.dumps(claim) + "\n")
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (found,) = fingerprints(cluster, run_id)
     assert found.flags == ("untrained_copy",) and cluster.finished([run_id])
     assert os.listdir(cluster.experiment.claims) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.ledger import Score
@@ -59,7 +59,7 @@ def test_killed_while_scoring_is_scored_once_by_the_next(cluster: Cluster) -> No
     assert os.listdir(cluster.experiment.claims) == [claim]
     first.kill()
     second = cluster.grader()
-    assert second.wait(90) == 0, cluster.logs()
+    assert second.wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
     assert score.generation == 2
     assert score.evaluation.score is not None
@@ -83,11 +83,11 @@ while [ "$(ls results | wc -l)" -lt 50 ]; do sleep 0.1; done
     cluster.agent("many", script)
     run_ids = cluster.prepare(["many"], matrix={"task": "mini", "seed": [0, 1, 2, 3]}, grader={"stale_after_s": 30})
     supervisors = [cluster.supervisor(run_id) for run_id in run_ids]
-    assert [process.wait(120) for process in supervisors] == [0, 0, 0, 0], cluster.logs()
+    assert [process.wait(PATIENCE_S) for process in supervisors] == [0, 0, 0, 0], cluster.logs()
     waiting = [name for name in os.listdir(cluster.experiment.queue) if name.startswith("f-")]
     assert len(waiting) == 200
     graders = [cluster.grader(), cluster.grader()]
-    assert [process.wait(120) for process in graders] == [0, 0], cluster.logs()
+    assert [process.wait(PATIENCE_S) for process in graders] == [0, 0], cluster.logs()
 
     scores = [(run_id, score) for run_id in run_ids for score in scores_in_ledger(cluster, run_id)]
     assert len(scores) == 200
@@ -112,11 +112,11 @@ def test_sigterm_gives_the_claim_back_at_once(cluster: Cluster) -> None:
     first = cluster.grader()
     wait_for(lambda: os.listdir(cluster.experiment.claims), what="the first grader at the baseline")
     first.terminate()
-    assert first.wait(10) == 130
+    assert first.wait(PATIENCE_S) == 130
     assert os.listdir(cluster.experiment.claims) == []
     assert [beat["state"] for beat in cluster.heartbeats()] == ["ended"]
     second = cluster.grader()
-    assert second.wait(60) == 0, cluster.logs()  # with the first one's claim it would wait 600 s
+    assert second.wait(PATIENCE_S) == 0, cluster.logs()  # with the first one's claim it would wait 600 s
     assert [score.generation for score in scores_in_ledger(cluster, run_id)] == [1]
 
 
@@ -127,7 +127,7 @@ def test_artifact_altered_after_intake_is_the_clusters_fault(cluster: Cluster) -
     alter(artifact / "model.safetensors")
     done = cluster.run("verify", str(cluster.experiment.path), check=False)
     assert done.returncode == 1 and f"artifacts/{artifact.name[:16]}... was altered" in done.stdout
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
     assert score.evaluation.score is None
     assert score.evaluation.fault is Fault.CLUSTER
@@ -140,7 +140,7 @@ def test_artifact_that_breaks_the_engine_is_blamed_after_the_base_model_was_trie
     cluster.mini_task(temperature=1.0)
     run_id = cluster.sealed_run(EXPLODES, **MINI)
     assert cluster.view(run_id).accepted(), cluster.answers(run_id)
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
     assert score.evaluation.score is None
     assert score.evaluation.fault is Fault.ARTIFACT
@@ -164,7 +164,7 @@ def test_no_blame_while_the_base_model_cannot_be_tried(cluster: Cluster) -> None
     supervisor = cluster.supervisor(run_id)
     wait_for((cluster.workspace(run_id) / "time.json").exists, what="the agent")
     alter(weights)
-    assert supervisor.wait(60) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="the entry to go back")
     assert scores_in_ledger(cluster, run_id) == []
     weights.write_bytes(good)
@@ -209,7 +209,7 @@ def test_store_or_vault_changed_after_launch_gives_no_score(
     if path.name != "model.safetensors":
         return
     os.replace(kept, path)  # put back: nothing was lost
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
     assert score.evaluation.score is not None and score.evaluation.split is Split.FEEDBACK
 
@@ -226,6 +226,6 @@ def test_a_submission_killed_between_ledger_and_queue_is_scored_all_the_same(clu
     supervisor.wait()
     entry.unlink()
     cluster.run("cancel", str(cluster.experiment.path))
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     assert len(scores_in_ledger(cluster, run_id)) == 1
     assert cluster.finished([run_id])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, Cluster, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, wait_for
 from judge_server import JudgeServer, Reply, completion
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
@@ -53,7 +53,7 @@ def prepared(cluster: Cluster, tmp_path: Path, port: int) -> dict[str, str]:
     matrix = {"task": ["alpacaeval-mini", "mini"], "agent": "one", "base_model": "autorl/tiny"}
     run_ids = cluster.prepare(["one"], matrix=matrix, judge=judge)
     for run_id in run_ids:
-        assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     return {"alpacaeval-mini" if run_id.startswith("alpaca") else "mini": run_id for run_id in run_ids}
 
 
@@ -74,7 +74,7 @@ def test_a_judge_that_is_offline_and_comes_back(cluster: Cluster, tmp_path: Path
 
     server = JudgeServer(says, port)
     try:
-        assert grader.wait(120) == 0, cluster.logs()
+        assert grader.wait(PATIENCE_S) == 0, cluster.logs()
     finally:
         server.end()
     (score,) = scores(cluster, judged)
@@ -105,7 +105,7 @@ def test_a_judge_that_is_offline_and_comes_back(cluster: Cluster, tmp_path: Path
 def test_the_built_in_judge_needs_no_network(cluster: Cluster) -> None:
     cluster.run("stage", "alpacaeval-mini", "--root", str(cluster.root.path))
     run_id = cluster.sealed_run(matrix={"task": "alpacaeval-mini"})
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores(cluster, run_id)
     assert score.evaluation.score is not None and score.evaluation.metrics["judge_requests"] == 12
     assert cluster.finished([run_id])

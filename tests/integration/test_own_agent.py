@@ -23,7 +23,7 @@ def test_the_agent_of_the_docs_runs(cluster: Cluster, tmp_path: Path, monkeypatc
     cluster.run("launch", str(job), "--root", str(cluster.root.path), "--dry-run")
     cluster.run("launch", str(job), "--root", str(cluster.root.path))
     shutil.rmtree(folder)  # frozen: the jobs don't need it any more
-    cluster.run("status", str(cluster.experiment.path), "--watch", timeout_s=120)
+    cluster.run("status", str(cluster.experiment.path), "--watch")
     (run_id,) = [name.name for name in cluster.experiment.path.iterdir() if name.name.startswith("arithmetic-mine")]
     view = cluster.view(run_id)
     assert view.closed is not None and view.closed.selected == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import SUBMITS_ONE, Cluster, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.states import EntryKind
@@ -48,10 +48,10 @@ def test_an_evaluate_that_hangs_leaves_the_other_run_alone(
     cluster.agent("one", SUBMITS_ONE)
     monkeypatch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
     bad, good = sorted(cluster.prepare(["one"], matrix={"task": ["hangs", "mini"]}))
-    assert [cluster.supervisor(run_id).wait(60) for run_id in (bad, good)] == [0, 0], cluster.logs()
+    assert [cluster.supervisor(run_id).wait(PATIENCE_S) for run_id in (bad, good)] == [0, 0], cluster.logs()
     cluster.grader()
-    wait_for(lambda: cluster.finished([good]), 120, "the other run's end")
-    log = wait_for(lambda: "no answer within" in (said := cluster.logs_of("grader")) and said, 60, "the bad run's try")
+    wait_for(lambda: cluster.finished([good]), "the other run's end")
+    log = wait_for(lambda: "no answer within" in (said := cluster.logs_of("grader")) and said, "the bad run's try")
     assert "evaluate.py of task hangs, item feedback-" in log and "evaluate gave no answer within 0.5 s" in log
     assert "fault: grader" in log and "evaluate_timeout_s" in log
     assert cluster.view(good).closed is not None and cluster.view(good).closed.selected == 1
@@ -75,7 +75,7 @@ def test_an_rl_smith_folder_runs_to_its_report(cluster: Cluster, tmp_path: Path)
     assert "smith-digits" in cluster.run("launch", str(job), "--dry-run", *own).stdout
     cluster.run("launch", str(job), *own)
     shutil.rmtree(folder)  # frozen, and its rows staged: the jobs don't need it any more
-    cluster.run("status", str(cluster.experiment.path), "--watch", timeout_s=180)
+    cluster.run("status", str(cluster.experiment.path), "--watch")
     (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith("smith-digits")]
     view = cluster.view(run_id)
     assert view.closed is not None and view.closed.selected == 1, cluster.logs()

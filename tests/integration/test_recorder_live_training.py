@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files.agent_log import lines
 from autorl_hpc.files.layout import RunDir
@@ -65,14 +66,14 @@ def test_a_real_training_is_followed(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     try:
-        while agent.running() and time.monotonic() < begun + 200:
+        while agent.running() and time.monotonic() < begun + PATIENCE_S:
             time.sleep(0.1)
     finally:
         agent.stop(0.0)
         agent.finish()
         ended.set()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE_S)
     assert not troubles
 
     points = [TrainingPoint.model_validate_json(line) for line in run.recorded("training").read_text().splitlines()]

@@ -36,7 +36,7 @@ FLAGS = (
     *("--disable-default-apps", "--disable-domain-reliability", "--allow-file-access-from-files"),
     "--enable-logging=stderr",
 )
-WAIT_S = 120
+WAIT_S = 240
 """One start takes 1 to 3 s; a machine shared with a whole test run needs more."""
 
 SORT_LIMIT_MS = 1500

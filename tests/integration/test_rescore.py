@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from bundles import Files, forge, read_bundle, solved, write_bundle
-from helpers import VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 from weights import read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError, Exit
@@ -81,10 +81,10 @@ def once(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clo
         cluster.mini_task(ITEMS, max_new_tokens=8)
         cluster.agent("one", AGENT)
         run_id, kept = cluster.prepare(["one", "null"], matrix={"task": "mini"})
-        assert all(cluster.supervisor(one).wait(120) == 0 for one in (run_id, kept)), cluster.logs()
+        assert all(cluster.supervisor(one).wait(PATIENCE_S) == 0 for one in (run_id, kept)), cluster.logs()
         grader = cluster.grader()
-        wait_for(lambda: cluster.finished([run_id, kept]), 240, "the closing")
-        assert grader.wait(60) == 0, cluster.logs()
+        wait_for(lambda: cluster.finished([run_id, kept]), "the closing")
+        assert grader.wait(PATIENCE_S) == 0, cluster.logs()
         assert "closed: head of" in cluster.logs_of("grader") and "head of" in cluster.logs_of("agent")
         cluster.run("report", str(cluster.experiment.path))
         bundle = tmp / "run.tar.zst"

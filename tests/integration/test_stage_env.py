@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Cluster
+from helpers import PATIENCE_S, Cluster
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.environments import find_environment, present_hash, verify_environment
@@ -324,7 +324,7 @@ def test_an_agent_runs_in_the_environment_of_its_experiment(cluster: Cluster, wh
     record = json.loads(cluster.run_dir(run_id).record.read_text())
     assert record["environment"] == {"name": "small", "kind": "venv", "content_hash": digest}
     assert record["science"]["environment_hash"] == digest
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     log = cluster.run_dir(run_id).agent_log.read_text()
     seen = json.loads((cluster.workspace(run_id) / "code" / "seen.json").read_text() or "{}")
     venv = cluster.root.environment("small", digest) / "venv"
@@ -363,5 +363,5 @@ def test_an_environment_that_is_gone_is_the_cluster_s_fault(cluster: Cluster, wh
     (run_id,) = cluster.prepare(["looks"], environment="small", attempts=1)
     digest = present_hash(cluster.root, "small")
     os.rename(cluster.root.environment("small", str(digest)), cluster.root.path / "moved")
-    assert cluster.supervisor(run_id).wait(60) != 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) != 0
     assert "environment small is not staged" in cluster.logs()

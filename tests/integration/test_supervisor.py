@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.experiment import Budget
@@ -26,8 +26,11 @@ from autorl_hpc.supervise.environment import ALLOWED
 
 BASH = "#!/usr/bin/env bash\ncd $WORKSPACE\n"
 
-TICKS = BASH + "while true; do date +%s.%N >> code/ticks; sleep 0.05; done\n"
+TICKS = BASH + "while true; do date +%s.%N >> code/ticks-$AUTORL_ATTEMPT; sleep 0.05; done\n"
 """An agent that writes the time twenty times a second for as long as it lives."""
+
+LATE_S = 4.0
+"""By which a busy machine may end a budget of some seconds late. What was charged twice, or not, is more in these tests."""
 
 LEAVES_PROCESSES = (
     BASH
@@ -88,8 +91,13 @@ def kinds(cluster: Cluster, run_id: str) -> list[str]:
 
 def ticks(cluster: Cluster, run_id: str) -> list[float]:
     """When the agent was seen alive, by its own clock."""
-    path = cluster.workspace(run_id) / "code" / "ticks"
-    return [float(line) for line in path.read_text().split()] if path.exists() else []
+    return [moment for attempt in ticks_of_attempts(cluster, run_id) for moment in attempt]
+
+
+def ticks_of_attempts(cluster: Cluster, run_id: str) -> list[list[float]]:
+    """The same, by attempt. The last line may be half written."""
+    paths = sorted((cluster.workspace(run_id) / "code").glob("ticks-*"))
+    return [[float(line) for line in path.read_text().splitlines() if len(line) > 12] for path in paths]
 
 
 def wait_for_ticks(cluster: Cluster, run_id: str, count: int) -> None:
@@ -98,10 +106,10 @@ def wait_for_ticks(cluster: Cluster, run_id: str, count: int) -> None:
     wait_for(lambda: len(ticks(cluster, run_id)) >= seen + count, what="the agent")
 
 
-def active_s(moments: list[float], gap_s: float = 0.4) -> float:
-    """Seconds in which the agent was alive: pauses longer than `gap_s` left out."""
-    gaps = [after - before for before, after in itertools.pairwise(moments)]
-    return sum(gap for gap in gaps if gap < gap_s)
+def active_s(cluster: Cluster, run_id: str, stopped_s: float = 1e9) -> float:
+    """Seconds in which the agent was alive, over all attempts; pauses as long as `stopped_s` left out."""
+    pairs = [pair for attempt in ticks_of_attempts(cluster, run_id) for pair in itertools.pairwise(attempt)]
+    return sum(after - before for before, after in pairs if after - before < stopped_s)
 
 
 def agent_pids(cluster: Cluster, run_id: str) -> set[int]:
@@ -124,45 +132,44 @@ def agent_pids(cluster: Cluster, run_id: str) -> set[int]:
 
 
 def test_killed_supervisor_takes_its_agent_along_and_the_next_goes_on(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "8s"})
+    run_id = one(cluster, TICKS, budget={"wall_clock": "10s"})
     supervisor = cluster.supervisor(run_id)
-    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    wait_for(lambda: active_s(cluster, run_id) > 5, what="five seconds of the agent")
     (cluster.workspace(run_id) / "code" / "mine").write_text("kept")
     assert agent_pids(cluster, run_id)
     supervisor.kill()
     supervisor.wait()
-    killed = time.monotonic()
-    wait_for(lambda: not agent_pids(cluster, run_id), 5.0, "the keeper to end the agent")
-    assert time.monotonic() - killed < 5.0
+    wait_for(lambda: not agent_pids(cluster, run_id), "the keeper to end the agent")
     elapsed = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
-    assert elapsed == pytest.approx(active_s(ticks(cluster, run_id)), abs=0.6)
+    assert elapsed == pytest.approx(active_s(cluster, run_id), abs=1.5)
 
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
     view = cluster.view(run_id)
     assert [a.attempt for a in view.attempts] == [1, 2]
-    assert view.attempts[1].elapsed_s == pytest.approx(elapsed, abs=0.5)
+    assert view.attempts[1].elapsed_s == pytest.approx(elapsed, abs=1.5)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.BUDGET
     assert (cluster.workspace(run_id) / "code" / "mine").read_text() == "kept"
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(8.0, abs=1.0)
+    assert 7.0 < active_s(cluster, run_id) < 10.0 + LATE_S
     assert 'attempt": 2' in (cluster.workspace(run_id) / "run_meta.json").read_text()
 
 
 def test_sigterm_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "5s"}, attempts=1)
+    run_id = one(cluster, TICKS, budget={"wall_clock": "9s"}, attempts=1)
     for _ in range(2):  # more often than `attempts`: a preemption is no crash
         supervisor = cluster.supervisor(run_id)
-        wait_for_ticks(cluster, run_id, 20)
+        before_s = active_s(cluster, run_id)
+        wait_for(lambda before_s=before_s: active_s(cluster, run_id) > before_s + 2.5, "the agent")
         supervisor.terminate()
-        assert supervisor.wait(15) == 75, cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
         assert not agent_pids(cluster, run_id)
     view = cluster.view(run_id)
     assert [e.reason for e in view.ended] == ["signal 15", "signal 15"]
-    assert cluster.supervisor(run_id).wait(30) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"] * 2 + ["attempt_started", "sealed"]
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(5.0, abs=1.0)
+    assert 6.0 < active_s(cluster, run_id) < 9.0 + LATE_S
 
 
 def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) -> None:
@@ -175,25 +182,23 @@ def test_a_signal_to_all_processes_of_the_job_is_a_preemption(cluster: Cluster) 
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.5)
     supervisor.terminate()
-    assert supervisor.wait(15) == 75, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_ended"]
 
 
 def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
-    run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
+    run_id = one(cluster, TICKS, budget={"wall_clock": "12s"})
     older = cluster.supervisor(run_id)
     wait_for(lambda: len(ticks(cluster, run_id)) > 10, what="the agent")
     newer = cluster.supervisor(run_id)
-    assert older.wait(20) == 0, cluster.logs()
-    assert newer.wait(30) == 0, cluster.logs()
+    assert older.wait(PATIENCE_S) == 0, cluster.logs()
+    assert newer.wait(PATIENCE_S) == 0, cluster.logs()
     assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
     assert "stepping back" in cluster.logs_of("agent")
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     moments = ticks(cluster, run_id)
-    assert moments == sorted(moments)
-    # Two agents at once would write twice as often.
-    assert len(moments) <= 20 * active_s(moments) + 10
+    assert moments == sorted(moments), "two agents were alive at once"
     assert not agent_pids(cluster, run_id)
 
 
@@ -204,10 +209,10 @@ def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> Non
     (run_id,) = cluster.prepare(["keeps"])
     first = cluster.supervisor(run_id)
     said = cluster.workspace(run_id) / "code" / "said"
-    wait_for(said.exists, 30, "the agent to begin")
+    wait_for(said.exists, "the agent to begin")
     first.send_signal(signal.SIGUSR2)
-    assert first.wait(30) == 75
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
+    assert first.wait(PATIENCE_S) == 75
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert said.read_text() == "first\nagain 2\n"
     assert cluster.view(run_id).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
@@ -221,14 +226,14 @@ def test_attempts_used_up_is_closed_as_infrastructure(cluster: Cluster) -> None:
         supervisor.kill()
         supervisor.wait()
         wait_for(lambda: not agent_pids(cluster, run_id), what="the agent's end")
-    assert cluster.supervisor(run_id).wait(20) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     assert not agent_pids(cluster, run_id)
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
     assert "killed without a word" in str(sealed.reason)
     assert sealed.elapsed_s > 0
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     closed = cluster.view(run_id).closed
     assert closed is not None and closed.selected_by == "infrastructure" and closed.fault is Fault.CLUSTER
 
@@ -311,6 +316,9 @@ def test_a_wait_passes_once_however_many_wait() -> None:
     assert given == [0.0, 0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0]
 
 
+STOPPED_S = 10.0
+
+
 def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
     """As a suspended job: supervisor, keeper and agent are stopped. The limit of 30 s is made 1.5 s for the test."""
     run_id = one(cluster, TICKS, budget={"wall_clock": "6s"})
@@ -323,22 +331,22 @@ def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
         [sys.executable, "-c", script, str(cluster.experiment.path), run_id], env=cluster.env, cwd=cluster.root.path
     )
     cluster.processes.append(supervisor)
-    wait_for(lambda: len(ticks(cluster, run_id)) > 40, what="two seconds of the agent")
+    wait_for(lambda: active_s(cluster, run_id) > 2, what="two seconds of the agent")
     everyone = [supervisor.pid, *children(supervisor.pid), *agent_pids(cluster, run_id)]
     for pid in everyone:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(STOPPED_S)
     for pid in everyone:
         os.kill(pid, signal.SIGCONT)
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
-    assert sealed.elapsed_s == pytest.approx(6.0, abs=1.0)
-    assert active_s(ticks(cluster, run_id)) == pytest.approx(6.0, abs=1.0)
+    assert 5.0 < sealed.elapsed_s < 6.0 + LATE_S
+    assert 3.0 < active_s(cluster, run_id, STOPPED_S - 2.0) < 6.0 + LATE_S
     keeper_says = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
-    assert keeper_says == pytest.approx(6.0, abs=1.0)
+    assert 5.0 < keeper_says < 6.0 + LATE_S
     clock = budgets.read_clock(cluster.run_dir(run_id).clock)
-    assert clock is not None and clock.suspended_s == pytest.approx(5.0, abs=1.0)
+    assert clock is not None and clock.suspended_s == pytest.approx(STOPPED_S, abs=LATE_S)
 
 
 def children(pid: int) -> list[int]:
@@ -354,25 +362,25 @@ def test_budget_end_seals_in_time_and_only_what_was_dropped_before_counts(cluste
         + """variants 0 2
 trap '' TERM
 touch code/start
-sleep 2.7
+sleep 9.5
 echo '{"schema_version": 1, "model_path": "output/v0"}' > submissions/.tmp-last && mv submissions/.tmp-last submissions/last.json
 sleep 600
 """
     )
-    run_id = one(cluster, script, budget={"wall_clock": "4s"}, matrix={"task": "mini"})
+    run_id = one(cluster, script, budget={"wall_clock": "14s"}, matrix={"task": "mini"})  # intake looks every 2 s
     supervisor = cluster.supervisor(run_id)
     wait_for((cluster.workspace(run_id) / "code" / "start").exists, what="the agent")
-    wait_for(lambda: cluster.view(run_id).sealed, 30, "the seal")
+    wait_for(lambda: cluster.view(run_id).sealed, "the seal")
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
     # Deaf to TERM: it was killed at the end of the grace of 5 s.
-    assert 4.0 <= sealed.elapsed_s <= 4.0 + 5.0 + 2.0
-    assert supervisor.wait(20) == 0
+    assert 14.0 <= sealed.elapsed_s <= 14.0 + 5.0 + 30.0
+    assert supervisor.wait(PATIENCE_S) == 0
     late = cluster.workspace(run_id) / "submissions" / "late.json"
     late.write_text('{"schema_version": 1, "model_path": "output/v1"}')
-    assert cluster.supervisor(run_id).wait(20) == 0  # a sealed run takes nothing in
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0  # a sealed run takes nothing in
     assert late.exists()
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert [s.manifest_id for s in view.accepted()] == ["last"]
     assert set(view.scores) == {1} and view.scores[1].evaluation.score is not None
@@ -381,7 +389,7 @@ sleep 600
 
 def test_agent_exit_code_and_what_its_fault_is(cluster: Cluster) -> None:
     run_id = one(cluster, BASH + "exit 7\n")
-    assert cluster.supervisor(run_id).wait(20) == 0
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.exit_code, sealed.ended_by, sealed.fault) == (7, EndedBy.AGENT_EXIT, Fault.AGENT)
@@ -397,8 +405,8 @@ def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster
         matrix={"task": "mini"},
         retention={"artifacts": "all"},
     )
-    assert cluster.supervisor(run_id).wait(30) == 0
-    assert cluster.grader().wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     submission = view.submissions[1]
     evaluation = view.scores[1].evaluation
@@ -417,8 +425,8 @@ def test_overwriting_the_folder_after_accepted_changes_no_score(cluster: Cluster
 @pytest.mark.parametrize("end", ["exit", "budget"])
 def test_nothing_of_the_agent_is_left(cluster: Cluster, end: str) -> None:
     tail = "exit 0\n" if end == "exit" else "sleep 600\n"
-    run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s"})
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    run_id = one(cluster, LEAVES_PROCESSES + tail, budget={"wall_clock": "10s" if end == "budget" else "1h"})
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert sealed.ended_by is (EndedBy.AGENT_EXIT if end == "exit" else EndedBy.BUDGET)
@@ -447,9 +455,7 @@ def test_agent_that_kills_its_keeper_is_ended(cluster: Cluster) -> None:
         BASH
         + "env -i setsid sleep 601 &\necho $! > code/child\nkill -9 $PPID\nsleep 0.3; touch code/survived; sleep 600\n",
     )
-    started = time.monotonic()
-    assert cluster.supervisor(run_id).wait(30) == 0, cluster.logs()
-    assert time.monotonic() - started < 20
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, None, Fault.AGENT)
@@ -468,7 +474,7 @@ def test_keeper_that_cannot_start_the_agent_is_no_fault_of_the_agent(cluster: Cl
         cwd=cluster.root.path,
     )
     cluster.processes.append(supervisor)
-    code = supervisor.wait(30)
+    code = supervisor.wait(PATIENCE_S)
     if shutil.which("bash", path=str(Path(sys.executable).parent)):
         pytest.skip("bash lies beside this Python")
     assert code == 75
@@ -501,7 +507,7 @@ def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluste
             start_new_session=True,
         )
         cluster.processes.append(supervisor)
-        codes.append(supervisor.wait(30))
+        codes.append(supervisor.wait(PATIENCE_S))
         if codes[-1] == 0:
             break
     assert codes[-1] == 0 and len(codes) == 2, codes
@@ -537,7 +543,7 @@ def test_agents_environment_is_the_documented_one(cluster: Cluster, monkeypatch:
     monkeypatch.setenv("TZ", "UTC")
     script = "env -0 > $WORKSPACE/code/env; tr -d '\\n' < /proc/$PPID/environ > $WORKSPACE/code/keeper\n"
     run_id = one(cluster, "#!/usr/bin/env bash\n" + script)
-    assert cluster.supervisor(run_id).wait(20) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     code = cluster.workspace(run_id) / "code"
     env = dict(part.split("=", 1) for part in (code / "env").read_text().split("\0") if part)
     by_bash = {"_", "PWD", "OLDPWD", "SHLVL"}
@@ -562,11 +568,11 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     ledger = cluster.run_dir(run_id).ledger
     wait_for(lambda: len(os.listdir(ledger)) > 5, what="the intake")
     supervisor.terminate()
-    code = supervisor.wait(30)
+    code = supervisor.wait(PATIENCE_S)
     assert code in (0, 75), cluster.logs()  # 0: this machine had taken all of them in by then
     if code == 75:
         assert os.listdir(cluster.workspace(run_id) / "submissions") and cluster.view(run_id).sealed is None
-        assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
     assert len(view.accepted()) == 900

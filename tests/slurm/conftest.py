@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import PATIENCE_S
 from slurm_world import World
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
@@ -32,7 +33,7 @@ class Sandbox:
             [str(SCRIPT), command, "--dir", str(self.dir), *options],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -49,7 +50,7 @@ class Sandbox:
 
     def client(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A Slurm client's answer."""
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done
 
@@ -62,16 +63,16 @@ class Sandbox:
         answer = self.client("scontrol", "--oneliner", "show", "job", job).stdout
         return next(word for word in answer.split() if word.startswith("JobState=")).partition("=")[2]
 
-    def wait(self, job: str, *states: str, seconds: float = 25) -> str:
+    def wait(self, job: str, *states: str) -> str:
         """Waits until the job is in one of the states."""
-        return self.until(lambda: self.state(job), lambda state: state in states, seconds)
+        return self.until(lambda: self.state(job), lambda state: state in states)
 
     @staticmethod
-    def until(look: Callable[[], str], good: Callable[[str], bool], seconds: float) -> str:
+    def until(look: Callable[[], str], good: Callable[[str], bool]) -> str:
         """What `look` sees once it is good."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE_S
         while not good(seen := look()):
-            assert time.monotonic() < deadline, f"after {seconds} s still: {seen[:200]}"
+            assert time.monotonic() < deadline, f"after {PATIENCE_S} s still: {seen[:200]}"
             time.sleep(0.1)
         return seen
 

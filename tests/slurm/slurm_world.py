@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 
 from autorl_hpc.cluster.board import read_seen, read_submitted
 from autorl_hpc.files import reading
@@ -80,7 +80,6 @@ class World(Cluster):
         agents: list[str] | None = None,
         *options: str,
         check: bool = True,
-        timeout_s: float = 120,
         **changes: Any,
     ) -> subprocess.CompletedProcess[str]:
         """`autorl-hpc launch` of the experiment; without agents, of the file as it stands."""
@@ -95,7 +94,7 @@ class World(Cluster):
             }
             matrix = {"task": "mini", **changes.pop("matrix", {})}
             path = self.spec(agents, matrix=matrix, grader=grader, cluster="test", **{"parallel": 2, **changes})
-        return self.run("launch", str(path), *options, check=check, timeout_s=timeout_s)
+        return self.run("launch", str(path), *options, check=check)
 
     def launch_facts(self, agents: list[str] | None = None, **changes: Any) -> dict[str, Any]:
         """The same, its facts."""
@@ -129,17 +128,16 @@ class World(Cluster):
         assert of_role and of_role[-1].job_id is not None
         return of_role[-1].job_id if index is None else f"{of_role[-1].job_id}_{index}"
 
-    def wait_over(self, seconds: float = 90) -> None:
+    def wait_over(self, patience_s: float = PATIENCE_S) -> None:
         """Until every run is closed and no job is left."""
-        self.until(lambda: self.finished(self.runs), seconds, "all runs to be closed")
-        self.until(lambda: not self.alive_jobs(), 40, "no job to be left")
+        self.until(lambda: self.finished(self.runs), "all runs to be closed", patience_s)
+        self.until(lambda: not self.alive_jobs(), "no job to be left")
 
-    def wait_agent(self, run_id: str, attempt: int = 1, seconds: float = 40) -> None:
+    def wait_agent(self, run_id: str, attempt: int = 1) -> None:
         """Until the agent of an attempt has begun."""
         path = self.workspace(run_id) / "output" / "attempts"
         self.until(
             lambda: path.exists() and f"attempt {attempt}\n" in path.read_text(),
-            seconds,
             f"attempt {attempt} of {run_id}",
         )
 
@@ -170,11 +168,11 @@ class World(Cluster):
         return total
 
     def assert_budget(self, run_id: str) -> None:
-        """What was charged is what the agent really ran, within two seconds."""
+        """What was charged is what the agent really ran. A second attempt that began at nothing, or a queue that was charged, is more."""
         sealed = self.view(run_id).sealed
         assert sealed is not None
         ran_s = self.really_ran_s(run_id)
-        assert abs(sealed.elapsed_s - ran_s) < 2.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
+        assert abs(sealed.elapsed_s - ran_s) < 6.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
 
     def assert_whole(self, *, closed: bool = True, graders_work: bool = False) -> None:
         """Ledgers whole, nothing lost, nothing twice, nothing left behind."""
@@ -194,10 +192,10 @@ class World(Cluster):
             assert waiting(self.experiment.queue) == []
             assert claimed_entries(self.experiment.claims) == {}
 
-    def until(self, look: Callable[[], Any], seconds: float, what: str) -> Any:
+    def until(self, look: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
         """`wait_for` with the world's story when it fails."""
         try:
-            return wait_for(look, seconds, what)
+            return wait_for(look, what, patience_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import SUBMITS_ONE
+from helpers import PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class UserWorld(World):
         subprocess.run(["chown", "-R", f"{USER}:", str(self.tmp)], check=True)
         self.handed_over = True
 
-    def run(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         if not self.handed_over:
-            return super().run(*arguments, check=check, timeout_s=timeout_s)
+            return super().run(*arguments, check=check)
         done = subprocess.run(
             [str(self.python), "-m", "autorl_hpc", *arguments],
             env={**self.env, "HOME": str(self.tmp), "USER": USER, "LOGNAME": USER},
@@ -55,7 +55,7 @@ class UserWorld(World):
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
@@ -131,7 +131,7 @@ def test_the_loop_and_a_cancel_as_a_user(user_world: UserWorld, slurm: Sandbox) 
     here.run("launch", str(spec))
     here.experiment = here.root.experiment("second")
     here.wait_agent(here.runs[0])
-    here.run("cancel", str(here.experiment.path), timeout_s=200)
+    here.run("cancel", str(here.experiment.path))
     assert here.alive_jobs() == []
     here.assert_whole()
     assert subprocess.run(["pgrep", "-u", USER], capture_output=True, text=True, check=False).stdout == ""

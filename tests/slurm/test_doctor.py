@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers import PATIENCE_S
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -45,7 +46,7 @@ def start(sandbox: Sandbox, root: Path, *options: str) -> subprocess.Popen[str]:
 def doctor(sandbox: Sandbox, root: Path, *options: str) -> tuple[int, Facts]:
     """Its exit code, and the findings by group and check."""
     process = start(sandbox, root, *options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (0, 1), err
     value: dict[str, Any] = json.loads(out)
     assert value["problems"] == sum(f["state"] == "problem" for f in value["findings"])
@@ -134,6 +135,6 @@ def test_ctrl_c_leaves_nothing(slurm: Sandbox, tmp_path: Path) -> None:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert left(slurm, tmp_path) == []

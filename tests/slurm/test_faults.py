@@ -42,7 +42,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     here.launch(["beats"], budget={"wall_clock": "20s"})
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
+    here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
     with here.recovery("scontrol requeue: the agent works again"):
         slurm.client("scontrol", "requeue", here.job_of("agents", 0))
         here.wait_agent(run, attempt=2)
@@ -50,7 +50,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     here.assert_whole()
     here.assert_budget(run)
     assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
-    assert abs(here.really_ran_s(run) - 20) < 3
+    assert abs(here.really_ran_s(run) - 20) < 6
 
 
 def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
@@ -61,12 +61,12 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     here.launch(["beats"], budget={"wall_clock": "20s"})
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 5, 20, "five seconds of work")
+    here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
     with here.recovery("preemption: the agent has stopped"):
         high = sandbox.sbatch("sleep 3", "--partition=gpu", "--gres=gpu:1", "--output=/dev/null")
-        here.until(lambda: here.view(run).ended, 15, "the first attempt to stop cleanly")
+        here.until(lambda: here.view(run).ended, "the first attempt to stop cleanly")
     assert here.view(run).ended[0].reason.startswith("signal ")
-    sandbox.wait(high, "COMPLETED", seconds=60)
+    sandbox.wait(high, "COMPLETED")
     with here.recovery("preemption: the agent works again, from the end of the job that took its place"):
         here.wait_agent(run, attempt=2)
     here.wait_over()
@@ -87,12 +87,12 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     kill(sandbox.pid("slurmd.gpu02"))
     sandbox.client("scontrol", "update", f"jobid={job}", "ExcNodeList=", check=False)
     with here.recovery("slurmd killed: Slurm puts the job back in line"):
-        here.until(lambda: sandbox.state(job) == "PENDING", 60, "the job to be put back in line")
+        here.until(lambda: sandbox.state(job) == "PENDING", "the job to be put back in line")
     assert len(here.view(run).attempts) == 1
     with here.recovery("slurmd back, old attempt alive: the new agent works"):
         sandbox.up()  # slurmd is back while the first attempt still works: two may be alive at once
-        here.wait_agent(run, attempt=2, seconds=60)
-    here.wait_over(120)
+        here.wait_agent(run, attempt=2)
+    here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
     assert len(here.view(run).attempts) >= 2
@@ -111,7 +111,7 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
     here.wait_agent(run)
     with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
         kill(sandbox.pid("slurmd.gpu02"))
-        here.until(lambda: here.view(run).closed, 90, "the run to be closed")
+        here.until(lambda: here.view(run).closed, "the run to be closed")
     sealed = here.view(run).sealed
     assert sealed is not None
     assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
@@ -132,15 +132,15 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     if when == "later":  # Slurm saves its state some seconds late: what is older than that it knows again
         saved = sandbox.dir / "state" / "job_state"
         here.until(
-            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), 20, "a save"
+            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), "a save"
         )
     with here.recovery(f"slurmctld killed {when}: all runs are closed"):
         kill(sandbox.pid("slurmctld"))
         sandbox.up()
         if when == "at once":  # jobs may be lost without a trace: what is missing is submitted anew
             here.launch()
-        here.until(lambda: here.finished(here.runs), 120, "all runs to be closed")
-    here.wait_over(120)
+        here.until(lambda: here.finished(here.runs), "all runs to be closed")
+    here.wait_over()
     here.assert_whole()
     assert here.view(here.runs[0]).closed.selected == 1  # type: ignore[union-attr]
 
@@ -181,7 +181,7 @@ def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
     here.agent("beats", BEATS)
     here.launch(["beats"], matrix={"seed": [0, 1]}, parallel=1)
     here.wait_agent(here.runs[0])
-    here.until(lambda: here.really_ran_s(here.runs[0]) > 2, 20, "some work")
+    here.until(lambda: here.really_ran_s(here.runs[0]) > 2, "some work")
     with here.recovery("scancel of an array, one running, one waiting: both are closed, no job is left"):
         slurm.client("scancel", here.job_of("agents"))  # one runs, one waits
         here.wait_over()
@@ -198,12 +198,12 @@ def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox)
     here = world(slurm)
     here.agent("slow", SUBMITS_ONE + "sleep 6\nvariants 1 1\n./submit output/v1 --wait\n")
     here.launch(["slow"])
-    here.until(lambda: here.view(here.runs[0]).accepted(), 40, "a submission")
+    here.until(lambda: here.view(here.runs[0]).accepted(), "a submission")
     scored = len(here.view(here.runs[0]).scores)
     with here.recovery("scancel of a grader: the next link has scored"):
         slurm.client("scancel", here.job_of("grader-0"))
         slurm.client("scancel", here.job_of("report"))
-        here.until(lambda: len(here.view(here.runs[0]).scores) > scored, 60, "another score")
+        here.until(lambda: len(here.view(here.runs[0]).scores) > scored, "another score")
     here.wait_over()
     here.assert_whole()
     assert len(here.view(here.runs[0]).scores) == 2
@@ -218,8 +218,8 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
     hog = sandbox.sbatch("sleep 600", "--gres=gpu:1", "--output=/dev/null")
     sandbox.wait(hog, "RUNNING")
     here.launch(["null"], matrix={"seed": [0, 1]})
-    here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", 20, "a grader")
-    here.until(here.heartbeats, 20, "the grader's first beat")
+    here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", "a grader")
+    here.until(here.heartbeats, "the grader's first beat")
     shutil.rmtree(here.experiment.jobs)
     with here.recovery("jobs/ deleted while jobs wait (0:53): the runs are closed as the cluster's fault"):
         sandbox.client("scancel", hog)
@@ -233,14 +233,14 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
     here.assert_whole()
 
 
-@pytest.mark.timeout(600)
-def test_two_hundred_runs(world: MakeWorld, slurm: Sandbox) -> None:
+@pytest.mark.timeout(1800)
+def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
     slurm.down()
     slurm.options = tuple("1001" if option == "10" else option for option in slurm.options)
     slurm.up()
     here = world(slurm, agent={"memory": "256M"})
-    here.launch(["null"], matrix={"seed": list(range(200))}, parallel=6)
-    here.wait_over(seconds=560)
+    here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
+    here.wait_over(patience_s=1500)
     here.assert_whole()
     assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
     assert set(here.queue().values()) == {"COMPLETED"}
@@ -254,7 +254,7 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     here.launch(["beats"])
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 6, 20, "six seconds of work")
+    here.until(lambda: here.really_ran_s(run) > 6, "six seconds of work")
     shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
     assert len(shown) == 1, shown
     task = int(shown[0])
@@ -283,15 +283,15 @@ def test_an_end_that_squeue_forgot_is_read_from_accounting(
     here.launch(["beats"], grader={"watch_every_s": 20})  # the job ends and is forgotten between two looks
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.seen("agents"), 40, "the watcher's first look")
+    here.until(lambda: here.seen("agents"), "the watcher's first look")
     job = here.job_of("agents", 0)
     sandbox.client("scancel", job)
-    here.until(lambda: here.view(run).sealed, 150, "the run to be sealed")
+    here.until(lambda: here.view(run).sealed, "the run to be sealed")
     sealed = here.view(run).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.CANCELLED, sealed
     assert f"job {job} ended CANCELLED" in (sealed.reason or "")
     assert sandbox.client("squeue", "-h", "-t", "all", "-j", job, check=False).stdout == "", "squeue knows it no more"
-    here.wait_over(120)
+    here.wait_over()
     here.assert_whole()
 
 
@@ -302,10 +302,10 @@ def test_the_report_job_seals_what_no_grader_lived_to_seal(world: MakeWorld, slu
     (run,) = here.runs
     here.wait_agent(run)
     slurm.client("scancel", here.job_of("agents"))
-    here.until(lambda: here.view(run).sealed, 60, "the run to be sealed")
+    here.until(lambda: here.view(run).sealed, "the run to be sealed")
     sealed = here.view(run).sealed
     assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CANCELLED, None)
-    here.until(lambda: not here.alive_jobs(), 40, "the report's end")
+    here.until(lambda: not here.alive_jobs(), "the report's end")
     here.launch()  # a grader closes it
     here.wait_over()
     here.assert_whole()

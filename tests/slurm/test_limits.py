@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-limits")]
 MakeWorld = Callable[..., World]
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1800)
 def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
     world: MakeWorld, new_sandbox: Callable[..., Sandbox]
 ) -> None:
@@ -32,7 +32,7 @@ def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
     links = [job for job in here.submitted.submitted if job.role == "agents"]
     assert len(links) >= 3 and [job.link for job in links] == list(range(1, len(links) + 1))
     assert [job.last_link for job in links] == [False] * (len(links) - 1) + [True]
-    here.wait_over(seconds=285)
+    here.wait_over(patience_s=600)
     here.assert_whole()
     for run in here.runs:
         view = here.view(run)
@@ -40,7 +40,7 @@ def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
         assert len(view.attempts) >= 2
         assert view.ended[0].reason.startswith("signal ")
         here.assert_budget(run)
-        assert abs(here.really_ran_s(run) - 150) < 4
+        assert abs(here.really_ran_s(run) - 150) < 15
     assert "TIMEOUT" not in here.queue().values()
 
 

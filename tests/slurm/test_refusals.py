@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers import SUBMITS_ONE
+from helpers import PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_a_scheduler_that_is_down_is_told_and_the_next_launch_takes_back(
     stop = f"[ $n -lt 3 ] || kill -STOP {controller}"
     here.more_env = lying_sbatch(here, 99, stop)
     try:
-        done = here.launch(["null"], check=False, timeout_s=280)
+        done = here.launch(["null"], check=False)
     finally:
         os.kill(controller, signal.SIGCONT)
     assert done.returncode == 3, done.stderr
@@ -86,10 +86,10 @@ def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
     here.launch(["sleeps"], "--dry-run")
     here.more_env = lying_sbatch(here, 99, "[ $n -lt 3 ] || sleep 5")
     launching = here.start("launch", "exp.yaml")
-    here.until((here.root.path / "front" / "count.out").exists, 30, "the first call")
-    here.until(lambda: (here.root.path / "front" / "count").read_text().strip() == "3", 30, "the third call")
+    here.until((here.root.path / "front" / "count.out").exists, "the first call")
+    here.until(lambda: (here.root.path / "front" / "count").read_text().strip() == "3", "the third call")
     launching.send_signal(signal.SIGINT)
-    assert launching.wait(90) == 130, here.logs()
+    assert launching.wait(PATIENCE_S) == 130, here.logs()
     assert here.alive_jobs() == []
     left = [path.name for path in here.experiment.jobs.iterdir() if path.name.startswith(("launching", ".sub"))]
     assert left == []
@@ -106,7 +106,7 @@ def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, sl
     done = here.launch(check=False)
     assert done.returncode == 1 and "would submit them again" in done.stderr and "scancel --name=" in done.stderr
     file.write_text(text)
-    here.run("cancel", str(here.experiment.path), timeout_s=200)
+    here.run("cancel", str(here.experiment.path))
     file.unlink()
     here.launch(["sleeps", "null"])  # a run more: there is something to submit
     assert here.submitted.uid == noted.uid
@@ -119,8 +119,8 @@ def test_cancel_where_graders_are_in_the_agents_jobs_still_scores(world: MakeWor
     here = world(slurm)
     here.agent("one", SUBMITS_ONE + "sleep 600\n")
     here.launch(["one"], matrix={"seed": [0, 1]}, grader={"placement": "step"})
-    here.until(lambda: all(here.view(run).accepted() for run in here.runs), 60, "both submissions")
-    here.run("cancel", str(here.experiment.path), timeout_s=300)
+    here.until(lambda: all(here.view(run).accepted() for run in here.runs), "both submissions")
+    here.run("cancel", str(here.experiment.path))
     assert here.alive_jobs() == [] and here.processes_here() == []
     here.assert_whole()
     assert all(here.view(run).scores for run in here.runs)

@@ -74,7 +74,7 @@ def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     slurm.wait(job, "RUNNING")
     saved = slurm.dir / "state" / "job_state"  # written some seconds late: a job younger than that is lost
     slurm.until(
-        lambda: saved.read_bytes().decode(errors="replace") if saved.exists() else "", lambda s: "survivor" in s, 15
+        lambda: saved.read_bytes().decode(errors="replace") if saved.exists() else "", lambda s: "survivor" in s
     )
     os.kill(slurm.pid("slurmctld"), signal.SIGKILL)
     os.kill(slurm.pid("slurmd.gpu01"), signal.SIGKILL)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import SUBMITS_ONE
+from helpers import PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 from vllm_stand_in import make_program
 
@@ -134,7 +134,7 @@ def test_a_refusal_is_told_in_the_schedulers_words_and_nothing_is_left(
     assert "Traceback" not in done.stderr
     if part == "gpus":
         assert "the job `agents` was refused; the 1 jobs submitted before it were taken back" in done.stderr
-        here.until(lambda: not here.alive_jobs(), 10, "the first job to be taken back")
+        here.until(lambda: not here.alive_jobs(), "the first job to be taken back")
         here.profile()
         here.launch()
         here.wait_over()
@@ -163,7 +163,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     )
     assert second.job_id == here.job_of("driver-local", link=2) and second.url != first.url
     assert here.launch_facts()["jobs"] == []
-    facts = json.loads(here.run("cancel", str(here.experiment.path), "--json", timeout_s=200).stdout)
+    facts = json.loads(here.run("cancel", str(here.experiment.path), "--json").stdout)
     assert facts["not_sealed"] == facts["jobs_left"] == []
     assert here.alive_jobs() == []
     assert here.processes_here() == []
@@ -175,7 +175,7 @@ def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> N
     here = world(slurm)
     here.launch(["null"], "--dry-run")
     both = [here.start("launch", "exp.yaml") for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0], here.logs()
+    assert [process.wait(PATIENCE_S) for process in both] == [0, 0], here.logs()
     assert [job.role for job in here.submitted.submitted].count("agents") == 1
     here.wait_over()
     here.assert_whole()

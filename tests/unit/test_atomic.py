@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files import atomic, reading
 
@@ -119,7 +120,7 @@ def test_eight_processes_racing_for_a_name_have_one_winner(tmp_path: Path) -> No
 
     def race(number: int) -> str:
         command = [sys.executable, "-c", RACER, str(tmp_path), str(number), str(rounds), str(racers)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip()
 
     with ThreadPoolExecutor(racers) as pool:
         results = list(pool.map(race, range(racers)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
@@ -201,7 +202,7 @@ def test_racing_graders_have_one_winner_an_entry(world: World, tmp_path: Path, r
 
     def race(number: int) -> str:
         command = [sys.executable, "-c", RACER, str(tmp_path), f"g{number}", str(entries), str(racers)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip()
 
     with ThreadPoolExecutor(racers) as pool:
         results = list(pool.map(race, range(racers)))

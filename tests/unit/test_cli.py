@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers import PATIENCE_S
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
@@ -31,7 +32,7 @@ def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": str(REPO), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -255,7 +256,12 @@ def test_the_cpu_build_of_torch_is_tried_first(tmp_path: Path, fails: str, insta
     python.chmod(0o755)
     env = {**os.environ, "AUTORL_VENV": str(tmp_path / "venv"), "PYTHON": str(python)}
     done = subprocess.run(
-        [str(REPO / "bin" / "setup-env"), "train"], env=env, capture_output=True, text=True, timeout=60, check=True
+        [str(REPO / "bin" / "setup-env"), "train"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert "no such version" not in done.stderr
     (pin,) = [line for line in (REPO / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]

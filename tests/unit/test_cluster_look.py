@@ -318,11 +318,11 @@ def test_a_controller_that_is_down_is_said_in_its_words(clients: Clients) -> Non
 
 
 def test_a_client_that_hangs_is_given_up(clients: Clients) -> None:
-    clients.script("squeue", "exec sleep 30")
+    clients.script("squeue", "exec sleep 300")
     before = time.monotonic()
     with pytest.raises(SchedulerError, match=r"squeue: no answer within 0 s"):
         commands.run(["squeue"], timeout_s=0.3)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 60
 
 
 def test_a_client_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

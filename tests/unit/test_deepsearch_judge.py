@@ -209,7 +209,7 @@ def test_what_is_no_verdict_for_certain_is_unreadable_and_soon(name: str) -> Non
     started = time.monotonic()
     with pytest.raises(Unreadable):
         read(UNREADABLE[name])
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 100
 
 
 @pytest.mark.parametrize(

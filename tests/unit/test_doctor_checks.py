@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.cluster import commands
 from autorl_hpc.doctor import (
@@ -75,9 +76,9 @@ def test_a_check_that_raises_or_hangs_is_a_finding() -> None:
 
     began = time.monotonic()
     found = examine(
-        "g", [Check("a", raises), Check("b", lambda: time.sleep(30) or [], 0.2), Check("c", lambda: ok("c", "1"))]
+        "g", [Check("a", raises), Check("b", lambda: time.sleep(120) or [], 0.2), Check("c", lambda: ok("c", "1"))]
     )
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert [(f.group, f.check, f.state) for f in found] == [
         ("g", "a", State.UNKNOWN),
         ("g", "b", State.UNKNOWN),
@@ -674,7 +675,7 @@ def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": str(REPO), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

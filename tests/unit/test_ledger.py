@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import RunDir
@@ -125,7 +126,7 @@ def test_eight_writers_commit_each_entry_once(run: RunDir) -> None:
 
     def write(number: int) -> int:
         command = [sys.executable, "-c", WRITER, str(run.path), f"w{number}", str(entries), str(racers)]
-        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout)
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout)
 
     with ThreadPoolExecutor(racers) as pool:
         written = list(pool.map(write, range(racers)))

@@ -35,11 +35,11 @@ def test_the_published_leaderboard(data: Path, model: str) -> None:
     assert abs(refits(pairs, fit.c, np.ones((1, 805)))[0] - fit.score) < 0.02
 
 
-def test_805_pairs_take_less_than_three_seconds(data: Path) -> None:
+def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
     pairs = annotations.pairs(data, "gemma-2b-it")
     started = time.process_time()
     length_controlled(pairs)
-    assert time.process_time() - started < 3.0
+    assert time.process_time() - started < 20.0  # 2 s on a quiet core
 
 
 def test_the_preferences_may_stand_in_any_order_but_for_the_folds(data: Path) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from helpers import PATIENCE_S
+
 from autorl_hpc.recorder.table import TICKS, ProcessTable
 
 PARENT = """
@@ -24,7 +26,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
     assert parent.stdin is not None and parent.stdout is not None
     try:
         table = ProcessTable(os.getpid(), "no-mark")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not any(
             p.ended and p.parent == parent.pid for p in table.processes.values()
         ):

@@ -160,7 +160,7 @@ def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     def hangs(*_: Any) -> Any:
         calls[0] += 1
         if calls[0] > 2:
-            time.sleep(4)
+            time.sleep(20)
         return 1000
 
     monkeypatch.setattr(gpus, "LATE_S", 0.3)
@@ -170,4 +170,4 @@ def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     assert sample.memory_bytes is None and sample.used_share is None and sample.uuid == "GPU-1"
     assert "not answered" in (found.trouble() or "")
     found.close()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15

