@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,18 @@ from autorl_hpc.sandbox import apptainer, mounts, sockets
 from autorl_hpc.sandbox import plan as plans
 from autorl_hpc.sandbox.choose import choose
 from autorl_hpc.sandbox.levels import LEVELS, Level, level
-from autorl_hpc.sandbox.plan import Plan, below, carved, devices, lay_way_out, outermost, slurm_programs, software
+from autorl_hpc.sandbox.plan import (
+    DRIVER_SOCKET_NAME,
+    SOCKET_NAME,
+    Plan,
+    below,
+    carved,
+    devices,
+    lay_way_out,
+    outermost,
+    slurm_programs,
+    software,
+)
 from autorl_hpc.sandbox.probing import Findings, probe
 from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
 from autorl_hpc.supervise.confining import Confinement
@@ -48,7 +62,7 @@ def plan(tmp_path: Path) -> Plan:
         devices=tuple(devices()),
         masked=tuple(slurm_programs(outer)),
         socket_folder=str(tmp_path / "socket"),
-        port=29561,
+        ways=((29561, SOCKET_NAME), (29563, DRIVER_SOCKET_NAME)),
     )
 
 
@@ -226,6 +240,49 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
         done = inside(found, plan, "bash", "-c", "setsid sleep 300.125 > /dev/null 2>&1 & echo started")
         assert done.stdout == "started\n"
         assert subprocess.run(["pgrep", "-f", "sleep 300.125"], check=False, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, plan: Plan) -> None:
+    found = usable(name, plan)
+    ports = [port for port, _ in plan.ways]
+    with contextlib.ExitStack() as stack:
+        for port, socket_name in plan.ways:
+            if name is SandboxLevel.LANDLOCK:  # no network of its own: bridge and gateway are at these very ports
+                stack.enter_context(_says(socket.create_server(("127.0.0.1", port)), socket_name))
+            else:
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(f"{plan.socket_folder}/{socket_name}")
+                listener.listen()
+                stack.enter_context(_says(listener, socket_name))
+        stack.enter_context(_says(socket.create_server(("127.0.0.1", 29000)), "another service"))
+        code = (
+            "import socket, sys\n"
+            "for port in sys.argv[1:]:\n"
+            "    try: print(socket.create_connection(('127.0.0.1', int(port)), 5).recv(50).decode())\n"
+            "    except OSError: print('nobody')\n"
+        )
+        done = inside(found, plan, sys.executable, "-I", "-c", code, *map(str, [*ports, 29000]))
+    assert done.stdout.splitlines() == [SOCKET_NAME, DRIVER_SOCKET_NAME, "nobody"], done.stderr
+
+
+@contextlib.contextmanager
+def _says(listener: socket.socket, word: str) -> Iterator[None]:
+    """A server that says one word to everyone."""
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    client.sendall(word.encode())
+
+    threading.Thread(target=answer, daemon=True).start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
 
 
 @pytest.mark.parametrize("name", CONFINING)
