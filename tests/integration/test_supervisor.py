@@ -515,7 +515,7 @@ def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluste
 
 DOCUMENTED = {
     *("TASK", "BASE_MODEL", "WORKSPACE", "MODEL_PATH", "DATA_PATH", "OUTPUT_DIR", "GRADING_SERVER_URL"),
-    *("AUTORL_SEED", "AUTORL_MODE", "AUTORL_ATTEMPT", "AUTORL_RUN_MARK", "HOME", "TMPDIR"),
+    *("AUTORL_SEED", "AUTORL_MODE", "AUTORL_ATTEMPT", "AUTORL_START", "AUTORL_RUN_MARK", "HOME", "TMPDIR"),
     *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED"),
     *("PATH", "LANG", "OMP_NUM_THREADS"),
 }
@@ -566,7 +566,7 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     assert code in (0, 75), cluster.logs()  # 0: this machine had taken all of them in by then
     if code == 75:
         assert os.listdir(cluster.workspace(run_id) / "submissions") and cluster.view(run_id).sealed is None
-        assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+        assert cluster.supervisor(run_id).wait(300) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
     assert len(view.accepted()) == 900
