@@ -47,7 +47,10 @@ class EndedBy(StrEnum):
     """What ended a run."""
 
     AGENT_EXIT = "agent_exit"
-    BUDGET = "budget"
+    BUDGET = "budget"  # its time
+    GPU_HOURS = "gpu_hours"
+    TOKENS = "tokens"  # of its driver
+    COST = "cost"  # of its driver
     CANCELLED = "cancelled"
     OUT_OF_MEMORY = "out_of_memory"  # more memory than its budget, or its job's, which took the supervisor with it
     DISK = "disk"  # more disk than its budget

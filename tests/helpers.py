@@ -213,9 +213,13 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
-    def sealed_run(self, script: str = SUBMITS_ONE, **changes: Any) -> str:
-        """Prepares an experiment of one run and lets its agent work to the end; returns the run id."""
-        self.agent("one", script)
+    def sealed_run(self, script: str = SUBMITS_ONE, agent: dict[str, Any] | None = None, **changes: Any) -> str:
+        """Prepares an experiment of one run and lets its agent work to the end; returns the run id.
+
+        Args:
+            agent: further fields of its agent.yaml.
+        """
+        self.agent("one", script, **(agent or {}))
         (run_id,) = self.prepare(["one"], **changes)
         assert self.supervisor(run_id).wait(PATIENCE_S) == 0, self.logs()
         assert self.view(run_id).sealed is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from autorl_hpc.doctor.finding import Finding, State, note, ok
 from autorl_hpc.doctor.tools import ask
 from autorl_hpc.sandbox.levels import LEVELS, Level
-from autorl_hpc.sandbox.plan import Plan, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.sandbox.probing import probe
 from autorl_hpc.states import Network, SandboxLevel
 
@@ -89,5 +89,5 @@ def _trial_plan(folder: Path) -> Plan:
         masked=tuple(slurm_programs(outer)),
         network=Network.NONE,
         socket_folder=str(folder / "socket"),
-        port=PORT,
+        ways=((PORT, SOCKET_NAME),),
     )

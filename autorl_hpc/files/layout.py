@@ -213,8 +213,18 @@ class RunDir:
         return self.path / "clock.json"
 
     @property
+    def driver_bodies(self) -> Path:
+        """Requests and answers themselves, where the experiment asks for them."""
+        return self.path / "bodies"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def gateway_log(self) -> Path:
+        """What the gateway's process printed."""
+        return self.logs / "gateway.log"
 
     @property
     def events(self) -> Path:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.names import ModelName, Name, Sha256
-from autorl_hpc.states import Fault, QueueKind, Split
+from autorl_hpc.states import EndedBy, Fault, QueueKind, Split
 
 MAX_NOTE_CHARS = 500
 
@@ -90,6 +90,30 @@ class Trouble(Record):
     grader: str = Field(description="That failed last.")
 
 
+class BudgetWarning(Strict):
+    """So much of one part of the budget is used."""
+
+    budget: str = Field(description="wall_clock_s, gpu_hours, tokens, cost_usd or submissions.")
+    percent: int = Field(ge=1, le=100, description="100: it is used up.")
+    elapsed_s: float = Field(ge=0)
+    says: str
+
+
+class Progress(Strict):
+    """How far a run's agent has come, over all attempts."""
+
+    exit_codes: tuple[int | None, ...] = Field((), description="Of each start of the agent; null: it has none (yet).")
+    reprompts: int = Field(0, ge=0, description="Starts that followed an end of its own.")
+    warnings: tuple[BudgetWarning, ...] = ()
+    out_of: EndedBy | None = Field(None, description="The part of the budget that was used up first.")
+    out_at_s: float | None = Field(None, ge=0, description="Elapsed time then: where the last grace begins.")
+
+    @property
+    def starts(self) -> int:
+        """How often the agent was started."""
+        return len(self.exit_codes)
+
+
 class Clock(Record):
     """clock.json: the budget as the supervisor last wrote it. Written by the supervisor alone, every 10 s."""
 
@@ -97,6 +121,9 @@ class Clock(Record):
     elapsed_s: float = Field(ge=0)
     given_back_s: float = Field(0, ge=0)
     suspended_s: float = Field(0, ge=0)
+    gpus: int = Field(0, ge=0, description="Of this attempt's job.")
+    gpu_s: float = Field(0, ge=0, description="GPU-seconds of all attempts, less those that were given back.")
+    progress: Progress = Progress()
     counter: int = Field(0, description="Rises with each write: a heartbeat.")
     host: str
     pid: int

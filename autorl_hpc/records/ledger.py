@@ -244,14 +244,46 @@ class Contamination(Strict):
     took_s: float = Field(0.0, ge=0)
 
 
+class DriverUse(Strict):
+    """What a run's agent had of its driver, over all attempts."""
+
+    tokens_in: int = Field(0, ge=0, description="Of requests, the cached ones among them.")
+    tokens_out: int = Field(0, ge=0)
+    tokens_cached: int = Field(0, ge=0)
+    cost_usd: float | None = Field(None, ge=0, description="By the driver's prices; null: it has none.")
+    calls: int = Field(0, ge=0, description="Requests that the driver answered.")
+    refused: int = Field(0, ge=0, description="Requests that the gateway refused.")
+
+    @property
+    def tokens(self) -> int:
+        """What the budget counts."""
+        return self.tokens_in + self.tokens_out
+
+
 class Sealed(Strict):
     """The end of the agent's part: these submissions are scored, later ones never."""
 
     submissions: tuple[int, ...]
     ended_by: EndedBy
-    exit_code: int | None
+    exit_code: int | None = Field(description="Of its last start.")
     elapsed_s: float
     given_back_s: float
+    gpu_hours: float | None = Field(
+        None,
+        ge=0,
+        description="Elapsed time times GPUs, less what was given back; null: written before it was counted.",
+    )
+    driver: DriverUse | None = Field(None, description="Null: the agent had no driver.")
+    exit_codes: tuple[int | None, ...] = Field(
+        (), description="Of each start of the agent; null: that start was cut off before it had one."
+    )
+    reprompts: int = Field(0, ge=0, description="Of these starts, those that followed an end of its own.")
+
+    @property
+    def starts(self) -> int:
+        """How often the agent was started."""
+        return len(self.exit_codes)
+
     refused: int = 0
     refused_unrecorded: int = Field(0, description="Refusals beyond the number that the ledger keeps one by one.")
     fault: Fault | None = None

@@ -9,7 +9,7 @@ from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report.board import Conditions
 from autorl_hpc.report.summary import UNTRIED, Comparable, RunSummary
 
-LIMITS = ("max_submissions", "memory_gib", "disk_gib", "processes")
+LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
 """Limits of a budget beside its time: an agent with twice as many submissions has another budget."""
 
 

@@ -35,6 +35,7 @@ from autorl_hpc.report.scores import (
     score_summary,
     visible_gain,
 )
+from autorl_hpc.report.spent import used_of
 from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.tell import tell
@@ -127,6 +128,9 @@ class _Digest:
             environment_hash=science.environment_hash,
             elapsed_s=elapsed_s,
             given_back_s=given_back_s,
+            used=used_of(view),
+            starts=view.sealed.starts if view.sealed else 0,
+            reprompts=view.sealed.reprompts if view.sealed else 0,
             attempts=view.attempt,
             accepted=len(view.accepted()),
             refused=count[SubmissionState.REFUSED] + unrecorded,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.report import format as fmt
+from autorl_hpc.report.spent import NAMES
 from autorl_hpc.report.story import Iteration, ReferenceMetrics, Resources, Story
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import FailureKind, Route
@@ -59,6 +60,7 @@ def shown(run: RunSummary) -> Shown:
             "run": run,
             "story": story,
             "metrics": metric_rows(story.metrics),
+            "budget": budget_rows(run),
             "used": used_rows(story.resources),
             "skill": skill_rows(story),
             "mode_told": mode_told(run),
@@ -126,6 +128,26 @@ def metric_rows(metrics: ReferenceMetrics) -> list[Row]:
         Row("time_used_ratio", share(metrics.time_used_ratio), "of the budget and what was given back"),
         Row("last_submit_gap", time(metrics.last_submit_gap), "from the last submission to the end"),
     ]
+
+
+def budget_rows(run: RunSummary) -> list[Row]:
+    """Each part of the budget that was limited or used, for a run's page."""
+    more = f", {fmt.duration(run.given_back_s)} given back" if run.given_back_s else ""
+    rows = [Row("time", fmt.duration(run.elapsed_s), f"of {fmt.duration(run.budget_s)}{more}")]
+    for name, words in NAMES.items():
+        used, limit = run.used.get(name), run.limits.get(name)
+        if used or limit is not None:
+            amount = fmt.UNKNOWN if used is None else _amount(name, used)
+            rows.append(Row(words, amount, "no limit" if limit is None else f"of {_amount(name, limit)}"))
+    if run.reprompts:
+        rows.append(Row("starts", str(run.starts), f"{run.reprompts} after an end of its own with budget left"))
+    return rows
+
+
+def _amount(name: str, value: float) -> str:
+    if name == "cost_usd":
+        return f"{value:.2f} USD" if value >= 0.1 else f"{value:.4f} USD"
+    return f"{value:.2f}" if name == "gpu_hours" else f"{value:,.0f}"
 
 
 def used_rows(used: Resources) -> list[Row]:

@@ -175,6 +175,11 @@ class RunSummary(Record):
     environment_hash: str | None = Field(None, description="Of the environment it trains in; null: the suite's own.")
     elapsed_s: float
     given_back_s: float = 0.0
+    used: dict[str, float] = Field(
+        default_factory=dict, description="Of the budget's other parts, by name, as the ledger's seal says."
+    )
+    starts: int = Field(0, description="Of the agent, in all attempts; 0: not recorded.")
+    reprompts: int = Field(0, description="Of these, those that followed an end of its own with budget left.")
     attempts: int = 0
     accepted: int = 0
     refused: int = 0

@@ -94,7 +94,7 @@ class Landlock:
 def _spans(plan: Plan) -> list[tuple[int, int]]:
     """First and last port of each span that stays usable; 0 is what asks for a free one."""
     free = _free_ports()
-    return [(0, 0), (plan.port, plan.port), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
+    return [(0, 0), *((port, port) for port, _ in plan.ways), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
 
 
 def _free_ports() -> range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from autorl_hpc.sandbox.plan import INSIDE, SOCKET_NAME, Plan
+from autorl_hpc.sandbox.plan import INSIDE, Plan
 from autorl_hpc.states import Network
 
 
@@ -13,5 +13,5 @@ def inner_command(plan: Plan, command: Sequence[str], python: str) -> list[str]:
     """`command` behind inside.py, run by `python`, which must be there inside."""
     if plan.network is Network.OPEN or plan.socket_folder is None:
         return list(command)
-    job = {"command": list(command), "port": plan.port, "socket": f"{INSIDE}/{SOCKET_NAME}"}
+    job = {"command": list(command), "ways": [(port, f"{INSIDE}/{name}") for port, name in plan.ways]}
     return [python, "-I", f"{INSIDE}-inside.py", json.dumps(job)]

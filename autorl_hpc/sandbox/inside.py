@@ -1,8 +1,8 @@
-"""What runs first inside a sandbox: forwards a TCP port to the socket that leads out, then becomes the agent.
+"""What runs first inside a sandbox: forwards TCP ports to the sockets that lead out, then becomes the agent.
 
-`python -I inside.py JSON` with `command` and, unless the network is open, `port` and `socket`. One file, standard library
+`python -I inside.py JSON` with `command` and `ways`, pairs of port and socket. One file, standard library
 only: nothing else of the suite is to be seen in there. The forwarder is a process of the agent's: it may be killed by it,
-which costs the agent its bridge and nobody else anything.
+which costs the agent its bridge and its driver, and nobody else anything.
 """
 
 import json
@@ -17,16 +17,17 @@ BACKLOG = 128
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    if job.get("port"):
-        listener = socket.create_server(("127.0.0.1", job["port"]), backlog=BACKLOG)
+    listeners = [(socket.create_server(("127.0.0.1", port), backlog=BACKLOG), path) for port, path in job["ways"]]
+    if listeners:
         # Twice: the command, which this process becomes, must not find a child that it doesn't know.
         child = os.fork()
         if child == 0:
             if os.fork():
                 os._exit(0)
-            _forward(listener, job["socket"])
+            _forward(listeners)
         os.waitpid(child, 0)
-        listener.close()
+        for listener, _ in listeners:
+            listener.close()
     command = job["command"]
     try:
         os.execvpe(command[0], command, os.environ)
@@ -35,15 +36,22 @@ def main() -> None:
         sys.exit(127)
 
 
-def _forward(listener: socket.socket, path: str) -> None:
+def _forward(listeners: "list[tuple[socket.socket, str]]") -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    for listener, path in listeners[1:]:
+        threading.Thread(target=_accept, args=(listener, path), daemon=True).start()
+    _accept(*listeners[0])
+    os._exit(0)
+
+
+def _accept(listener: socket.socket, path: str) -> None:
     while True:
         try:
             client, _ = listener.accept()
         except OSError:
-            os._exit(0)
+            return
         try:
             out = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             out.connect(path)

@@ -22,8 +22,9 @@ SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc
 """What of /proc is the node's and not a process's."""
 
 INSIDE = "/run/autorl"
-"""Folder in the sandbox with the socket that leads out and the script that forwards to it."""
+"""Folder in the sandbox with the sockets that lead out; beside it lies the script that forwards to them."""
 SOCKET_NAME = "bridge.sock"
+DRIVER_SOCKET_NAME = "driver.sock"
 HOSTS_NAME = "hosts"
 HOST = "sandbox"
 """The sandbox's own name. Torch and MPI look themselves up by it, and the node's name means an address that is not in there."""
@@ -47,8 +48,8 @@ class Plan:
         devices: device nodes or folders of such.
         masked: programs that can't be run.
         network: what to enforce.
-        socket_folder: folder outside with the socket SOCKET_NAME that leads out; INSIDE in the sandbox.
-        port: on the loopback inside, that is forwarded to the socket.
+        socket_folder: folder outside with the sockets that lead out; INSIDE in the sandbox.
+        ways: (port, name of a socket in that folder): each port on the loopback inside is forwarded to its socket.
         image: of apptainer; None: there is none, and neither is that level.
     """
 
@@ -61,7 +62,7 @@ class Plan:
     masked: tuple[str, ...] = ()
     network: Network = Network.NONE
     socket_folder: str | None = None
-    port: int = 0
+    ways: tuple[tuple[int, str], ...] = ()
     image: str | None = None
 
     def with_network(self, network: Network) -> Plan:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.sandbox.levels import Level
-from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below
+from autorl_hpc.sandbox.plan import Plan, below
 from autorl_hpc.states import Network, SandboxLevel
 
 TRIAL_S = 60.0
@@ -94,7 +94,7 @@ def probe(
         return Findings((why,))
     if level.name is SandboxLevel.NONE:
         return Findings((), level.known_holes(plan))
-    with _waiting_outside() as outside, _echo(plan):
+    with _waiting_outside() as outside, _echoes(plan):
         try:
             value, start_s = _try(level, plan, env, outside, secret, programs)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -124,7 +124,7 @@ def _try(
         "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
         "programs": list(programs),
         "cuda": cuda_works(),
-        "bridge": plan.port if plan.network is not Network.OPEN and plan.socket_folder and inside else 0,
+        "ways": [port for port, _ in _ways(plan)] if inside else [],
     }
     script = Path(__file__).with_name("trial.py").read_text(encoding="utf-8")
     done = _run(level.argv(plan, [python, "-I", "-c", script, json.dumps(job)]), env, plan)
@@ -159,8 +159,7 @@ def _judge(value: dict[str, Any], plan: Plan, outside: Outside, start_s: float) 
             bad.append(f"the agent's {name} can't be written to: {value[name]}")
     if value["cuda"] not in (None, True):
         bad.append(f"CUDA does not start inside: {value['cuda']}")
-    if value["bridge"] not in (None, True):
-        bad.append(f"the way out to the supervisor does not work: {value['bridge']}")
+    bad += [f"the way out at port {p} does not work: {how}" for p, how in value["ways"].items() if how is not True]
     if plan.network is not Network.OPEN:
         if value["tcp"] is True:
             bad.append("TCP leads out")
@@ -239,13 +238,24 @@ def _waiting_outside() -> Iterator[Outside]:
         yield Outside(word, tcp.getsockname()[1], udp, word, f"{folder}/s", target, clock, shm)
 
 
+def _ways(plan: Plan) -> tuple[tuple[int, str], ...]:
+    """The ways out that a forwarder inside has to keep."""
+    return () if plan.network is Network.OPEN or plan.socket_folder is None else plan.ways
+
+
 @contextmanager
-def _echo(plan: Plan) -> Iterator[None]:
-    """Stands for the bridge at the plan's socket while its way is tried, unless the bridge itself is there."""
-    path = None if plan.socket_folder is None else Path(plan.socket_folder) / SOCKET_NAME
-    if path is None or path.exists():
+def _echoes(plan: Plan) -> Iterator[None]:
+    """Stands for bridge and gateway at the plan's sockets while their ways are tried, unless they themselves are there."""
+    with ExitStack() as stack:
+        for _, name in _ways(plan):
+            path = Path(plan.socket_folder or "") / name
+            if not path.exists():
+                stack.enter_context(_echo(path))
         yield
-        return
+
+
+@contextmanager
+def _echo(path: Path) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -77,7 +77,7 @@ def unix(path: str) -> None:
 
 
 def answered(port: int) -> None:
-    """Whether somebody answers at the way out: the supervisor's bridge, or what stands for it."""
+    """Whether somebody answers at a way out: the supervisor's bridge, the gateway, or what stands for it."""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as there:
         there.settimeout(TIMEOUT_S)
         there.sendall(b"trial\r\n\r\n")
@@ -117,7 +117,7 @@ def main() -> None:
         "programs": {path: os.access(path, os.X_OK) for path in job["programs"]},
         "cuda": tried(cuda) if job["cuda"] else None,
         "signal": tried(lambda: os.kill(pid, signal.SIGTERM)) if pid > LEAST_PID else "untried",
-        "bridge": tried(lambda: answered(job["bridge"])) if job["bridge"] else None,
+        "ways": {str(port): tried(lambda port=port: answered(port)) for port in job["ways"]},  # type: ignore[misc]
     }
     print(json.dumps(out))
 

@@ -46,6 +46,7 @@ class AgentProcess:
         mark: str,
         elapsed_file: Path,
         elapsed_s: float,
+        prompt: str | None = None,
     ) -> None:
         become_subreaper()
         self.mark = mark
@@ -72,6 +73,7 @@ class AgentProcess:
             "elapsed_file": str(elapsed_file),
             "elapsed_s": elapsed_s,
             "suspension_s": budget.SUSPENSION_S,
+            "prompt": prompt,
         }
         self._keeper.stdin.write(json.dumps(job).encode() + b"\n")
         self._keeper.stdin.flush()

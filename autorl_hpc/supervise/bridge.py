@@ -96,13 +96,13 @@ class Bridge:
         workspace: Workspace,
         answers: Answers,
         meta: Callable[[], dict[str, Any]],
-        left_s: Callable[[], float],
+        budget: Callable[[], dict[str, Any]],
         unix: Path | None = None,
     ) -> None:
         self.workspace = workspace
         self.answers = answers
         self.meta = meta
-        self.left_s = left_s
+        self.budget = budget
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
         self.server = _Server(_handler(self))
@@ -166,8 +166,9 @@ class Bridge:
         """GET /time."""
         return {
             **self.meta(),
+            **(told := self.budget()),
             "now": int(time.time()),
-            "remaining": int(self.left_s()),
+            "remaining": int(told["left_s"]),
             "last_submit_time": self.last_submit_time,
         }
 

@@ -18,7 +18,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.host import boot_id, host_name, job_id
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.exchange import Clock
+from autorl_hpc.records.exchange import Clock, Progress
 from autorl_hpc.records.experiment import Budget
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -41,8 +41,26 @@ def read_clock(path: Path) -> Clock | None:
         return None
 
 
+@dataclass(frozen=True)
+class Used:
+    """What all earlier attempts of a run used up, and how far they came."""
+
+    elapsed_s: float = 0.0
+    given_back_s: float = 0.0
+    suspended_s: float = 0.0
+    gpu_s: float = 0.0
+    progress: Progress = field(default_factory=Progress)
+
+
 class BudgetClock:
-    """Counts the budget of one attempt on top of the earlier ones. Thread-safe. `now` is a monotonic clock in seconds."""
+    """Counts the budget of one attempt on top of the earlier ones. Thread-safe.
+
+    Args:
+        gpus: of this attempt's job.
+        gpu_s: GPU-seconds of earlier attempts.
+        progress: of earlier attempts. Whoever changes it persists the clock.
+        now: a monotonic clock in seconds.
+    """
 
     def __init__(
         self,
@@ -53,6 +71,9 @@ class BudgetClock:
         elapsed_s: float,
         given_back_s: float,
         suspended_s: float,
+        gpus: int = 0,
+        gpu_s: float = 0.0,
+        progress: Progress | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
@@ -61,6 +82,9 @@ class BudgetClock:
         self._elapsed_s = elapsed_s
         self._given_back_s = given_back_s
         self._suspended_s = suspended_s
+        self.gpus = gpus
+        self._gpu_s = gpu_s
+        self.progress = progress or Progress()
         self._counter = 0
         self._now = now
         self._last: float | None = None
@@ -68,20 +92,44 @@ class BudgetClock:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="clock", daemon=True)
 
+    @classmethod
+    def after(cls, used: Used, path: Path, budget: Budget, attempt: int, gpus: int = 0) -> BudgetClock:
+        """The clock of an attempt that follows others."""
+        return cls(
+            path,
+            budget,
+            attempt,
+            elapsed_s=used.elapsed_s,
+            given_back_s=used.given_back_s,
+            suspended_s=used.suspended_s,
+            gpus=gpus,
+            gpu_s=used.gpu_s,
+            progress=used.progress,
+        )
+
     def start(self) -> None:
         """Starts counting."""
-        self._last = self._now()
+        self.resume()
         self.persist()
         self._thread.start()
+
+    def pause(self) -> None:
+        """Counts nothing until `resume`: no agent runs."""
+        self.tick()
+        with self._lock:
+            self._last = None
+
+    def resume(self) -> None:
+        """Counts again."""
+        with self._lock:
+            self._last = self._now()
 
     def stop(self, *, persist: bool = True) -> None:
         """Stops counting for good and, unless a newer attempt owns the file, writes the clock a last time."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.tick()
-        with self._lock:
-            self._last = None
+        self.pause()
         if persist:
             self.persist()
 
@@ -96,6 +144,7 @@ class BudgetClock:
                 self._suspended_s += gap
             else:
                 self._elapsed_s += gap
+                self._gpu_s += gap * self.gpus
             self._last = now
 
     @property
@@ -110,6 +159,12 @@ class BudgetClock:
         return self._given_back_s
 
     @property
+    def gpu_s(self) -> float:
+        """GPU-seconds used, less what was given back."""
+        self.tick()
+        return self._gpu_s
+
+    @property
     def left_s(self) -> float:
         """Budget left; never negative."""
         return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
@@ -119,6 +174,7 @@ class BudgetClock:
         with self._lock:
             more = max(0.0, min(seconds, self.budget.given_back_at_most_s - self._given_back_s))
             self._given_back_s += more
+            self._gpu_s = max(0.0, self._gpu_s - more * self.gpus)
             return more
 
     def persist(self) -> None:
@@ -130,6 +186,9 @@ class BudgetClock:
                 elapsed_s=self._elapsed_s,
                 given_back_s=self._given_back_s,
                 suspended_s=self._suspended_s,
+                gpus=self.gpus,
+                gpu_s=self._gpu_s,
+                progress=self.progress,
                 counter=self._counter,
                 host=host_name(),
                 pid=os.getpid(),

@@ -16,7 +16,17 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import SandboxUsed
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.sandbox.choose import Chosen, choose
-from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, below, devices, lay_way_out, outermost, slurm_programs, software
+from autorl_hpc.sandbox.plan import (
+    DRIVER_SOCKET_NAME,
+    SOCKET_NAME,
+    Plan,
+    below,
+    devices,
+    lay_way_out,
+    outermost,
+    slurm_programs,
+    software,
+)
 from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.laying import Placing, placed
 
@@ -75,16 +85,23 @@ class Confinement:
         """Where the bridge listens besides its port."""
         return Path(self.socket_folder) / SOCKET_NAME
 
-    def choose(self, port: int, env: Mapping[str, str], attempt: int) -> SandboxUsed:
+    @property
+    def driver_socket(self) -> Path:
+        """Where the gateway listens besides its port."""
+        return Path(self.socket_folder) / DRIVER_SOCKET_NAME
+
+    def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
         """Chooses the level by doing.
 
         Args:
             port: of the bridge; the same number leads to it from inside.
+            driver_port: the same of the gateway; None: there is none.
 
         Raises:
             AutorlError: what the experiment demands can't be had on this node.
         """
-        plan = dataclasses.replace(self._plan, port=port)
+        driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
+        plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
         self._chosen = choose(
             self.spec.sandbox,
             plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.environments import IMAGE, VENV, find_environment
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
 
@@ -47,20 +49,22 @@ def agent_environment(
     outer: Mapping[str, str] = os.environ,
     venv: Path | None = None,
     secrets: Sequence[str] = (),
+    own: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables of the agent's process; see docs/file-protocol.md.
 
     Args:
         venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
         secrets: further variables, which the agent's definition names.
+        own: variables that the agent's definition sets; ours go before them.
     """
     science = record.science
-    env = {name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}
-    own, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
+    env = {**(own or {}), **{name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}}
+    ours, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
     if venv is None:
-        env["PATH"] = os.pathsep.join([own, path])
+        env["PATH"] = os.pathsep.join([ours, path])
     else:
-        others = [part for part in path.split(os.pathsep) if part != own or sys.prefix == sys.base_prefix]
+        others = [part for part in path.split(os.pathsep) if part != ours or sys.prefix == sys.base_prefix]
         env["PATH"] = os.pathsep.join([str(venv / "bin"), *others])
         env["VIRTUAL_ENV"] = str(venv)
     env.setdefault("LANG", "C.UTF-8")
@@ -87,6 +91,30 @@ def agent_environment(
     if science.recipe.max_steps:  # an interactive task: its environment, and what plays it
         env["PYTHONPATH"] = str(workspace / "environment")
     env[MARK_VARIABLE] = mark
+    return env
+
+
+def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
+    """How the agent reaches its driver: by the gateway, with the run's own token in the place of a key.
+
+    Args:
+        url: of the gateway, without a path.
+    """
+    env = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": token,
+        "GOOGLE_GEMINI_BASE_URL": url,
+        "GEMINI_API_KEY": token,
+        "AUTORL_DRIVER_MODEL": spec.model,
+        "AUTORL_DRIVER_PARAMETERS": json.dumps(spec.parameters),
+    }
+    if spec.context_tokens is not None:
+        env["AUTORL_DRIVER_CONTEXT_TOKENS"] = str(spec.context_tokens)
+    if spec.max_output_tokens is not None:
+        env["AUTORL_DRIVER_MAX_OUTPUT_TOKENS"] = str(spec.max_output_tokens)
     return env
 
 

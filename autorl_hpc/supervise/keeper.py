@@ -8,7 +8,7 @@ should it be killed itself, as all processes of a job are at once, what it noted
 It takes no notice of TERM and its like: a scheduler sends them to all processes of a job, and an agent that runs
 `pkill python` too; what ends the agent is the supervisor's to say.
 
-Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s), then `stop <grace_s>` lines;
+Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>` lines;
 JSON lines out: when the agent has started (pid) and when everything has ended (exit_code, left, ran_s).
 """
 
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 from autorl_hpc.supervise.processes import become_subreaper, end_all
 
@@ -100,17 +100,27 @@ def main() -> int:
 
 
 def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
-    with open(job["log"], "ab", buffering=0) as log:
+    with open(job["log"], "ab", buffering=0) as log, _stdin(job["prompt"]) as stdin:
         return subprocess.Popen(
             job["argv"],
             env=job["env"],
             cwd=job["cwd"],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             close_fds=True,
         )
+
+
+def _stdin(prompt: str | None) -> BinaryIO:
+    """What the agent reads: a file without a name, so that a prompt of any length is there at once and then ends."""
+    if prompt is None:
+        return open(os.devnull, "rb")
+    file = os.fdopen(os.memfd_create("prompt"), "w+b")
+    file.write(prompt.encode("utf-8", "backslashreplace"))
+    file.seek(0)
+    return file
 
 
 def _wait(agent: subprocess.Popen[bytes], watch: Stopwatch) -> tuple[float, bool]:

@@ -12,9 +12,11 @@ from autorl_hpc.agents import Agent
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import PACKAGE, share
 from autorl_hpc.files.store import MANIFEST_NAME
+from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.supervise.folders import OWNERS, Folder
+from autorl_hpc.supervise.prompts import PROMPT_NAME, budget_lines, grace_text, mode_text, most_text
 from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 from autorl_hpc.tasks.loader import Task
 
@@ -59,10 +61,21 @@ def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
     return [(root.task_train(science.task), "data"), (root.model(science.base_model), f"models/{science.base_model}")]
 
 
-def lay(path: Path, root: Root, record: RunRecord, task: Task, agent: Agent, placing: Placing = "copied") -> None:
+def lay(
+    path: Path,
+    root: Root,
+    record: RunRecord,
+    task: Task,
+    agent: Agent,
+    placing: Placing = "copied",
+    prompt: str | None = None,
+) -> None:
     """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are.
 
     An earlier attempt's agent may have been here: everything is written by descriptor, and no link is followed.
+
+    Args:
+        prompt: what the agent is told on its standard input; None: it takes none.
     """
     lay_folders(path, root, record)
     with Folder.open(path) as top:
@@ -82,6 +95,8 @@ def lay(path: Path, root: Root, record: RunRecord, task: Task, agent: Agent, pla
                     _lay_rollouts(copy, PACKAGE / "rollouts")
         top.lay_file("description.md", task.description.encode())
         top.lay_file("instructions.md", instructions(record, path).encode())
+        if prompt is not None:
+            top.lay_file(PROMPT_NAME, prompt.encode())
 
 
 def _lay_rollouts(target: Folder, source: Path) -> None:
@@ -114,23 +129,16 @@ def instructions(record: RunRecord, path: Path) -> str:
     """instructions.md, from its template."""
     science = record.science
     text = (share("templates") / "workspace" / "instructions.md").read_text(encoding="utf-8")
-    mode = (share("templates") / "workspace" / f"mode-{science.mode}.md").read_text(encoding="utf-8").strip()
     return Template(text).safe_substitute(
         task=science.task,
         base_model=science.base_model,
         workspace=str(path),
-        hours=f"{science.budget.wall_clock_s / 3600:.2f}",
-        mode=mode,
-        most=_most(science.budget.max_submissions),
+        mode=mode_text(science.mode),
+        budget="; ".join(budget_lines(science.budget, driver=science.driver != NO_DRIVER)),
+        grace=grace_text(science.budget),
+        most=most_text(science.budget.max_submissions),
         asked=_asked(science.recipe),
     )
-
-
-def _most(most: int | None) -> str:
-    """The limit of submissions, for instructions.md."""
-    if most is None:
-        return "You may submit as often as you like."
-    return f"At most {most} checkpoints of different content are accepted; an answer tells how many are left (`submissions_left`)."
 
 
 def _asked(recipe: Recipe) -> str:
@@ -159,6 +167,12 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
         "protocol": str(science.protocol),
         "timeout_s": int(science.budget.wall_clock_s),
         "max_submissions": science.budget.max_submissions,
+        "budget": {
+            "gpu_hours": science.budget.gpu_hours,
+            "tokens": science.budget.tokens,
+            "cost_usd": science.budget.cost_usd,
+            "grace_s": science.budget.last_grace_s,
+        },
         "recipe": {
             "name": science.recipe.name,
             "prompt": science.recipe.prompt,

@@ -66,15 +66,8 @@ def seal_orphan(experiment: ExperimentDir, run_id: str, ended_by: EndedBy, fault
 def _intake(
     experiment: ExperimentDir, record: RunRecord, chain: Chain, seals: Seals, view: RunView, place: Path
 ) -> Intake:
-    elapsed_s, given_back_s, suspended_s = seals.used_so_far(view)
-    clock = BudgetClock(
-        experiment.run(record.run_id).clock,
-        record.science.budget,
-        view.attempt,
-        elapsed_s=elapsed_s,
-        given_back_s=given_back_s,
-        suspended_s=suspended_s,
-    )
+    path = experiment.run(record.run_id).clock
+    clock = BudgetClock.after(seals.used_so_far(view), path, record.science.budget, view.attempt)
     base = staged_base_model(Root(Path(read_experiment(experiment).root)), record)
     workspace = Workspace(place)
     answers = Answers(record, experiment.baselines, workspace)

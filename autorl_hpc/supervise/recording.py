@@ -37,7 +37,7 @@ GPUS_OF_JOB = ("SLURM_JOB_GPUS",)
 
 LAID = frozenset(
     {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, "data", "environment"}
-    | {"description.md", "instructions.md", "run_meta.json", "time.json"}
+    | {"description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", "prompt.md"}
 )
 """What stands at the top of a workspace and is not the agent's."""
 

@@ -13,13 +13,16 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Linked
 from autorl_hpc.files.queue import put
 from autorl_hpc.files.view import RunView
+from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.exchange import QueueEntry
-from autorl_hpc.records.ledger import Sealed
+from autorl_hpc.records.ledger import DriverUse, Sealed
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, QueueKind
-from autorl_hpc.supervise.budget import read_clock
+from autorl_hpc.supervise.budget import Used, read_clock
 from autorl_hpc.supervise.chain import Chain, Superseded
+from autorl_hpc.supervise.limits import HOUR_S
 from autorl_hpc.supervise.processes import end_all
+from autorl_hpc.supervise.spending import read_use
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -34,8 +37,8 @@ class Seals:
         self.chain = chain
         self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
 
-    def used_so_far(self, view: RunView) -> tuple[float, float, float]:
-        """Elapsed, given back and suspended seconds of all earlier attempts, from whoever knew last."""
+    def used_so_far(self, view: RunView) -> Used:
+        """What all earlier attempts used, from whoever knew last."""
         clock = read_clock(self.run.clock)
         elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
         if clock is not None:
@@ -44,7 +47,15 @@ class Seals:
             left = reading.read_json_or_none(self.elapsed_file(number))
             if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
                 elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
-        return elapsed_s, clock.given_back_s if clock else 0.0, clock.suspended_s if clock else 0.0
+        if clock is None:
+            return Used(elapsed_s)
+        unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote it: a later one would have written it anew
+        gpu_s = clock.gpu_s + clock.gpus * unseen_s
+        return Used(elapsed_s, clock.given_back_s, clock.suspended_s, gpu_s, clock.progress)
+
+    def driver_use(self) -> DriverUse | None:
+        """What the agent had of its driver; None: it has none."""
+        return None if self.record.science.driver == NO_DRIVER else read_use(self.run.driver_log)
 
     def had_begun(self, attempt: int) -> bool:
         """Whether the agent ran in an attempt before this one: its keeper then left, or at least opened, a file."""
@@ -73,14 +84,18 @@ class Seals:
     def without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
         end_all(os.getpid(), self.marks)
         view = self.chain.look()
-        elapsed_s, given_back_s, _ = self.used_so_far(view)
+        used = self.used_so_far(view)
         self.chain.attempt = view.attempt
         body = Sealed(
             submissions=tuple(s.submission_id for s in view.accepted()),
             ended_by=ended_by,
             exit_code=None,
-            elapsed_s=elapsed_s,
-            given_back_s=given_back_s,
+            elapsed_s=used.elapsed_s,
+            given_back_s=used.given_back_s,
+            gpu_hours=used.gpu_s / HOUR_S,
+            driver=self.driver_use(),
+            exit_codes=used.progress.exit_codes,
+            reprompts=used.progress.reprompts,
             refused=len(view.refused()),
             fault=fault,
             reason=reason,

@@ -113,9 +113,16 @@ class Workspace:
             raise Refused("path_outside", f"model_path lies in {parts[0]}/", "save checkpoints under output/")
         return parts
 
+    def write_text(self, name: str, text: str) -> bool:
+        """Writes a text file whole or not at all into the workspace; False if it can't."""
+        return self._write(None, name, text.encode("utf-8", "backslashreplace"))
+
     def write(self, folder: str | None, name: str, value: Any) -> bool:
         """Writes a JSON file whole or not at all into a first-level folder (or the workspace); False if it can't."""
-        data = memoryview(readable_json(value))
+        return self._write(folder, name, readable_json(value))
+
+    def _write(self, folder: str | None, name: str, content: bytes) -> bool:
+        data = memoryview(content)
         try:
             fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
         except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.sandbox.levels import LEVELS, Level
-from autorl_hpc.sandbox.plan import Plan, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.sandbox.probing import cuda_works, probe
 from autorl_hpc.states import Network, SandboxLevel
 
@@ -67,7 +67,7 @@ def plan(tmp_path: Path) -> Plan:
         devices=tuple(devices()),
         masked=tuple(slurm_programs(outer)),
         socket_folder=str(tmp_path / "socket"),
-        port=45321,
+        ways=((45321, SOCKET_NAME),),
     )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from driver_server import DriverServer, Turn
 from helpers import PATIENCE_S, SUBMITS_ONE, Cluster
 
 from autorl_hpc.errors import AutorlError
@@ -22,7 +26,18 @@ from autorl_hpc.sandbox import apptainer, mounts, sockets
 from autorl_hpc.sandbox import plan as plans
 from autorl_hpc.sandbox.choose import choose
 from autorl_hpc.sandbox.levels import LEVELS, Level, level
-from autorl_hpc.sandbox.plan import Plan, below, carved, devices, lay_way_out, outermost, slurm_programs, software
+from autorl_hpc.sandbox.plan import (
+    DRIVER_SOCKET_NAME,
+    SOCKET_NAME,
+    Plan,
+    below,
+    carved,
+    devices,
+    lay_way_out,
+    outermost,
+    slurm_programs,
+    software,
+)
 from autorl_hpc.sandbox.probing import Findings, probe
 from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
 from autorl_hpc.supervise.confining import Confinement
@@ -48,7 +63,7 @@ def plan(tmp_path: Path) -> Plan:
         devices=tuple(devices()),
         masked=tuple(slurm_programs(outer)),
         socket_folder=str(tmp_path / "socket"),
-        port=29561,
+        ways=((29561, SOCKET_NAME), (29563, DRIVER_SOCKET_NAME)),
     )
 
 
@@ -229,6 +244,49 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
 
 
 @pytest.mark.parametrize("name", CONFINING)
+def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, plan: Plan) -> None:
+    found = usable(name, plan)
+    ports = [port for port, _ in plan.ways]
+    with contextlib.ExitStack() as stack:
+        for port, socket_name in plan.ways:
+            if name is SandboxLevel.LANDLOCK:  # no network of its own: bridge and gateway are at these very ports
+                stack.enter_context(_says(socket.create_server(("127.0.0.1", port)), socket_name))
+            else:
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(f"{plan.socket_folder}/{socket_name}")
+                listener.listen()
+                stack.enter_context(_says(listener, socket_name))
+        stack.enter_context(_says(socket.create_server(("127.0.0.1", 29000)), "another service"))
+        code = (
+            "import socket, sys\n"
+            "for port in sys.argv[1:]:\n"
+            "    try: print(socket.create_connection(('127.0.0.1', int(port)), 5).recv(50).decode())\n"
+            "    except OSError: print('nobody')\n"
+        )
+        done = inside(found, plan, sys.executable, "-I", "-c", code, *map(str, [*ports, 29000]))
+    assert done.stdout.splitlines() == [SOCKET_NAME, DRIVER_SOCKET_NAME, "nobody"], done.stderr
+
+
+@contextlib.contextmanager
+def _says(listener: socket.socket, word: str) -> Iterator[None]:
+    """A server that says one word to everyone."""
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    client.sendall(word.encode())
+
+    threading.Thread(target=answer, daemon=True).start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@pytest.mark.parametrize("name", CONFINING)
 def test_no_descriptor_of_ours_leaks(name: SandboxLevel, plan: Plan) -> None:
     found = usable(name, plan)
     done = inside(
@@ -365,13 +423,49 @@ LOOKS = (
 )
 
 
+ASKS = r"""
+python3 - <<'END' > code/asked
+import json, os, urllib.error, urllib.request
+def ask(url, key):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers), timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return "nobody"
+url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+print(json.dumps([ask(url, key), ask(url, "another"), ask("DRIVER", "the-key"), ask("DRIVER", key)]))
+END
+cat KEYFILE /proc/*/environ > code/key 2>&1
+"""
+
+
 @pytest.mark.parametrize("name", CONFINING)
-def test_an_agent_works_inside_and_submits(cluster: Cluster, plan: Plan, name: SandboxLevel) -> None:
+def test_an_agent_works_inside_asks_its_driver_and_submits(
+    cluster: Cluster, plan: Plan, name: SandboxLevel, tmp_path: Path
+) -> None:
     usable(name, plan)
-    run_id = cluster.sealed_run(LOOKS + SUBMITS_ONE.split("\n", 1)[1], sandbox={"level": str(name), "network": "none"})
+    (tmp_path / "key").write_text("the-key")
+    (tmp_path / "key").chmod(0o600)
+    with _free_server([Turn("hello")], "the-key") as server:
+        asks = ASKS.replace("DRIVER", server.url).replace("KEYFILE", str(tmp_path / "key"))
+        run_id = cluster.sealed_run(
+            LOOKS + asks + SUBMITS_ONE.split("\n", 1)[1],
+            agent={"driver": {"dialect": "openai-chat"}},
+            matrix={"driver": "d"},
+            drivers={"d": {"kind": "api", "url": server.url, "model": "m", "key_file": str(tmp_path / "key")}},
+            sandbox={"level": str(name), "network": "driver"},
+        )
+        assert len(server.conversations) == 1
     view, workspace = cluster.view(run_id), cluster.workspace(run_id)
     (used,) = view.sandboxes
-    assert (used.level, used.network, used.attempt) == (name, Network.NONE, 1)
+    assert (used.level, used.network, used.attempt) == (name, Network.DRIVER, 1)
+    assert json.loads((workspace / "code" / "asked").read_text()) == [200, 401, "nobody", "nobody"]
+    assert "the-key" not in (workspace / "code" / "key").read_bytes().decode(errors="replace")
+    assert view.sealed is not None and view.sealed.driver is not None and view.sealed.driver.calls == 1
     assert [submission.status for submission in view.submissions.values()] == ["accepted"]
     seen = (workspace / "code" / "seen").read_text()
     assert ("question" not in seen and "Read-only file system" in seen) or "Permission denied" in seen
@@ -380,6 +474,14 @@ def test_an_agent_works_inside_and_submits(cluster: Cluster, plan: Plan, name: S
         ["/tmp", "yes"] if name is not SandboxLevel.LANDLOCK else [str(workspace / ".tmp")]
     )
     assert not (cluster.root.model("autorl/tiny") / "x").exists() and not Path("/tmp/mine").exists()
+
+
+def _free_server(turns: list[Turn], key: str) -> DriverServer:
+    """At a port that the kernel gives to nobody who asks for any: those are open at level landlock."""
+    for port in range(21000, 29000):
+        with contextlib.suppress(OSError):
+            return DriverServer(turns, key=key, port=port)
+    raise OSError("no free port")
 
 
 def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(cluster: Cluster) -> None:

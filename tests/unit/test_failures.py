@@ -301,6 +301,9 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
         K.BUDGET_OUT,
     ),
     ("memory", nothing(ended_by=EndedBy.OUT_OF_MEMORY), K.BUDGET_OUT),
+    ("no money left", nothing(ended_by=EndedBy.COST, reason="the driver cost used up: $5.01 of $5.00"), K.BUDGET_OUT),
+    ("no tokens left", nothing(ended_by=EndedBy.TOKENS), K.BUDGET_OUT),
+    ("no GPU-hours left", nothing(ended_by=EndedBy.GPU_HOURS), K.BUDGET_OUT),
     ("it gave up", nothing(), K.NO_SUBMISSION),
     (
         "it trained, collapsed, and submitted nothing",

@@ -156,6 +156,17 @@ RECORDS: list[Strict] = [
         reason="limit of the look: time",
     ),
     ledger.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
+    ledger.Sealed(
+        submissions=(),
+        ended_by=EndedBy.TOKENS,
+        exit_code=None,
+        elapsed_s=60.0,
+        given_back_s=1.0,
+        gpu_hours=0.5,
+        driver=ledger.DriverUse(tokens_in=10, tokens_out=1, tokens_cached=4, cost_usd=0.25, calls=1, refused=2),
+        exit_codes=(0, None),
+        reprompts=1,
+    ),
     ledger.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
     exchange.QueueEntry(
         kind=QueueKind.BASELINE, task="arithmetic", base_model="autorl/tiny", recipe_hash=HASH, split=Split.REPORT
@@ -174,6 +185,20 @@ RECORDS: list[Strict] = [
     ),
     exchange.Trouble(entry="f-run--000001", failures=3, fault=Fault.GRADER, problem="no key", grader="g"),
     exchange.Clock(attempt=1, elapsed_s=1e-9, host="node1", pid=1),
+    exchange.Clock(
+        attempt=2,
+        elapsed_s=60.0,
+        gpus=2,
+        gpu_s=120.0,
+        progress=exchange.Progress(
+            exit_codes=(None, 0),
+            warnings=(exchange.BudgetWarning(budget="tokens", percent=100, elapsed_s=59.5, says="used up"),),
+            out_of=EndedBy.TOKENS,
+            out_at_s=59.5,
+        ),
+        host="node1",
+        pid=1,
+    ),
     exchange.Baseline(
         key=HASH,
         task="arithmetic",

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.files.events import append_event
+from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.report import pages
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.digest import Library, digest
@@ -80,7 +81,9 @@ def whole(tree: Tree, words: str = "a note") -> RunSummary:
     make.add(run, "trace", make.event(10.0, "usage", tokens_in=1_500_000, tokens_out=50, cost_usd=1.25, model=words))
     make.add(run, "usage", make.usage(5.0, 1.0, (0.5,)), make.usage(10.0, 6.0, (0.7,)))
     make.add(run, "processes", make.process(20.0, words))
-    found = digest(run.seal(600.0).close(outcomes(100, range(45))).dir, Library())
+    use = DriverUse(tokens_in=1400, tokens_out=100, cost_usd=1.25, calls=3)
+    run.seal(600.0, gpu_hours=0.5, driver=use, exit_codes=(3, 0), reprompts=1)
+    found = digest(run.close(outcomes(100, range(45))).dir, Library())
     lines = shown_lines([EvidenceLine(where=words, says=words)])
     route = RouteTold(planned=Route.GRPO, executed=Route.SFT, planned_by=lines, executed_by=lines)
     failure = Failure(kind=FailureKind.REWARD_OR_DATA, evidence=lines)
@@ -99,6 +102,11 @@ def test_the_page_tells_the_story(tree: Tree) -> None:
         "rl-only: not kept",
         "Why it did not help: reward or data design",
         "without human help",
+        "time 10 min of 20 min",
+        "GPU-hours 0.50 no limit",
+        "driver tokens 1,500 no limit",
+        "driver cost 1.25 USD no limit",
+        "starts 2 1 after an end of its own with budget left",
         "valid_submission_rate 33 %",
         f"monotonic_ratio {UNKNOWN}",
         "last_submit_gap 6.7 min",

@@ -13,10 +13,14 @@ from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 OUT_OF_BUDGET = {
     EndedBy.BUDGET: "its time was used up",
+    EndedBy.GPU_HOURS: "its GPU-hours were used up",
+    EndedBy.TOKENS: "its driver's tokens were used up",
+    EndedBy.COST: "the money for its driver was used up",
     EndedBy.OUT_OF_MEMORY: "more memory than its budget",
     EndedBy.DISK: "more disk than its budget",
     EndedBy.PROCESSES: "more processes than its budget",
 }
+OTHER_CURRENCIES = (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST)
 
 CAUSES: tuple[tuple[FailureKind, Callable[[RunFacts | IterationFacts], tuple[EvidenceLine, ...] | None]], ...] = (
     (FailureKind.STATIC_SHORTCUT, rules.static_shortcut),
@@ -100,6 +104,8 @@ def _without_submission(facts: RunFacts) -> Failure | None:
         return cause
     if facts.ended_by in OUT_OF_BUDGET:
         says = f"{OUT_OF_BUDGET[facts.ended_by]} ({facts.elapsed_s:.0f} of {facts.budget_s:.0f} s) before anything was submitted"
+        if facts.ended_by in OTHER_CURRENCIES and facts.reason:
+            says += f": {clean(facts.reason, 200)}"
         return _failure(FailureKind.BUDGET_OUT, (EvidenceLine(where="ledger: sealed", says=says),))
     return _failure(
         FailureKind.NO_SUBMISSION, (EvidenceLine(where="ledger: sealed", says="no submission was accepted"),)

@@ -1,0 +1,438 @@
+"""Budgets in all currencies, warnings, the last grace, reprompts: agents that call a driver through their run's gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_server import DriverServer, Turn
+from helpers import VARIANTS, Cluster, alive, wait_for
+
+from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.records.exchange import Progress
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.ledger import DriverUse
+from autorl_hpc.states import EndedBy
+from autorl_hpc.supervise.budget import BudgetClock, Used
+from autorl_hpc.supervise.environment import driver_environment
+from autorl_hpc.supervise.gpus import gpus_of_job
+from autorl_hpc.supervise.limits import Limits
+
+KEY = "the-real-key-of-the-driver"
+TOKENS = 100
+"""Of each answer, request included: at 10 dollars a million a tenth of a cent."""
+
+CALLS = (
+    "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"
+    + VARIANTS
+    + r"""
+cat > code/call.py <<'END'
+import json, os, sys, time, urllib.error, urllib.request
+def call(text="hello"):
+    body = {"model": os.environ["AUTORL_DRIVER_MODEL"], "messages": [{"role": "user", "content": text}]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", data=json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+def calls(count):
+    for _ in range(count):
+        status, answer = call()
+        with open("code/statuses", "a") as file:
+            file.write(f"{status}\n")
+        if status != 200:
+            with open("code/refusal", "w") as file:
+                json.dump(answer, file)
+            return
+def grace():
+    while True:
+        with open("time.json") as file:
+            if (told := json.load(file))["grace"]:
+                return told
+        time.sleep(0.05)
+END
+does() { PYTHONPATH=code python3 -c "from call import *; $1"; }
+"""
+)
+"""An agent's beginning: `does 'calls(3)'` asks the driver three times."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[DriverServer]:
+    with DriverServer(lambda _: Turn("hello", tokens_in=90, tokens_out=10), key=KEY) as server:
+        yield server
+
+
+def drivers(driver: DriverServer, tmp_path: Path, **fields: Any) -> dict[str, Any]:
+    """The `drivers` of an experiment."""
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    return {"d": {"kind": "api", "url": driver.url, "model": "m", "key_file": str(key), **fields}}
+
+
+def prepare(cluster: Cluster, driver: DriverServer, script: str, fields: Any = None, **changes: Any) -> str:
+    """An experiment of one run whose agent has a driver."""
+    cluster.agent("one", script, driver={"dialect": "openai-chat"}, **(fields or {}))
+    prices = {"price_in": 10.0, "price_out": 10.0}
+    changes["drivers"] = drivers(driver, cluster.root.path.parent, **prices)
+    (run_id,) = cluster.prepare(["one"], **{**changes, "matrix": {"driver": "d", **changes.get("matrix", {})}})
+    return run_id
+
+
+def events(cluster: Cluster, run_id: str, kind: str) -> list[dict[str, Any]]:
+    """The run's events of one kind."""
+    lines = cluster.run_dir(run_id).events.read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def gateways(supervisor: subprocess.Popen[bytes]) -> list[int]:
+    """Living gateways of a supervisor."""
+    tasks = Path(f"/proc/{supervisor.pid}/task").glob("*/children")
+    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [pid for pid in pids if b"autorl_hpc.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(pid)]
+
+
+# ---------------------------------------------------------------- one part of the budget used up
+
+
+def test_tokens_out_closes_the_driver_and_ends_an_agent_that_never_submits(
+    cluster: Cluster, driver: DriverServer
+) -> None:
+    run_id = prepare(
+        cluster,
+        driver,
+        CALLS + "env > code/env\ndoes 'calls(100)'\nsleep 600\n",
+        budget={"wall_clock": "60s", "tokens": 10 * TOKENS},
+    )
+    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    sealed, code = cluster.view(run_id).sealed, cluster.workspace(run_id) / "code"
+    assert sealed is not None and sealed.driver is not None
+    assert (sealed.ended_by, sealed.fault, sealed.submissions) == (EndedBy.TOKENS, None, ())
+    assert "driver tokens of the budget used up: 1,000 of 1,000" in str(sealed.reason)
+    assert (sealed.driver.tokens_in, sealed.driver.tokens_out, sealed.driver.calls) == (900, 100, 10)
+    assert sealed.driver.cost_usd == pytest.approx(0.01) and sealed.driver.refused >= 1
+    assert (code / "statuses").read_text().split()[:10] == ["200"] * 10 and (code / "refusal").exists()
+    assert len(driver.conversations) == 10, "what is refused never reaches the driver"
+    shown = [{name.lower(): value for name, value in asked.headers.items()} for asked in driver.asked]
+    assert {headers["authorization"] for headers in shown} == {f"Bearer {KEY}"}
+    assert KEY not in (code / "env").read_text()
+
+    told = [(event["budget"], event["percent"]) for event in events(cluster, run_id, "budget_warning")]
+    assert [percent for budget, percent in told if budget == "tokens"] == [50, 80, 100] or told[-1] == ("tokens", 100)
+    (out,) = events(cluster, run_id, "budget_out")
+    assert out["out_of"] == "tokens" and out["grace_s"] == pytest.approx(3.0, abs=0.2)
+    lines = (cluster.workspace(run_id) / "budget.log").read_text().splitlines()
+    assert lines[-2].endswith("the driver tokens of the budget used up: 1,000 of 1,000")
+    assert "the driver answers no more; 3 s are left to submit" in lines[-1]
+    assert [event["ended_by"] for event in events(cluster, run_id, "agent_ended")] == ["tokens"]
+    assert not gateways_left(cluster)
+
+
+def gateways_left(cluster: Cluster) -> list[int]:
+    """Gateways that outlived their supervisors."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and alive(int(name)):
+            try:
+                parts = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                env = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if b"autorl_hpc.gateway" in parts and str(cluster.share).encode() in env:
+                found.append(int(name))
+    return found
+
+
+def test_cost_out_leaves_a_grace_in_which_a_submission_counts(cluster: Cluster, driver: DriverServer) -> None:
+    script = CALLS + "variants 0 1\ndoes 'calls(100); grace()'\n./submit output/v0 > code/answer\nsleep 600\n"
+    run_id = prepare(cluster, driver, script, budget={"wall_clock": "2m", "cost_usd": 0.004, "tokens": 10**6})
+    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    view = cluster.view(run_id)
+    assert view.sealed is not None and view.sealed.driver is not None
+    assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.COST, (1,))
+    assert view.sealed.driver.cost_usd == pytest.approx(0.004) and view.sealed.driver.calls == 4
+    answer = json.loads((cluster.workspace(run_id) / "code" / "answer").read_text())
+    assert answer["status"] == "accepted"
+    (out,) = events(cluster, run_id, "budget_out")
+    assert view.submissions[1].elapsed_s > view.sealed.elapsed_s - 12, out
+
+
+def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs by the job's own word; no driver, so that the sandbox has one way out and no gateway runs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    script = (
+        CALLS
+        + "env > code/env\nvariants 0 2\n./submit output/v0\n./submit output/v1 > code/second || true\n"
+        + "does 'print(json.dumps(grace()))' > code/told\n"
+        + 'curl -s $GRADING_SERVER_URL/time > code/time || python3 -c "import os, urllib.request as u; '
+        + "print(u.urlopen(os.environ['GRADING_SERVER_URL'] + '/time').read().decode())\" > code/time\nsleep 600\n"
+    )
+    cluster.agent("one", script)
+    budget = {"wall_clock": "100s", "gpu_hours": 20 / 3600, "max_submissions": 1}
+    (run_id,) = cluster.prepare(["one"], budget=budget)
+    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    view, code = cluster.view(run_id), cluster.workspace(run_id) / "code"
+    assert view.sealed is not None and view.sealed.driver is None
+    assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.GPU_HOURS, (1,))
+    assert view.sealed.gpu_hours == pytest.approx(2 * view.sealed.elapsed_s / 3600)
+    assert 10.0 <= view.sealed.elapsed_s <= 10.0 + 5.0 + 7.0
+    assert json.loads((code / "second").read_text())["code"] == "too_many_submissions"
+    assert "OPENAI" not in (code / "env").read_text()
+    for name in ("told", "time"):
+        told = json.loads((code / name).read_text())
+        assert told["budgets"]["submissions"] == {"limit": 1, "used": 1, "left": 0}
+        assert told["budgets"]["gpu_hours"]["left"] == 0 and told["grace"]["out_of"] == "gpu_hours"
+        assert told["budgets"]["wall_clock_s"]["left"] > 50
+    assert json.loads((code / "time").read_text())["remaining"] > 50
+    told_of = {event["budget"] for event in events(cluster, run_id, "budget_warning")}
+    assert told_of == {"submissions", "gpu_hours"}
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def test_tokens_and_cost_carry_over_all_attempts(cluster: Cluster, driver: DriverServer) -> None:
+    """A killed supervisor, a preempted one, and one whose agent ends: no token is lost and none is counted twice."""
+    script = CALLS + "does 'calls(2)'\ntouch code/up-$AUTORL_ATTEMPT\n[ $AUTORL_ATTEMPT = 3 ] || sleep 600\nexit 4\n"
+    run_id = prepare(cluster, driver, script, budget={"wall_clock": "100s", "tokens": 1000})
+    for attempt, end in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
+        supervisor = cluster.supervisor(run_id)
+        wait_for((cluster.workspace(run_id) / "code" / f"up-{attempt}").exists, what="the agent's calls")
+        supervisor.send_signal(end)
+        assert supervisor.wait(30) == (75 if end == signal.SIGTERM else -9), cluster.logs()
+        wait_for(lambda: not gateways_left(cluster), what="the gateway's end")
+    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.driver is not None
+    assert sealed.driver.cost_usd == pytest.approx(0.006)
+    assert sealed.driver.model_copy(update={"cost_usd": None}) == DriverUse(tokens_in=540, tokens_out=60, calls=6)
+    assert len(driver.conversations) == 6
+    assert (sealed.ended_by, sealed.starts, sealed.reprompts) == (EndedBy.AGENT_EXIT, 3, 0)
+    assert (sealed.exit_codes[0], sealed.exit_codes[2], sealed.exit_code) == (None, 4, 4)
+    told = [event["percent"] for event in events(cluster, run_id, "budget_warning") if event["budget"] == "tokens"]
+    assert told == [50], "a warning comes once, not once an attempt"
+
+
+def test_a_killed_gateway_is_started_again_at_the_same_place(cluster: Cluster, driver: DriverServer) -> None:
+    script = (
+        CALLS
+        + "does 'calls(1)'\ntouch code/up\nwhile [ ! -e code/killed ]; do sleep 0.05; done\ndoes 'calls(2)'\n"
+        + 'echo "$OPENAI_BASE_URL" > code/url\n'
+    )
+    run_id = prepare(cluster, driver, script)
+    supervisor, code = cluster.supervisor(run_id), cluster.workspace(run_id) / "code"
+    wait_for((code / "up").exists, what="the agent's first call")
+    (gateway,) = gateways(supervisor)
+    os.kill(gateway, signal.SIGKILL)
+    wait_for(lambda: len(events(cluster, run_id, "gateway_started")) == 2, what="the next gateway")
+    (code / "killed").touch()
+    assert supervisor.wait(60) == 0, cluster.logs()
+    assert (code / "statuses").read_text().split() == ["200"] * 3
+    assert len({event["port"] for event in events(cluster, run_id, "gateway_started")}) == 1
+    (crash,) = events(cluster, run_id, "gateway_crashed")
+    assert crash["exit_code"] == -9
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.driver is not None and sealed.driver.calls == 3
+    assert sealed.exit_code == 0
+
+
+def test_another_runs_agent_is_not_let_in(cluster: Cluster, driver: DriverServer) -> None:
+    script = CALLS + 'echo "$OPENAI_BASE_URL $OPENAI_API_KEY" > code/.way && mv code/.way code/way\nsleep 600\n'
+    fields = {"driver": {"dialect": "openai-chat"}}
+    cluster.agent("one", script, **fields)
+    cluster.agent("two", script, **fields)
+    both = cluster.prepare(["one", "two"], drivers=drivers(driver, cluster.root.path.parent), matrix={"driver": "d"})
+    supervisors = [cluster.supervisor(run_id) for run_id in both]
+    ways = []
+    for run_id in both:
+        way = cluster.workspace(run_id) / "code" / "way"
+        wait_for(way.exists, what="the agent")
+        ways.append(way.read_text().split())
+    (first, first_token), (second, second_token) = ways
+    assert first != second and first_token != second_token
+    assert _status(first, second_token) == 401 and _status(second, first_token) == 401 and _status(first, KEY) == 401
+    assert _status(first, first_token) == 200
+    assert len(driver.conversations) == 1
+    for supervisor in supervisors:
+        supervisor.terminate()
+        assert supervisor.wait(30) == 75
+
+
+def _status(url: str, token: str) -> int:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    request = urllib.request.Request(f"{url}/chat/completions", data=body)
+    request.add_header("Authorization", f"Bearer {token}")
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_an_agent_that_ends_early_is_reprompted(cluster: Cluster) -> None:
+    script = 'cd "$WORKSPACE"\ncat > code/told-$AUTORL_START\ntr "\\0" " " < /proc/$PPID/cmdline > code/argv\nexit 3\n'
+    cluster.agent("one", script, prompt=True, resume="resume.sh")
+    folder = cluster._frozen() / "templates" / "agents" / "one"
+    (folder / "resume.sh").write_text(
+        'cd "$WORKSPACE"\ncat > code/told-$AUTORL_START\n[ $AUTORL_START = 3 ] && kill -9 $$\nexit 0\n'
+    )
+    (run_id,) = cluster.prepare(["one"], reprompts=3, matrix={"mode": "rl-only"}, budget={"tokens": 5, "gpu_hours": 2})
+    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    sealed, workspace = cluster.view(run_id).sealed, cluster.workspace(run_id)
+    assert sealed is not None and sealed.ended_by is EndedBy.AGENT_EXIT
+    assert (sealed.starts, sealed.reprompts, sealed.exit_code) == (4, 3, 0)
+    assert sealed.exit_codes[:2] == (3, 0) and sealed.exit_codes[2] in (-9, 137)
+    first = (workspace / "code" / "told-1").read_text()
+    assert first == (workspace / "prompt.md").read_text()
+    assert "reinforcement learning only" in first and "- time: 0.03 hours" in first and "- GPU-hours: 2.00" in first
+    assert "tokens" not in first, "this run has no driver"
+    assert "$" not in first.replace("`$MODEL_PATH`", "")
+    for number in (2, 3, 4):
+        told = (workspace / "code" / f"told-{number}").read_text()
+        assert told.startswith("You ended your work before your budget was used.")
+        assert "0 submissions were accepted" in told and "- time: " in told
+    assert "post-trains" not in (workspace / "code" / "argv").read_text()
+    assert len(events(cluster, run_id, "reprompted")) == 3
+    starts = events(cluster, run_id, "agent_started")
+    assert [event["script"] for event in starts] == ["start.sh", "resume.sh", "resume.sh", "resume.sh"]
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+class Hand:
+    """A budget that the test moves: a clock of 100 s with two GPUs, and a driver."""
+
+    def __init__(self, tmp_path: Path, progress: Progress | None = None, **budget: Any) -> None:
+        self.now_s, self.tokens, self.exhausted = 0.0, 0, None
+        self.submissions = 0
+        self.clock = BudgetClock(
+            tmp_path / "clock.json",
+            Budget(wall_clock_s=100.0, grace_s=4.0, **budget),
+            1,
+            elapsed_s=0.0,
+            given_back_s=0.0,
+            suspended_s=0.0,
+            gpus=2,
+            progress=progress,
+            now=lambda: self.now_s,
+        )
+        self.clock.resume()
+        self.limits = Limits(
+            self.clock,
+            lambda: DriverUse(tokens_in=self.tokens, cost_usd=self.tokens / 1000),
+            lambda: self.exhausted,
+            lambda: self.submissions,
+        )
+
+    def at(self, now_s: float) -> list[tuple[str, int]]:
+        while self.now_s < now_s:  # in steps that are no suspension
+            self.now_s = min(now_s, self.now_s + 20.0)
+            self.clock.tick()
+        return [(warning.budget, warning.percent) for warning in self.limits.look()]
+
+
+def test_warnings_come_once_and_the_grace_follows(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, gpu_hours=1.0)
+    assert [hand.at(each) for each in (10, 49, 50, 51, 96)] == [
+        [],
+        [],
+        [("wall_clock_s", 50)],
+        [],
+        [("wall_clock_s", 95)],
+    ]
+    assert hand.limits.over is None and hand.limits.grace_left_s == 4.0
+    assert hand.at(100) == [("wall_clock_s", 100)]
+    assert hand.limits.out_of is EndedBy.BUDGET and hand.limits.over is None
+    assert hand.limits.told()["grace"] == {"out_of": "budget", "left_s": 4.0}
+    hand.now_s = 104
+    assert hand.limits.over is EndedBy.BUDGET
+
+
+def test_the_first_part_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, tokens=1000, cost_usd=0.5, max_submissions=2)
+    hand.submissions = 2
+    assert hand.at(1) == [("submissions", 100)] and hand.limits.out_of is None
+    hand.tokens = 499
+    assert hand.at(2) == [("cost_usd", 95)]
+    hand.tokens = 1200
+    assert hand.at(3) == [("tokens", 100), ("cost_usd", 100)]
+    assert hand.limits.out_of is EndedBy.TOKENS and hand.limits.over is None
+    hand.now_s = 7.0
+    assert hand.limits.over is EndedBy.TOKENS
+    # The next attempt knows: its agent gets no second grace and no second warning.
+    later = Hand(tmp_path, hand.clock.progress, tokens=1000, cost_usd=0.5, max_submissions=2)
+    later.tokens, later.submissions = 1200, 2
+    assert later.at(7.0) == [] and later.limits.over is EndedBy.TOKENS
+
+
+def test_what_the_gateway_calls_used_up_is_used_up(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, cost_usd=0.5)
+    hand.tokens, hand.exhausted = 480, "cost"
+    assert hand.at(1) == [("cost_usd", 100)] and hand.limits.out_of is EndedBy.COST
+
+
+def test_gpu_seconds_are_those_of_the_job(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, gpu_hours=1.0)
+    hand.now_s = 30.0
+    assert hand.clock.gpu_s == 60.0
+    hand.clock.give_back(10.0)
+    assert hand.clock.gpu_s == 40.0, "waiting for a grader is given back in this currency too"
+    hand.clock.pause()
+    hand.now_s = 90.0
+    assert (hand.clock.elapsed_s, hand.clock.gpu_s) == (30.0, 40.0)
+    after = BudgetClock.after(Used(30.0, 10.0, 0.0, 40.0), tmp_path / "c", hand.clock.budget, 2, gpus=1)
+    assert (after.gpu_s, after.given_back_s) == (40.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("outer", "count"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5e1,MIG-7", "SLURM_JOB_GPUS": "0"}, 2),
+        ({"SLURM_JOB_GPUS": "0-3"}, 4),
+        ({}, 2),
+    ],
+)
+def test_gpus_of_a_job(tmp_path: Path, outer: dict[str, str], count: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert gpus_of_job(outer, str(tmp_path)) == count
+
+
+def test_the_agents_variables_hold_no_key_and_every_dialect_leads_to_the_gateway() -> None:
+    spec = DriverSpec(
+        kind="api",
+        url="https://api.example.org/v1",
+        model="m",
+        key_variable="SOME_KEY",
+        context_tokens=8192,
+        parameters={"temperature": 0.5},
+    )
+    env = driver_environment(spec, "http://127.0.0.1:5", "token")
+    assert {name: value for name, value in env.items() if name.endswith("_KEY")} == dict.fromkeys(
+        ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), "token"
+    )
+    assert {env[name] for name in env if "BASE" in name} == {"http://127.0.0.1:5", "http://127.0.0.1:5/v1"}
+    assert json.loads(env["AUTORL_DRIVER_PARAMETERS"]) == {"temperature": 0.5}
+    assert env["AUTORL_DRIVER_CONTEXT_TOKENS"] == "8192" and "AUTORL_DRIVER_MAX_OUTPUT_TOKENS" not in env
+    assert "api.example.org" not in json.dumps(env)
