@@ -18,7 +18,8 @@ class LineFormat(NamedTuple):
 
 
 LINE_FORMATS = tuple(
-    LineFormat(each.FORMAT, each.knows, each.read) for each in (claude_code, opencode, gemini_cli, mini, codex, openhands)
+    LineFormat(each.FORMAT, each.knows, each.read)
+    for each in (claude_code, opencode, gemini_cli, mini, codex, openhands)
 )
 """In the order in which a line is tried: those that only their own fields show come first."""
 

@@ -93,7 +93,9 @@ def _run(prompt: str, parameters: dict[str, Any], options: Any) -> int:
             return None
         told_once.append(True)
         found = last.unsubmitted(workspace)
-        return NOTHING_YET.format(left=f"{found.relative_to(workspace)} is there" if found else "there is none in output/")
+        return NOTHING_YET.format(
+            left=f"{found.relative_to(workspace)} is there" if found else "there is none in output/"
+        )
 
     first = conversation.saved[1]["content"] if len(conversation.saved) > 1 else ""
     agent = BudgetedAgent(
@@ -109,7 +111,7 @@ def _run(prompt: str, parameters: dict[str, Any], options: Any) -> int:
     if status != "Submitted" or not last.any_accepted(workspace):
         told = last.submit_last(workspace)
         if told is not None:
-            conversation.fail(f"last submission: {told}")
+            conversation.note(f"last submission: {told}")
     return EXIT_CODES.get(status, 1)
 
 

@@ -51,8 +51,14 @@ class Budget:
         parts = []
         if self.left_s is not None:
             parts.append(duration(self.left_s))
-        left = value.get("left") if isinstance(value.get("left"), dict) else {}
-        for key, word in (("gpu_hours", "GPU-hours"), ("tokens", "tokens"), ("cost_usd", "USD"), ("submissions", "submissions")):
+        told = value.get("left")
+        left: dict[str, Any] = told if isinstance(told, dict) else {}
+        for key, word in (
+            ("gpu_hours", "GPU-hours"),
+            ("tokens", "tokens"),
+            ("cost_usd", "USD"),
+            ("submissions", "submissions"),
+        ):
             number = _number(left.get(key))
             if number is not None:
                 shown = f"{number:,.0f}" if key in ("tokens", "submissions") else f"{number:.2f}"

@@ -73,6 +73,10 @@ class Conversation:
         """Tells of a failure; it is no part of the conversation."""
         self._print(error=line)
 
+    def note(self, line: str) -> None:
+        """Tells of something else; neither a failure nor a part of the conversation."""
+        self._print(note=line)
+
     def _append(self, value: dict[str, Any]) -> None:
         assert self._file is not None, "begin() comes first"
         data = memoryview(json.dumps(value).encode() + b"\n")

@@ -76,7 +76,6 @@ class Reply:
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
-    id: str = ""
     model: str = ""
     usage: dict[str, Any] | None = None
 
@@ -259,7 +258,6 @@ def _read_whole(value: Any) -> Reply:
             text=message.get("content") or "",
             calls=[call for call in message.get("tool_calls") or [] if isinstance(call, dict)],
             finish=choice.get("finish_reason"),
-            id=str(value.get("id") or ""),
             model=str(value.get("model") or ""),
             usage=value.get("usage"),
         )
@@ -270,7 +268,8 @@ def _read_whole(value: Any) -> Reply:
 def _read_stream(lines: Iterable[bytes]) -> Reply:
     """Server-sent events put together. A stream without its end is no answer: half a command must not run."""
     deadline = time.monotonic() + REQUEST_S
-    reply, words, calls = Reply(), [], {}
+    reply, words = Reply(), list[str]()
+    calls: dict[int, dict[str, Any]] = {}
     for line in lines:
         if time.monotonic() > deadline:
             raise Passing(f"the answer did not end within {REQUEST_S:.0f} s")
@@ -284,7 +283,6 @@ def _read_stream(lines: Iterable[bytes]) -> Reply:
             error = event["error"] if isinstance(event["error"], dict) else {}
             code = error.get("code")
             raise _failure(code if isinstance(code, int) else 500, data)
-        reply.id = reply.id or str(event.get("id") or "")
         reply.model = reply.model or str(event.get("model") or "")
         reply.usage = event.get("usage") or reply.usage
         for choice in event.get("choices") or []:

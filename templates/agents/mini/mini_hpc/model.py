@@ -33,7 +33,9 @@ Your answer was cut: it reached the limit of output tokens before its command en
 (`cat > file <<'EOF'`, then `cat >> file <<'EOF'`)."""
 REST_LEFT_OUT = "[only the first command of your answer was run: give one at a time]"
 
-_BLOCK = re.compile(r"^[ \t]*```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)\n?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^[ \t]*```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)\n?^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
+)
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)|\A.*?</think>", re.DOTALL)
 
 
@@ -86,8 +88,8 @@ class HttpModel:
         name = f"mini-{len(messages)}"  # drivers' own ids may be empty, or the same each time
         return self._calls(reply, name) if self.config.actions == "tools" else self._block(reply, name)
 
-    def _message(self, reply: Reply, content: str | None, actions: list[dict[str, Any]]) -> Message:
-        response = {"id": reply.id, "model": reply.model or self.config.model_name, "usage": reply.usage}
+    def _message(self, reply: Reply, name: str, content: str | None, actions: list[dict[str, Any]]) -> Message:
+        response = {"id": name, "model": reply.model or self.config.model_name, "usage": reply.usage}
         extra = {"actions": actions, "response": response, "finish_reason": reply.finish, "timestamp": time.time()}
         return {"role": "assistant", "content": content, "extra": extra}
 
@@ -97,14 +99,14 @@ class HttpModel:
         if found is None or not found[1].strip():
             kept = shortened(text, 2000) or "(nothing)"
             said = CUT if reply.finish == "length" else NO_BLOCK
-            raise FormatError(self._message(reply, kept, []), _advice(said))
+            raise FormatError(self._message(reply, name, kept, []), _advice(said))
         # What a model writes behind its command is often an invented output: it must not be read as a real one.
-        message = self._message(reply, text[: found.end()], [{"command": found[1], "tool_call_id": name}])
+        message = self._message(reply, name, text[: found.end()], [{"command": found[1], "tool_call_id": name}])
         message["extra"]["rest_left_out"] = _BLOCK.search(text, found.end()) is not None
         return message
 
     def _calls(self, reply: Reply, name: str) -> Message:
-        message = self._message(reply, _THOUGHT.sub("", reply.text).strip() or None, [])
+        message = self._message(reply, name, _THOUGHT.sub("", reply.text).strip() or None, [])
         calls = [
             SimpleNamespace(id=call.get("id"), function=SimpleNamespace(**_function(call))) for call in reply.calls
         ]

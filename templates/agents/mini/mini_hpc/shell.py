@@ -24,7 +24,14 @@ MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 KEPT_BYTES = 200_000
 """Of an output, from its beginning and from its end; the LLM sees less."""
 
-QUIET = {"PAGER": "cat", "MANPAGER": "cat", "LESS": "-R", "PIP_PROGRESS_BAR": "off", "TQDM_DISABLE": "1", "GIT_PAGER": "cat"}
+QUIET = {
+    "PAGER": "cat",
+    "MANPAGER": "cat",
+    "LESS": "-R",
+    "PIP_PROGRESS_BAR": "off",
+    "TQDM_DISABLE": "1",
+    "GIT_PAGER": "cat",
+}
 """Programs that wait for a key, or draw bars that cost tokens."""
 
 BACKGROUND = (
@@ -74,7 +81,12 @@ class Shell(LocalEnvironment):
                 if by_budget
                 else BACKGROUND
             )
-        told = {"output": output, "returncode": code, "exception_info": why, "extra": {"duration_s": round(time.monotonic() - began, 3)}}
+        told = {
+            "output": output,
+            "returncode": code,
+            "exception_info": why,
+            "extra": {"duration_s": round(time.monotonic() - began, 3)},
+        }
         self._note_repeats(str(action.get("command", "")), told)
         self._check_finished(told)
         return told

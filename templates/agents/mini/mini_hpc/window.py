@@ -169,9 +169,10 @@ def _alternating(view: list[Message]) -> list[Message]:
     """Neighbours of one role as one message: many models' templates take nothing else."""
     made: list[Message] = []
     for sent in view:
-        if made and sent["role"] == made[-1]["role"] and sent["role"] in ("user", "assistant"):
-            if not (sent.get("tool_calls") or made[-1].get("tool_calls")):
-                made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n\n{sent['content']}"}
-                continue
-        made.append(sent)
+        before = made[-1] if made else {}
+        calls = sent.get("tool_calls") or before.get("tool_calls")
+        if sent["role"] == before.get("role") and sent["role"] in ("user", "assistant") and not calls:
+            made[-1] = {**before, "content": f"{before['content']}\n\n{sent['content']}"}
+        else:
+            made.append(sent)
     return made
