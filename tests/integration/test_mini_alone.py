@@ -69,7 +69,8 @@ def test_a_driver_that_fails_in_every_way_that_passes(alone: Alone) -> None:
         say("false"),
         say(DONE),
     ]
-    alone.tell_time(left_s=3000, warnings=["half of the tokens are used"])
+    budgets = {"tokens": {"limit": 10**6, "left": 500_000}, "gpu_hours": {"limit": None, "left": None}}
+    alone.tell_time(left_s=3000, budgets=budgets, warnings=["half of the tokens are used"])
     with DriverServer(script, key="token") as driver:
         code, lines = alone.run(driver.url, AUTORL_DRIVER_PARAMETERS=own_options(command_timeout_s=2))
         bodies = [each.body for each in driver.asked]
@@ -80,7 +81,7 @@ def test_a_driver_that_fails_in_every_way_that_passes(alone: Alone) -> None:
 
     seen = contents(lines, "user")
     assert seen[0] == "Improve the model."
-    assert "\n42\n" in seen[1] and "budget left: 50 min" in seen[1] and "half of the tokens" in seen[1]
+    assert "\n42\n" in seen[1] and "budget left: 50 min, 500,000 tokens]" in seen[1] and "half of the tokens" in seen[1]
     assert "held no command" in seen[2]
     assert "\n1\n2\n" in seen[3] and "99999\n100000" in seen[3] and "left out" in seen[3] and len(seen[3]) < 15_000
     assert "only the first command" in seen[3] and "half of the tokens" not in seen[3]
@@ -230,7 +231,7 @@ def test_the_time_is_over_while_a_command_runs(desk: Alone) -> None:
     with DriverServer([say("touch reached; sleep 300")]) as driver:
         process = desk.start(driver.url)
         wait_for((desk.path / "reached").exists, what="the command")
-        desk.tell_time(left_s=0)
+        desk.tell_time(left_s=1800, grace={"out_of": "gpu_hours", "left_s": 60.0})
         process.communicate(timeout=60)
         assert len(driver.asked) == 1, "it is not asked when the time is over"
     assert process.returncode == 0

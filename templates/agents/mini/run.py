@@ -106,7 +106,11 @@ def _run(prompt: str, parameters: dict[str, Any], options: Any) -> int:
         again=prompt if prompt and prompt != first else INTERRUPTED,
     )
     conversation.begin(driver.model)
-    result = agent.run(prompt or _task(workspace), system_text=_system(options))
+    if os.environ.get("AUTORL_START", "1") == "1":
+        task = prompt or _task(workspace)
+    else:  # started again: the prompt says why, and where nothing was saved the task comes first
+        task = f"{_task(workspace)}\n\n{prompt}".strip()
+    result = agent.run(task, system_text=_system(options))
     status = str(result.get("exit_status"))
     if status != "Submitted" or not last.any_accepted(workspace):
         told = last.submit_last(workspace)
@@ -123,7 +127,7 @@ def _positive(name: str) -> int | None:
 
 
 def _task(workspace: Path) -> str:
-    """Where no prompt came: what lies in the workspace."""
+    """What lies in the workspace."""
     for name in ("prompt.md", "instructions.md"):
         try:
             return (workspace / name).read_text(encoding="utf-8").strip()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 LOOK_EVERY_S = 1.0
-STALE_S = 60.0
-"""A `time.json` that has not changed for so long says nothing any more about whether the time is over."""
+RESERVE_S, RESERVE_SHARE = 90.0, 0.05
+SHOWN = {"gpu_hours": "GPU-hours", "tokens": "tokens", "cost_usd": "USD", "submissions": "submissions"}
+WHOLE = ("tokens", "submissions")
 
 
 class Budget:
@@ -37,46 +38,37 @@ class Budget:
         """Seconds of wall clock."""
         return _number(self.value().get("left_s"))
 
+    @property
+    def reserve_s(self) -> float:
+        """So long before the time is over a command is stopped: enough to submit what there is."""
+        timeout_s = _number(self.value().get("timeout_s"))
+        return RESERVE_S if timeout_s is None else min(RESERVE_S, RESERVE_SHARE * timeout_s)
+
     def over(self) -> str | None:
-        """In words, which budget is used up; None: none is known to be."""
+        """In words, that a part of the budget is used up; None: none is known to be. Only submissions count then."""
         value = self.value()
-        ended = value.get("ended_by") or value.get("exhausted")
-        if ended:
-            return f"the budget is used up: {ended}"
+        grace = value.get("grace")
+        if isinstance(grace, dict):
+            return f"the budget is used up: {grace.get('out_of')}"
         return "the time is over" if self.left_s is not None and self.left_s <= 0 else None
 
     def line(self) -> str:
-        """One line for the LLM: what is left, and warnings that are new."""
+        """One line for the LLM: what is left of each part that is limited, and warnings that are new."""
         value = self.value()
-        parts = []
-        if self.left_s is not None:
-            parts.append(duration(self.left_s))
-        told = value.get("left")
-        left: dict[str, Any] = told if isinstance(told, dict) else {}
-        for key, word in (
-            ("gpu_hours", "GPU-hours"),
-            ("tokens", "tokens"),
-            ("cost_usd", "USD"),
-            ("submissions", "submissions"),
-        ):
-            number = _number(left.get(key))
-            if number is not None:
-                shown = f"{number:,.0f}" if key in ("tokens", "submissions") else f"{number:.2f}"
-                parts.append(f"{shown} {word}")
+        parts = [] if self.left_s is None else [duration(self.left_s)]
+        told = value.get("budgets")
+        budgets = told if isinstance(told, dict) else {}
+        for name, word in SHOWN.items():
+            part = budgets.get(name)
+            left = _number(part.get("left")) if isinstance(part, dict) else None
+            if left is not None:
+                parts.append(f"{f'{left:,.0f}' if name in WHOLE else f'{left:.2f}'} {word}")
         text = f"[budget left: {', '.join(parts)}]" if parts else ""
         warnings = value.get("warnings")
         if isinstance(warnings, list) and len(warnings) > self._told:
-            new = [_words(warning) for warning in warnings[self._told :]]
+            text += f"\n[warning: {'; '.join(str(each) for each in warnings[self._told :])}]"
             self._told = len(warnings)
-            text += f"\n[warning: {'; '.join(new)}]"
         return text.strip()
-
-
-def _words(warning: Any) -> str:
-    if isinstance(warning, dict):
-        text = warning.get("text") or warning.get("message")
-        return str(text) if text else ", ".join(f"{key} {value}" for key, value in warning.items())
-    return str(warning)
 
 
 def _number(value: Any) -> float | None:

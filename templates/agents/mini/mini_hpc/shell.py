@@ -17,8 +17,6 @@ from mini_hpc.budget import Budget, duration
 
 POLL_S = 0.1
 TERM_S = 3.0
-LAST_S = 90.0
-"""A command is stopped so long before the time is over: enough to submit what there is."""
 MIN_S = 10.0
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 KEPT_BYTES = 200_000
@@ -70,9 +68,9 @@ class Shell(LocalEnvironment):
         """Runs one command. Raises minisweagent's `Submitted` when it says that the work is done."""
         limit_s = float(timeout or self.config.timeout)
         left_s = self.budget.left_s
-        by_budget = left_s is not None and left_s - LAST_S < limit_s
+        by_budget = left_s is not None and left_s - self.budget.reserve_s < limit_s
         if by_budget and left_s is not None:
-            limit_s = max(MIN_S, left_s - LAST_S)
+            limit_s = max(MIN_S, left_s - self.budget.reserve_s)
         began = time.monotonic()
         output, code, why = self._run(str(action.get("command", "")), cwd or self.config.cwd, limit_s)
         if why == "time":
