@@ -226,15 +226,22 @@ def test_an_llm_that_never_submits_is_told_and_then_helped(desk: Alone) -> None:
     assert [each["model_path"] for each in desk.manifests()] == ["output/v1"]
 
 
-def test_the_time_is_over_while_a_command_runs(desk: Alone) -> None:
+@pytest.mark.parametrize("terminated", [False, True])
+def test_the_budget_is_used_up_while_a_command_runs(desk: Alone, terminated: bool) -> None:
+    """It is seen in time.json; where the grace is too short for that, TERM comes, and a manifest still counts for some seconds."""
     desk.checkpoint("output/v1")
     with DriverServer([say("touch reached; sleep 300")]) as driver:
         process = desk.start(driver.url)
         wait_for((desk.path / "reached").exists, what="the command")
+        if terminated:
+            os.killpg(process.pid, signal.SIGSTOP)  # so that it does not see it before
         desk.tell_time(left_s=1800, grace={"out_of": "gpu_hours", "left_s": 60.0})
+        if terminated:
+            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGCONT)
         process.communicate(timeout=60)
-        assert len(driver.asked) == 1, "it is not asked when the time is over"
-    assert process.returncode == 0
+        assert len(driver.asked) == 1, "it is not asked any more"
+    assert process.returncode == (143 if terminated else 0)
     assert [each["model_path"] for each in desk.manifests()] == ["output/v1"]
 
 

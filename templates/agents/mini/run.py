@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ EXIT_CODES = {
     "RepeatedFormatError": 6,
 }
 WRONG_USE = 2
+TERMINATED = 128 + signal.SIGTERM
 
 CONTEXT_TOKENS = 32_768
 """Where nothing tells the driver's window."""
@@ -25,6 +27,15 @@ OUTPUT_TOKENS = 4096
 NOTHING_YET = """\
 You have submitted no checkpoint that was accepted: your work would count as the base model unchanged. Submit one with `./submit output/NAME`
 ({left}). If nothing can be submitted, give the same command again."""
+
+
+class Terminated(BaseException):
+    """The supervisor ends the run, or the LLM its own process; no Exception, so that nothing on the way takes it for a failure."""
+
+
+def _terminate(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
 
 
 def main() -> int:
@@ -110,8 +121,14 @@ def _run(prompt: str, parameters: dict[str, Any], options: Any) -> int:
         task = prompt or _task(workspace)
     else:  # started again: the prompt says why, and where nothing was saved the task comes first
         task = f"{_task(workspace)}\n\n{prompt}".strip()
-    result = agent.run(task, system_text=_system(options))
-    status = str(result.get("exit_status"))
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status = str(agent.run(task, system_text=_system(options)).get("exit_status"))
+    except Terminated:
+        if Budget(workspace).over():  # read anew; a few seconds are left, in which a manifest still counts
+            last.submit_last(workspace, wait_s=1.0)
+        return TERMINATED
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if status != "Submitted" or not last.any_accepted(workspace):
         told = last.submit_last(workspace)
         if told is not None:

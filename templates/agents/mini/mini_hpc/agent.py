@@ -21,6 +21,7 @@ MAX_FORMAT_ERRORS = 10
 INTERRUPTED = """\
 Your process was interrupted and started again, perhaps on another node. Programs that you left running may be gone; files are as they
 were. Look first: `ps aux | head -30; ./time; ./scores; ls -la output/`. Then go on."""
+ENDED = "You had ended your work here."
 LOST = "<exception>The process was interrupted before this command's outcome was known.</exception>"
 
 
@@ -70,12 +71,12 @@ def _unanswered(messages: list[Message]) -> list[Message]:
     """An answer for each action whose outcome was lost: a driver takes no call without one."""
     answered = {message.get("tool_call_id") or message.get("call_id") for message in messages}
     last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
-    made = []
+    made, text = [], ENDED if messages[-1]["role"] == "exit" else LOST
     for action in (last.get("extra") or {}).get("actions") or []:
         if action["tool_call_id"] not in answered:
             by_tool = bool(last.get("tool_calls"))
             called = {"tool_call_id" if by_tool else "call_id": action["tool_call_id"]}
-            made.append({"role": "tool" if by_tool else "user", **called, "content": LOST, "extra": _now()})
+            made.append({"role": "tool" if by_tool else "user", **called, "content": text, "extra": _now()})
     return made
 
 

@@ -52,13 +52,13 @@ def unsubmitted(workspace: Path) -> Path | None:
     return newest[1] if newest else None
 
 
-def submit_last(workspace: Path) -> str | None:
+def submit_last(workspace: Path, wait_s: float = ACCEPTED_WITHIN_S) -> str | None:
     """Submits it and waits until it is accepted or refused; what came of it, None where there is nothing to submit."""
     folder = unsubmitted(workspace)
     if folder is None or any(answer.get("submissions_left") == 0 for answer in answers(workspace)):
         return None
     name = str(folder.relative_to(workspace))
-    argv = [sys.executable, str(workspace / "submit"), name, "--timeout", f"{ACCEPTED_WITHIN_S:g}"]
+    argv = [sys.executable, str(workspace / "submit"), name, "--timeout", f"{wait_s:g}"]
     try:
         done = subprocess.run(
             [*argv, "--note", "last submission, by mini: newest checkpoint that was not submitted"],
@@ -66,7 +66,7 @@ def submit_last(workspace: Path) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=2 * ACCEPTED_WITHIN_S,
+            timeout=wait_s + ACCEPTED_WITHIN_S,
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:

@@ -124,7 +124,11 @@ class Shell(LocalEnvironment):
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            why = self._wait(process, out, limit_s)
+            try:
+                why = self._wait(process, out, limit_s)
+            finally:
+                if process.poll() is None:
+                    _stop(process)
             return _read(out), process.wait(), why
 
     def _wait(self, process: subprocess.Popen[bytes], out: Path, limit_s: float) -> str:
@@ -138,7 +142,6 @@ class Shell(LocalEnvironment):
             else:
                 why = self.budget.over() or ""
             if why:
-                _stop(process)
                 return why
             time.sleep(POLL_S)
         return ""
