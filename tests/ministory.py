@@ -18,7 +18,8 @@ from autorl_hpc.records.ledger import Submission
 from autorl_hpc.states import EndedBy
 
 KEY = "the-real-key"
-TOKENS_IN, TOKENS_OUT, CALLS = 900, 100, 8
+TOKENS_IN, TOKENS_OUT, CALLS = 3000, 100, 8
+"""More than the gateway takes a request for by its length: it refuses one that is larger than what is left."""
 
 TRAIN = """\
 cat > code/train.py <<'EOF'
