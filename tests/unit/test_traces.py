@@ -133,6 +133,17 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "failures": 1,
         "errors": 1,
     },
+    # 900 + 1000 + 1100 + 1200; three commands, of which one failed. Errors: a 500 that was waited out, an answer without a command.
+    "mini.log": {
+        "in": 4200,
+        "out": 63,
+        "cached": 3000,
+        "cost": None,
+        "calls": 4,
+        "tools": 3,
+        "failures": 1,
+        "errors": 2,
+    },
     # In 10000+50+100, out 500+200+20, calls 3+1.
     "gemini_cli_document.log": {
         "in": 10150,
@@ -232,6 +243,7 @@ def test_a_whole_session_adds_up(run: Run, sample: str) -> None:
         ("opencode.log", "opencode"),
         ("openhands.log", "openhands"),
         ("mini.traj.json", "mini"),
+        ("mini.log", "mini"),
     ],
 )
 def test_the_agents_definition_names_the_format(run: Run, tmp_path: Path, sample: str, name: str) -> None:
@@ -250,7 +262,7 @@ def test_an_unknown_format_is_refused(run: Run) -> None:
 
 def test_all_formats_in_one_log(run: Run) -> None:
     """An agent may call others: each adds its own."""
-    samples = ["claude_code.log", "codex.log", "gemini_cli.log", "opencode.log"]
+    samples = ["claude_code.log", "codex.log", "gemini_cli.log", "opencode.log", "mini.log"]
     for sample in samples:
         run.print((SAMPLES / sample).read_bytes())
     totals = run.once()

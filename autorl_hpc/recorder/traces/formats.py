@@ -18,11 +18,12 @@ class LineFormat(NamedTuple):
 
 
 LINE_FORMATS = tuple(
-    LineFormat(each.FORMAT, each.knows, each.read) for each in (claude_code, opencode, gemini_cli, codex, openhands)
+    LineFormat(each.FORMAT, each.knows, each.read)
+    for each in (claude_code, opencode, gemini_cli, mini, codex, openhands)
 )
 """In the order in which a line is tried: those that only their own fields show come first."""
 
-FORMATS = (*(each.name for each in LINE_FORMATS), mini.FORMAT)
+FORMATS = tuple(each.name for each in LINE_FORMATS)
 
 
 def read_line(value: Any, only: str | None = None) -> tuple[str, list[Told]] | None:

@@ -1,4 +1,5 @@
-"""mini-swe-agent: a trajectory, one JSON document (`*.traj.json`) that is written anew after each step.
+"""mini-swe-agent: a trajectory, one JSON document (`*.traj.json`) that is written anew after each step; and the suite's own
+agent `mini`, which prints the messages of such a trajectory, each in a line: `{"type": "mini", "session": ..., "message": ...}`.
 
 Formats `mini-swe-agent-1.1` (actions and return codes in `extra`) and `mini-swe-agent-1` (a code block in the answer, the
 return code in the next message's text).
@@ -7,6 +8,7 @@ return code in the next message's text).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from autorl_hpc.recorder.traces.told import (
     Table,
@@ -26,6 +28,21 @@ from autorl_hpc.recorder.traces.told import (
 FORMAT = "mini"
 _RETURN_CODE = re.compile(r"\s{0,8}(?:<exception>[^<]{0,500}</exception>\s{0,8})?<returncode>(-?\d{1,5})</returncode>")
 _BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s{0,8}\n([^`]{1,4096})")
+
+
+def knows(line: Table) -> bool:
+    """Whether a line is one of the suite's own agent."""
+    return line.get("type") == FORMAT and isinstance(line.get("session"), str)
+
+
+def read(line: Table) -> list[Told]:
+    """What a line tells: that a process began, a message, or a failure that was waited out."""
+    own, at = name(line.get("session")), wall(line.get("at"))
+    if isinstance(line.get("message"), dict):
+        return [replace(told, session=own, wall=told.wall or at) for told in read_message(line["message"])]
+    if isinstance(line.get("error"), str):
+        return [Told("error", session=own, text=beginning(line["error"]), wall=at)]
+    return [Told("session", session=own, model=name(line.get("model")), wall=at)] if "start" in line else []
 
 
 def is_document(value: object) -> bool:

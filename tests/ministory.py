@@ -1,0 +1,142 @@
+"""A story that a scripted driver plays with `mini` through a whole run: it writes training code, trains the tiny model for real, submits,
+reads the score, ends too early, is prompted again, improves, forgets to submit, and uses up its tokens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from driver_server import Conversation, DriverServer, Turn
+from helpers import VARIANTS, Cluster
+from miniparts import DONE, say
+
+from autorl_hpc.files.trace_totals import add_up, read_events
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.ledger import Submission
+from autorl_hpc.states import EndedBy
+
+KEY = "the-real-key"
+TOKENS_IN, TOKENS_OUT, CALLS = 3000, 100, 8
+"""More than the gateway takes a request for by its length: it refuses one that is larger than what is left."""
+
+TRAIN = """\
+cat > code/train.py <<'EOF'
+import json, random, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+start, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+recipe = json.load(open("run_meta.json"))["recipe"]
+rows = [json.loads(line) for line in open("data/demonstrations.jsonl")]
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[4])
+model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+random.seed(steps)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+
+def tokens(row):
+    prompt = tokenizer(recipe["prompt"].replace("{question}", row["question"]))["input_ids"]
+    answer = tokenizer(" " + row["answer"].strip(), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    return prompt + answer, [-100] * len(prompt) + answer
+
+
+for step in range(steps):
+    batch = [tokens(row) for row in random.sample(rows, 32)]
+    longest = max(len(ids) for ids, _ in batch)
+    ids = torch.tensor([ids + [tokenizer.eos_token_id] * (longest - len(ids)) for ids, _ in batch])
+    labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in batch])
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 10 == 0:
+        print(step, round(loss.item(), 3), flush=True)
+model.save_pretrained(out)
+EOF
+ls -l code"""
+
+
+def score_in(text: str) -> float | None:
+    """What ./submit printed."""
+    found = re.search(r'"score": ([0-9.]+)', text)
+    return float(found[1]) if found else None
+
+
+def engineer(conversation: Conversation, waits: str = "sleep 1; date") -> Turn:
+    """Answers from what it reads alone: one that goes on after an interruption gets the turn that it would have got.
+
+    Args:
+        waits: what it does at the end, until its tokens are used up.
+    """
+    turn, last = conversation.turns, conversation.last
+    if turn == 0:
+        made = say("cat description.md run_meta.json; ls data; ./time", "I look at what is here.")
+    elif turn == 1:
+        made = say(TRAIN, "Supervised fine-tuning on the demonstrations first.")
+    elif turn == 2:
+        made = say(
+            'python3 code/train.py "$MODEL_PATH" output/v1 20 "$MODEL_PATH" > output/v1.log 2>&1 & '
+            "wait; tail -n 2 output/v1.log; ./submit output/v1 --wait --note 'sft, 20 steps'",
+            "A short training, submitted early.",
+        )
+    elif turn == 3:
+        made = say(DONE, f"That scored {score_in(last)}: enough.")
+    elif turn == 4:
+        assert "You ended your work before your budget was used" in last, last
+        made = say(
+            'python3 code/train.py output/v1 output/v2 30 "$MODEL_PATH" && ./submit output/v2 --wait',
+            "Then I train on from it.",
+        )
+    elif turn == 5:
+        assert score_in(last) is not None, last
+        made = say(
+            VARIANTS.replace('os.environ["MODEL_PATH"]', '"output/v2"') + "variants 3 1; ls output",
+            f"Now {score_in(last)}. I make another one and forget to submit it.",
+        )
+    else:
+        made = say(waits, "I wait for nothing, until the tokens are used up.")
+    return replace(made, tokens_in=TOKENS_IN, tokens_out=TOKENS_OUT)
+
+
+def experiment(driver: DriverServer, folder: Path) -> dict[str, Any]:
+    """The story's fields of an experiment."""
+    key = folder / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    told = {"kind": "api", "url": driver.url, "model": "scripted", "key_file": str(key), "context_tokens": 16_000}
+    return {
+        "matrix": {"task": "mini", "driver": "scripted"},
+        "drivers": {"scripted": told},
+        "budget": {"wall_clock": "20m", "tokens": CALLS * (TOKENS_IN + TOKENS_OUT)},
+        "reprompts": 1,
+        "sandbox": {"level": "auto"},
+    }
+
+
+def assert_told(cluster: Cluster, run_id: str) -> None:
+    """The run went as the story says, and the record tells it so."""
+    log = cluster.run_dir(run_id).agent_log.read_text()
+    view = cluster.view(run_id)
+    assert view.sealed is not None and view.sealed.ended_by is EndedBy.TOKENS, log[-4000:]
+    assert [each.model_path for each in view.submissions.values()] == ["output/v1", "output/v2", "output/v3"]
+    assert view.sealed.reprompts == 1 and view.sealed.exit_codes[-1] == 0
+    scores = [_score(view, each) for each in view.submissions.values()]
+    base = next(answer["baseline_score"] for answer in cluster.answers(run_id) if answer["baseline_score"] is not None)
+    assert min(scores) > base + 10.0, (base, scores)
+
+    totals = add_up(read_events(cluster.run_dir(run_id).recorded("trace")))
+    told = (totals.tokens_in, totals.tokens_out, totals.driver_calls, totals.tool_calls)
+    assert told == (CALLS * TOKENS_IN, CALLS * TOKENS_OUT, CALLS, CALLS), "as the driver counted them"
+    assert view.sealed.driver is not None and view.sealed.driver.tokens_in == CALLS * TOKENS_IN
+    assert totals.errors == 0 and len(totals.sessions) == 1, "the same conversation over all starts"
+    assert "You had ended your work here." in log and KEY not in log
+
+
+def _score(view: RunView, submission: Submission) -> float:
+    score = view.score_of(submission)
+    assert score is not None and score.evaluation.score is not None
+    return score.evaluation.score
