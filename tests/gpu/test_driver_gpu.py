@@ -1,0 +1,127 @@
+"""A real `vllm serve` by the driver job's code, asked through the real gateway. Needs a GPU and vllm; skips by name elsewhere.
+
+    AUTORL_TEST_DRIVER_MODEL=/path/to/SmolLM2-135M-Instruct pytest tests/gpu/test_driver_gpu.py -s
+
+The model is a folder as `stage NAME --from` takes it; without the variable the tiny model is served, which speaks no sense but speaks.
+$AUTORL_VLLM names the program, where it is not beside this Python or on PATH. On the CPU build of vLLM: AUTORL_TEST_DRIVER_CPU=1.
+Prints how long the server took to answer, the first byte's delay through the gateway, and how long it took to come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateways import TOKEN, GatewayProcess
+from helpers import Cluster, alive, wait_for
+
+from autorl_hpc.drivers.command import PROGRAM_VARIABLE
+from autorl_hpc.files.driver_keys import read_key
+from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
+from autorl_hpc.records.driver import DriverEndpoint
+from autorl_hpc.sandbox.probing import cuda_works
+
+ON_CPU = os.environ.get("AUTORL_TEST_DRIVER_CPU") == "1"
+MODEL = os.environ.get("AUTORL_TEST_DRIVER_MODEL")
+VLLM = os.environ.get(PROGRAM_VARIABLE) or shutil.which(
+    "vllm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+)
+pytestmark = [
+    pytest.mark.skipif(VLLM is None, reason="no vllm here"),
+    pytest.mark.skipif(not ON_CPU and not cuda_works(), reason="no GPU here"),
+    pytest.mark.timeout(1800),
+]
+START_S = 900.0
+"""Imports, weights, graphs: 45 s on an H100 with a small model, minutes on a busy CPU."""
+
+NAME = "own/driver"
+
+
+@pytest.fixture
+def world(staged: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """A root with the model staged, and a driver of it."""
+    made = Cluster(staged, tmp_path)
+    source = Path(MODEL) if MODEL else made.root.model("autorl/tiny")
+    made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path), timeout_s=300)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def ready(world: Cluster, after: int = 0) -> DriverEndpoint:
+    """The endpoint, once it has been started more often than that."""
+    watch = EndpointWatch(world.experiment.driver_endpoint("local"))
+
+    def look() -> DriverEndpoint | None:
+        found = watch.ready()
+        assert watch.last is None or watch.last.state != "failed", watch.last
+        return found if found is not None and found.starts > after else None
+
+    found: DriverEndpoint = wait_for(look, START_S, "vllm to answer")
+    return found
+
+
+def asked(gateway: GatewayProcess, **fields: Any) -> tuple[int, bytes, float]:
+    """Status, body, and seconds to the first byte of a question."""
+    messages = [{"role": "user", "content": "Say a word."}]
+    body = json.dumps({"model": NAME, "messages": messages, "max_tokens": 16, "temperature": 0, **fields})
+    connection = gateway.connect()
+    begun = time.monotonic()
+    connection.request(
+        "POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    )
+    answer = connection.getresponse()
+    first = answer.read(1)
+    first_s = time.monotonic() - begun
+    return answer.status, first + answer.read(), first_s
+
+
+def test_vllm_is_served_asked_through_the_gateway_and_comes_back(world: Cluster, tmp_path: Path) -> None:
+    args = ["--enforce-eager"] + ([] if ON_CPU else ["--gpu-memory-utilization=0.3"])
+    drivers = {
+        "local": {"kind": "vllm", "model": NAME, "gpus": 0 if ON_CPU else 1, "context_tokens": 512, "args": args}
+    }
+    world.prepare(["null"], matrix={"driver": "local"}, drivers=drivers)
+    begun = time.monotonic()
+    job = world.start("job", "driver", str(world.experiment.path), "local")
+    one = ready(world)
+    print(f"\nvllm answered after {time.monotonic() - begun:.1f} s at {one.url}")
+    key_file = world.experiment.driver_key("local")
+    endpoint = str(world.experiment.driver_endpoint("local"))
+    upstream = {"endpoint_file": endpoint, "key_file": str(key_file), "timeout_s": 300, "retries": 2}
+    gateway = GatewayProcess(tmp_path, upstream, model=NAME)
+    try:
+        status, body, _ = asked(gateway)
+        assert status == 200, (body, world.experiment.driver_log("local").read_text()[-3000:])
+        answer = json.loads(body)
+        assert answer["model"] == NAME and answer["choices"][0]["message"]["role"] == "assistant"
+        status, body, first_s = asked(gateway, stream=True, stream_options={"include_usage": True})
+        assert status == 200 and body.rstrip().endswith(b"data: [DONE]"), body
+        totals = gateway.totals(2)
+        assert totals["tokens_in"] >= 2 * answer["usage"]["prompt_tokens"] > 0 and totals["tokens_out"] >= 2
+        print(f"first byte of a stream through the gateway after {first_s * 1000:.0f} ms; totals {totals}")
+        servers = [pid for pid in world.processes_here() if b"serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        key = read_key(key_file)
+        assert servers and not any(key.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in servers)
+        killed_at = time.monotonic()
+        os.kill(servers[0], signal.SIGKILL)
+        two = ready(world, after=one.starts)
+        assert asked(gateway)[0] == 200, "the gateway finds it at its new port"
+        print(f"killed, it answered again after {time.monotonic() - killed_at:.1f} s at {two.url}")
+        job.terminate()
+        assert job.wait(120) == 0
+        wait_for(lambda: not any(alive(pid) for pid in servers), 60, "no server to be left")
+        told = read_endpoint(world.experiment.driver_endpoint("local"))
+        assert told is not None and told.state == "ended"
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()

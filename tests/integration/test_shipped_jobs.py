@@ -1,0 +1,143 @@
+"""Experiments that ship go through `launch --dry-run` on a cluster's profile: everything but the size of tasks and models is theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from autorl_hpc import cli
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.share import share
+from autorl_hpc.tasks.loader import load_task
+
+KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")
+SECRET = "sk-of-the-tests-0123456789"
+PROFILE = {
+    "name": "mine",
+    "partition": "gpu",
+    "agent": {"gpus": 2, "cpus": 8, "memory": "64G"},
+    "driver": {"gpus": 1, "cpus": 4, "memory": "32G"},
+}
+
+
+@pytest.fixture
+def root(staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """A root with the tiny task and model, and every key set."""
+    made = Root(tmp_path / "root")
+    for part in ("store", "vault"):
+        shutil.copytree(staged / part, made.path / part)
+    clusters = tmp_path / "clusters"
+    clusters.mkdir()
+    (clusters / "mine.yaml").write_text(yaml.safe_dump(PROFILE))
+    monkeypatch.setenv("AUTORL_CLUSTERS_PATH", str(clusters))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # a Slurm on this host, with or without its daemons, is not asked
+    (tmp_path / ".config" / "autorl-hpc").mkdir(parents=True)
+    for name in KEYS:
+        monkeypatch.setenv(name, SECRET)
+    return made
+
+
+def tiny(root: Root, name: str) -> None:
+    """The tiny model, staged under another name."""
+    folder = root.model(name)
+    shutil.copytree(root.model("autorl/tiny"), folder)
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    (folder / "MANIFEST.json").chmod(0o644)
+    (folder / "MANIFEST.json").write_text(json.dumps({**manifest, "name": name}))
+
+
+def dry_run(root: Root, job: str, *options: str, **changes: Any) -> tuple[dict[str, Any], str]:
+    """Facts and words of a shipped experiment's dry run; its tasks are arithmetic, its models the tiny one under their names."""
+    given = yaml.safe_load((share("jobs") / f"{job}.yaml").read_text())
+    names = given["matrix"]["task"]
+    for task in [names] if isinstance(names, str) else names:
+        assert load_task(task).name == task
+    models = given["matrix"]["base_model"]
+    served = [driver["model"] for driver in given.get("drivers", {}).values() if driver["kind"] == "vllm"]
+    for model in ([models] if isinstance(models, str) else models) + served:
+        tiny(root, model)
+    given["matrix"]["task"] = "arithmetic"
+    path = root.path / f"{job}.yaml"
+    path.write_text(yaml.safe_dump({**given, **changes}))
+    said = []
+    for form in ([], ["--json"]):
+        done = CliRunner().invoke(
+            cli.app, ["launch", str(path), "--dry-run", "--root", str(root.path), *options, *form]
+        )
+        assert done.exit_code == 0, done.output
+        assert SECRET not in done.output
+        said.append(done.stdout)
+    assert not root.runs.exists(), "a dry run made something"
+    facts: dict[str, Any] = json.loads(said[1])
+    return facts, said[0]
+
+
+def test_paper_matrix(root: Root) -> None:
+    facts, words = dry_run(root, "paper-matrix", "--cluster", "mine")
+    # 3 seeds x (opencode with one base model; claude-code, codex, gemini-cli with two)
+    assert len(facts["runs"]) == 3 * (1 + 3 * 2)
+    by_name = {row["name"]: row for row in facts["drivers"]}
+    assert {name: row["runs"] for name, row in by_name.items()} == {"claude-opus": 6, "gpt": 9, "gemini-flash": 6}
+    assert by_name["gpt"]["cost_usd_at_most"] == 9 * 50
+    assert "driver gpt (api, gpt-5.4), 9 runs: costs at most 450.00 US dollars" in words
+    assert facts["agent_gpu_hours"] == 21 * 12 * 2
+
+
+def test_airgapped(root: Root) -> None:
+    pytest.importorskip("minisweagent", reason="without the extra `mini`")
+    facts, words = dry_run(root, "airgapped", "--cluster", "mine")
+    (row,) = facts["drivers"]
+    assert (row["tokens_at_most"], row["gpus"], row["gpu_hours"]) == (60_000_000, 2, 8.0)
+    assert "at most 60,000,000 tokens; its job has 2 GPUs, about 8.0 GPU-hours while agents run" in words
+    scripts = {job["role"]: job["script"] for job in facts["jobs"]}
+    driver, agents = scripts["driver-coder"], scripts["agents"]
+    assert "--gres=gpu:2" in driver and "job driver" in driver and driver.rstrip().endswith("coder")
+    assert "<grader-0 link 1>" in agents and "<driver-coder link 1>" in agents, "agents wait for both"
+    assert [job["role"] for job in facts["jobs"]].count("driver-coder") >= 3
+    assert facts["sandbox"]["network"] == ["driver"]
+
+
+def test_sweep_seeds(root: Root) -> None:
+    facts, words = dry_run(root, "sweep-seeds", "--cluster", "mine")
+    assert len(facts["runs"]) == 33 and facts["drivers"] == [] and "driver" not in words.split("-----")[-1]
+
+
+def test_a_missing_key_and_an_open_key_file_are_told_before_anything_is_queued(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root.path / "keys.yaml"
+    spec: dict[str, Any] = {
+        "name": "keys",
+        "matrix": {"task": "arithmetic", "agent": "null", "base_model": "autorl/tiny", "driver": "a"},
+        "budget": {"wall_clock": "1h"},
+    }
+    key = tmp_path / "key"
+
+    def refused(**driver: Any) -> str:
+        api = {"kind": "api", "url": "https://api.example.org/v1", "model": "m", **driver}
+        path.write_text(yaml.safe_dump({**spec, "drivers": {"a": api}}))
+        done = CliRunner().invoke(cli.app, ["launch", str(path), "--root", str(root.path)])
+        assert done.exit_code != 0 and not root.runs.exists()
+        assert SECRET not in done.output + str(done.exception)
+        return str(done.exception) + done.output
+
+    assert "$NO_SUCH_KEY is not set" in refused(key_variable="NO_SUCH_KEY")
+    assert "field `drivers.a.key_file`: the driver's key file can't be read" in refused(key_file=str(key))
+    key.write_text(SECRET)
+    key.chmod(0o644)
+    assert "can be read by others" in refused(key_file=str(key))
+    key.chmod(0o600)
+    key.write_text(f"{SECRET} {SECRET}")
+    assert "no single line of visible characters" in refused(key_file=str(key))
+    monkeypatch.setenv("TWO_LINES", f"{SECRET}\n{SECRET}")
+    assert "field `drivers.a.key_variable`" in refused(key_variable="TWO_LINES")
+    assert "would need 4 GPUs, its job has 1" in refused(
+        kind="vllm", model="autorl/tiny", url=None, gpus=1, tensor_parallel=2, args=["--pipeline-parallel-size=2"]
+    )
