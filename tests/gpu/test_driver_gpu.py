@@ -2,7 +2,7 @@
 
     AUTORL_TEST_DRIVER_MODEL=/path/to/SmolLM2-135M-Instruct pytest tests/gpu/test_driver_gpu.py -s
 
-The model is a folder as `stage NAME --from` takes it; without the variable the tiny model is served, which speaks no sense but speaks.
+The model is a folder as `stage NAME --from` takes it; without the variable one with random weights is served.
 $AUTORL_VLLM names the program, where it is not beside this Python or on PATH. On the CPU build of vLLM: AUTORL_TEST_DRIVER_CPU=1.
 Prints how long the server took to answer, the first byte's delay through the gateway, and how long it took to come back.
 """
@@ -49,12 +49,26 @@ NAME = "own/driver"
 def world(staged: Path, tmp_path: Path) -> Iterator[Cluster]:
     """A root with the model staged, and a driver of it."""
     made = Cluster(staged, tmp_path)
-    source = Path(MODEL) if MODEL else made.root.model("autorl/tiny")
+    source = Path(MODEL) if MODEL else wide(made.root.model("autorl/tiny"), tmp_path / "wide")
     made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path), timeout_s=300)
     try:
         yield made
     finally:
         made.end()
+
+
+def wide(tiny: Path, folder: Path) -> Path:
+    """A model like the tiny one with random weights and heads of 64: vLLM's kernels on a CPU have none of 16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "MANIFEST.json", "config.json"))
+    config = AutoConfig.from_pretrained(
+        tiny, hidden_size=256, head_dim=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=512
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
 
 
 def ready(world: Cluster, after: int = 0) -> DriverEndpoint:
