@@ -25,7 +25,7 @@ GO_ON = "as you left it"
 
 def done(step: int) -> str:
     """A line that a command's output has and its text doesn't."""
-    return f"echo STEP-$((0 + {step}))-DONE"
+    return f"printf 'STEP-%s-DONE\\n' {step}"  # no substitution: Gemini CLI refuses those
 
 
 def driver(conversation: Conversation) -> Turn:
