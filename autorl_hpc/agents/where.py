@@ -15,7 +15,7 @@ from pathlib import Path
 from autorl_hpc.cluster.commands import without_secrets
 from autorl_hpc.cluster.wording import module_lines
 from autorl_hpc.records.cluster import ClusterProfile
-from autorl_hpc.sandbox.plan import below, software
+from autorl_hpc.sandbox.plan import below, program_folders, software
 
 SETUP_LIMIT_S = 60.0
 """Modules on a busy file server take seconds."""
@@ -42,18 +42,13 @@ class Where:
     doubt: str = ""
 
 
-def program_folders(readable: Sequence[str]) -> list[str]:
-    """Folders of programs among those that an experiment makes readable: they come last in an agent's PATH."""
-    folders = [folder if Path(folder).name == "bin" else os.path.join(folder, "bin") for folder in readable]
-    return [folder for folder in folders if os.path.isdir(folder)]
-
-
 def where_agents_run(
     profile: ClusterProfile | None,
     readable: Sequence[str] = (),
     *,
     level: str = "auto",
     image: bool = False,
+    venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
     """What this host tells of it.
@@ -63,13 +58,18 @@ def where_agents_run(
         readable: the experiment's `sandbox.readable`.
         level: the experiment's `sandbox.level`.
         image: the experiment's environment is an image.
+        venv: of the experiment's environment.
     """
     path, doubt = environ.get("PATH", os.defpath), ""
     if profile is not None and profile.container is None:
         path, doubt = _path_of_jobs(profile, path)
     outer = {**environ, "PATH": path}
-    shown = [*software((sys.prefix, sys.base_prefix), outer), *readable]
-    every = os.pathsep.join([str(Path(sys.executable).parent), path, *program_folders(readable)])
+    prefixes = [sys.prefix, sys.base_prefix]
+    if venv is not None:
+        prefixes += [str(venv), str(Path(os.path.realpath(venv / "bin" / "python")).parent.parent)]
+    shown = [*software(prefixes, outer), *readable]
+    first = venv / "bin" if venv is not None else Path(sys.executable).parent
+    every = os.pathsep.join([str(first), path, *program_folders(readable)])
     in_image = image or (profile is not None and profile.container is not None)
     return Where(every, None if level == "none" else tuple(shown), in_image, doubt)
 

@@ -8,6 +8,8 @@ from autorl_hpc.agents import load_agent
 from autorl_hpc.agents.checks import Looked, look
 from autorl_hpc.agents.where import where_agents_run
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.environments import VENV
+from autorl_hpc.files.layout import Root
 from autorl_hpc.launch.expand import Cell
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import NO_DRIVER
@@ -26,10 +28,14 @@ def idle_drivers(cells: Sequence[Cell]) -> list[Looked]:
     ]  # fmt: skip
 
 
-def look_at_agents(spec: ExperimentSpec, cells: Sequence[Cell], profile: ClusterProfile | None) -> list[Looked]:
+def look_at_agents(
+    root: Root, spec: ExperimentSpec, cells: Sequence[Cell], profile: ClusterProfile | None
+) -> list[Looked]:
     """What there is to know about the agents of an experiment, programs run to learn it; nothing is raised."""
-    image = any(cell.environment is not None and cell.environment.kind == "image" for cell in cells)
-    where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image)
+    environment = cells[0].environment  # one for all
+    image = environment is not None and environment.kind == "image"
+    venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
+    where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image, venv=venv)
     found = idle_drivers(cells)
     for name in spec.matrix.agent:
         found += look(load_agent(name), where)

@@ -61,7 +61,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
             "level": spec.sandbox.level,
             "network": sorted({str(cell.science.network) for cell in plan.cells}),
         },
-        "agents": [asdict(looked) for looked in agents.look_at_agents(spec, plan.cells, plan.cluster)],
+        "agents": [asdict(looked) for looked in agents.look_at_agents(root, spec, plan.cells, plan.cluster)],
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()

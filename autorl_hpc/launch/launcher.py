@@ -108,7 +108,7 @@ def prepare(
     """
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
-        refuse_problems(look_at_agents(planned.spec, planned.cells, planned.cluster))
+        refuse_problems(look_at_agents(root, planned.spec, planned.cells, planned.cluster))
     experiment = planned.experiment
     try:
         for folder in experiment.folders():

@@ -105,6 +105,14 @@ def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
     return outermost(os.path.normpath(path) for path in found if os.path.lexists(path))
 
 
+def program_folders(readable: Sequence[str]) -> list[str]:
+    """Folders of programs among those that an experiment makes readable: they come last in an agent's PATH."""
+    folders = [
+        folder if os.path.basename(folder.rstrip("/")) == "bin" else os.path.join(folder, "bin") for folder in readable
+    ]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
 def outermost(paths: Iterable[str]) -> list[str]:
     """The paths without those that lie in another of them; links are kept, since what is below one is not below it inside."""
     kept: list[str] = []

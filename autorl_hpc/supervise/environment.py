@@ -14,6 +14,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.sandbox.plan import program_folders
 from autorl_hpc.states import Fault
 
 ALLOWED = (
@@ -50,6 +51,7 @@ def agent_environment(
     venv: Path | None = None,
     secrets: Sequence[str] = (),
     own: Mapping[str, str] | None = None,
+    readable: Sequence[str] = (),
 ) -> dict[str, str]:
     """The variables of the agent's process; see docs/file-protocol.md.
 
@@ -57,6 +59,7 @@ def agent_environment(
         venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
         secrets: further variables, which the agent's definition names.
         own: variables that the agent's definition sets; ours go before them.
+        readable: folders that the experiment names; their programs come last.
     """
     science = record.science
     env = {**(own or {}), **{name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}}
@@ -67,6 +70,7 @@ def agent_environment(
         others = [part for part in path.split(os.pathsep) if part != ours or sys.prefix == sys.base_prefix]
         env["PATH"] = os.pathsep.join([str(venv / "bin"), *others])
         env["VIRTUAL_ENV"] = str(venv)
+    env["PATH"] = os.pathsep.join([env["PATH"], *program_folders(readable)])
     env.setdefault("LANG", "C.UTF-8")
     env.setdefault("OMP_NUM_THREADS", "1")
     env.update(
@@ -110,6 +114,7 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
         "GEMINI_API_KEY": token,
         "AUTORL_DRIVER_MODEL": spec.model,
         "AUTORL_DRIVER_PARAMETERS": json.dumps(spec.parameters),
+        "AUTORL_DRIVER_TOOLS": ",".join(spec.tools),
     }
     if spec.context_tokens is not None:
         env["AUTORL_DRIVER_CONTEXT_TOKENS"] = str(spec.context_tokens)

@@ -175,7 +175,15 @@ class Supervisor:
             mark = f"{self.marks}{clock.attempt}."
             file = agent.file
             env = agent_environment(
-                record, path, bridge.url, mark, clock.attempt, venv=venv, secrets=file.secrets, own=file.env
+                record,
+                path,
+                bridge.url,
+                mark,
+                clock.attempt,
+                venv=venv,
+                secrets=file.secrets,
+                own=file.env,
+                readable=self.experiment_record.spec.sandbox.readable,
             )
             if gateway is not None:
                 env.update(driver_environment(gateway.spec, gateway.url, gateway.token))

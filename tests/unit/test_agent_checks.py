@@ -10,9 +10,10 @@ import pytest
 
 from autorl_hpc.agents import Agent, AgentFile
 from autorl_hpc.agents.checks import Looked, look
-from autorl_hpc.agents.where import Where, program_folders, where_agents_run
+from autorl_hpc.agents.where import Where, where_agents_run
 from autorl_hpc.doctor import agents as doctor_agents
 from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.sandbox.plan import program_folders
 
 PROFILE = {"name": "c"}
 

@@ -138,6 +138,8 @@ def test_the_driver_reaches_the_program(tmp_path: Path) -> None:
     assert (provider["base_url"], provider["env_key"]) == ("http://127.0.0.1:1/v1", "OPENAI_API_KEY")
     assert "token-of-the-run" not in (home / ".codex" / "config.toml").read_text()
     assert MODEL in run(tmp_path, "gemini-cli")["argv"]
+    share = json.loads((home / ".gemini" / "settings.json").read_text())["model"]["compressionThreshold"]
+    assert share * 1048576 == pytest.approx(32768 / 2, rel=0.01)
     run(tmp_path, "opencode")
     made = json.loads((home / ".config" / "opencode" / "opencode.json").read_text())
     assert made["model"] == f"autorl/{MODEL}"

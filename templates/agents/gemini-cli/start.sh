@@ -6,6 +6,8 @@ cd "$WORKSPACE"
 model="${AUTORL_DRIVER_MODEL:?gemini-cli needs a driver}"
 off='"google_web_search", "web_fetch"'
 case ",${AUTORL_DRIVER_TOOLS:-}," in *,web_search,*) off='' ;; esac
+# It takes every model that it doesn't know for one with a window of 1,048,576, and sums up at a share of that.
+share="$(awk -v window="${AUTORL_DRIVER_CONTEXT_TOKENS:-1048576}" 'BEGIN { printf "%.4f", 0.5 * window / 1048576 }')"
 
 mkdir -p "$HOME/.gemini"
 cat > "$HOME/.gemini/settings.json" << SETTINGS
@@ -15,6 +17,7 @@ cat > "$HOME/.gemini/settings.json" << SETTINGS
               "disableUpdateNag": true},
   "privacy": {"usageStatisticsEnabled": false},
   "telemetry": {"enabled": false},
+  "model": {"compressionThreshold": $share},
   "tools": {"exclude": [$off]}
 }
 SETTINGS

@@ -25,13 +25,13 @@ HEAD = struct.Struct(">cI")
 
 def serve():
     """Runs the shell; its exit code."""
-    if os.path.lexists(NAME):
-        os.unlink(NAME)  # of an attempt that was interrupted
     listener = socket.socket(socket.AF_UNIX)
     old = os.umask(0o177)
-    listener.bind(NAME)  # relative: an absolute path may be longer than a socket's may be
+    new = f"{NAME}.{os.getpid()}"
+    listener.bind(new)  # relative: an absolute path may be longer than a socket's may be
     os.umask(old)
     listener.listen()
+    os.rename(new, NAME)
     print("a shell waits for you: autorl-hpc attach, with this run's folder", flush=True)
     child, master = pty.fork()
     if child == 0:
@@ -103,7 +103,7 @@ def attach(workspace):
     before = termios.tcgetattr(0) if terminal else None
     try:
         if terminal:
-            tty.setraw(0)
+            tty.setraw(0, termios.TCSADRAIN)  # what was typed meanwhile is kept
             size = fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8)
             server.sendall(HEAD.pack(SIZE, len(size)) + size)
         inputs = [server, 0]

@@ -1,0 +1,95 @@
+"""claude-code and codex, the real programs, through the whole loop: launch, sandbox, gateway, a scripted driver, a grader, the end.
+
+Each trains nothing, but submits by its own tools, ends early, is asked to go on, remembers, submits again, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from driver_server import ASIDE, DriverServer
+from driver_wire import Conversation, Turn
+from helpers import VARIANTS, Cluster
+from npm_agents import installed
+
+from autorl_hpc.files import reading
+
+KEY = "the-providers-real-key-0123456789"
+MODEL = "scripted-1"
+GO_ON = "as you left it"
+"""Words of the reprompt."""
+
+
+def done(step: int) -> str:
+    """A line that a command's output has and its text doesn't."""
+    return f"printf 'STEP-%s-DONE\\n' {step}"  # no substitution: Gemini CLI refuses those
+
+
+def driver(conversation: Conversation) -> Turn:
+    """Holds no state: what was done stands in the conversation."""
+    text = conversation.text
+    if not conversation.tools:
+        return ASIDE
+    if "STEP-1-DONE" not in text:
+        return Turn(run=f"env > code/env.txt; tr '\\0' ' ' < /proc/$PPID/cmdline > code/argv.txt; {done(1)}")
+    if "STEP-2-DONE" not in text:
+        return Turn(run=f"{VARIANTS}\nvariants 0 1\npython3 ./submit output/v0 --wait; {done(2)}")
+    if GO_ON not in text:
+        return Turn("I think that this is good enough.")
+    if "STEP-3-DONE" not in text:
+        return Turn(run=f"{VARIANTS}\nvariants 1 1\npython3 ./submit output/v1 --wait; {done(3)}")
+    return Turn("Nothing better comes to my mind.")
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "codex"])
+def test_a_real_program_runs_to_the_end_of_a_run(
+    cluster: Cluster, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = installed()
+    monkeypatch.setenv("PATH", f"{prefix}/bin{os.pathsep}{os.environ['PATH']}")
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    cluster.mini_task()
+    with DriverServer(driver, key=KEY, model=MODEL) as server:
+        job = cluster.spec(
+            [agent],
+            matrix={"task": "mini", "driver": "scripted"},
+            drivers={"scripted": {"kind": "api", "url": server.url, "model": MODEL, "key_file": str(key)}},
+            budget={"wall_clock": "10m"},
+            sandbox={"level": "auto"},
+            reprompts=1,
+        )
+        dry = cluster.run("launch", str(job), "--root", str(cluster.root.path), "--dry-run").stdout
+        assert f"agent {agent}: ok: {prefix}/bin/" in dry
+        cluster.run("launch", str(job), "--root", str(cluster.root.path), timeout_s=300)
+        cluster.run("status", str(cluster.experiment.path), "--watch", timeout_s=600)
+        asked = server.conversations
+    (run_id,) = [name for name in os.listdir(cluster.experiment.path) if name.startswith(f"mini-{agent}-")]
+    run, view = cluster.run_dir(run_id), cluster.view(run_id)
+    said = reading.read_bytes(run.agent_log).decode(errors="replace")[-3000:]
+    assert view.sealed is not None, said
+    assert str(view.sealed.ended_by) == "agent_exit", said
+    assert view.sealed.reprompts == 1
+    assert view.closed is not None and len(view.accepted()) == 2, said
+    scores = [view.score_of(submission) for submission in view.accepted()]
+    assert all(score is not None and score.evaluation.score is not None for score in scores), scores
+    # Its session went on: the first words are still in the last request.
+    assert (
+        GO_ON in asked[-1].text
+        and "STEP-1-DONE" in asked[-1].text
+        and "Your task: improve the base model" in asked[-1].text
+    )
+    # The driver's key is nowhere inside, and the prompt on no command line.
+    workspace = cluster.workspace(run_id)
+    env = (workspace / "code" / "env.txt").read_text()
+    assert f"AUTORL_DRIVER_MODEL={MODEL}" in env and KEY not in env
+    assert "improve the base model" not in (workspace / "code" / "argv.txt").read_text()
+    # What it used is known by the gateway, and what it tells of itself is understood.
+    calls = [json.loads(line) for line in (run.path / "driver.jsonl").read_text().splitlines()]
+    assert len(calls) == len(asked) and all(call["status"] == 200 and call["tokens_in"] > 0 for call in calls)
+    trace = [json.loads(line) for line in (run.logs / "trace.jsonl").read_text().splitlines()]
+    assert {event.get("format") for event in trace} >= {agent}, trace[:3]

@@ -1,0 +1,54 @@
+"""Agents' programs from npm, installed once into a folder beside the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.agents import load_agent
+
+PACKAGES = {"claude-code": "@anthropic-ai/claude-code", "codex": "@openai/codex"}
+CACHE = Path(__file__).resolve().parent / ".cache"
+INSTALL_LIMIT_S = 300
+
+
+def installed(names: tuple[str, ...] = tuple(PACKAGES)) -> Path:
+    """The npm prefix that holds these agents' programs, in the versions of their definitions. Skips without npm or network.
+
+    $AUTORL_TEST_AGENTS names a prefix where they stand already.
+    """
+    if given := os.environ.get("AUTORL_TEST_AGENTS"):
+        return Path(given)
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not here: the programs of claude-code and codex can't be installed")
+    wanted = [f"{PACKAGES[name]}@{load_agent(name).file.versions[0]}" for name in names]
+    prefix = CACHE / "-".join(sorted(f"{name}-{load_agent(name).file.versions[0]}" for name in names))
+    if not prefix.is_dir():
+        new = prefix.with_name(f"{prefix.name}.{os.getpid()}")
+        _npm("install", "--global", "--prefix", str(new), "--no-audit", "--no-fund", *wanted)
+        # npm 11.19 runs no install scripts unasked; this one puts the program of this platform in its place.
+        subprocess.run(
+            ["node", "install.cjs"],
+            cwd=new / "lib" / "node_modules" / PACKAGES["claude-code"],
+            check=True,
+            capture_output=True,
+            timeout=INSTALL_LIMIT_S,
+        )
+        try:
+            new.rename(prefix)
+        except OSError:  # another worker was first
+            shutil.rmtree(new)
+    return prefix
+
+
+def _npm(*arguments: str) -> None:
+    try:
+        done = subprocess.run(["npm", *arguments], capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"npm did not install the agents' programs within {INSTALL_LIMIT_S} s")
+    if done.returncode != 0:
+        pytest.skip(f"npm can't install the agents' programs here: {done.stderr[-300:]}")
