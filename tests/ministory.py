@@ -103,14 +103,14 @@ def engineer(conversation: Conversation, waits: str = "sleep 1; date") -> Turn:
     return replace(made, tokens_in=TOKENS_IN, tokens_out=LAST_OUT if turn == CALLS - 1 else TOKENS_OUT)
 
 
-def experiment(driver: DriverServer, folder: Path) -> dict[str, Any]:
+def experiment(driver: DriverServer, folder: Path, task: str = "mini") -> dict[str, Any]:
     """The story's fields of an experiment."""
     key = folder / "key"
     key.write_text(KEY)
     key.chmod(0o600)
     told = {"kind": "api", "url": driver.url, "model": "scripted", "key_file": str(key), "context_tokens": 16_000}
     return {
-        "matrix": {"task": "mini", "driver": "scripted"},
+        "matrix": {"task": task, "driver": "scripted"},
         "drivers": {"scripted": told},
         "budget": {"wall_clock": "20m", "tokens": 40_000},
         "reprompts": 1,
