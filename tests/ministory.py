@@ -19,7 +19,8 @@ from autorl_hpc.states import EndedBy
 
 KEY = "the-real-key"
 TOKENS_IN, TOKENS_OUT, CALLS = 3000, 100, 8
-"""More than the gateway takes a request for by its length: it refuses one that is larger than what is left."""
+LAST_OUT = 30_000
+"""Of the last answer: no gateway can foresee it, so the tokens are used up after it, and not refused before it."""
 
 TRAIN = """\
 cat > code/train.py <<'EOF'
@@ -99,19 +100,19 @@ def engineer(conversation: Conversation, waits: str = "sleep 1; date") -> Turn:
         )
     else:
         made = say(waits, "I wait for nothing, until the tokens are used up.")
-    return replace(made, tokens_in=TOKENS_IN, tokens_out=TOKENS_OUT)
+    return replace(made, tokens_in=TOKENS_IN, tokens_out=LAST_OUT if turn == CALLS - 1 else TOKENS_OUT)
 
 
-def experiment(driver: DriverServer, folder: Path) -> dict[str, Any]:
+def experiment(driver: DriverServer, folder: Path, task: str = "mini") -> dict[str, Any]:
     """The story's fields of an experiment."""
     key = folder / "key"
     key.write_text(KEY)
     key.chmod(0o600)
     told = {"kind": "api", "url": driver.url, "model": "scripted", "key_file": str(key), "context_tokens": 16_000}
     return {
-        "matrix": {"task": "mini", "driver": "scripted"},
+        "matrix": {"task": task, "driver": "scripted"},
         "drivers": {"scripted": told},
-        "budget": {"wall_clock": "20m", "tokens": CALLS * (TOKENS_IN + TOKENS_OUT)},
+        "budget": {"wall_clock": "20m", "tokens": 40_000},
         "reprompts": 1,
         "sandbox": {"level": "auto"},
     }
@@ -130,7 +131,7 @@ def assert_told(cluster: Cluster, run_id: str) -> None:
 
     totals = add_up(read_events(cluster.run_dir(run_id).recorded("trace")))
     told = (totals.tokens_in, totals.tokens_out, totals.driver_calls, totals.tool_calls)
-    assert told == (CALLS * TOKENS_IN, CALLS * TOKENS_OUT, CALLS, CALLS), "as the driver counted them"
+    assert told == (CALLS * TOKENS_IN, (CALLS - 1) * TOKENS_OUT + LAST_OUT, CALLS, CALLS), "as the driver counted them"
     assert view.sealed.driver is not None and view.sealed.driver.tokens_in == CALLS * TOKENS_IN
     assert totals.errors == 0 and len(totals.sessions) == 1, "the same conversation over all starts"
     assert "You had ended your work here." in log and KEY not in log

@@ -27,9 +27,8 @@ def test_mini_trains_submits_improves_and_outlives_a_requeue(
     world: Callable[..., World], slurm: Sandbox, tmp_path: Path
 ) -> None:
     here = world(slurm)
-    here.mini_task(60, max_new_tokens=32)
     with DriverServer(partial(engineer, waits=WAITS), key=KEY, model="scripted") as driver:
-        here.launch(["mini"], grader={"idle_exit_s": 900}, **experiment(driver, tmp_path))
+        here.launch(["mini"], grader={"idle_exit_s": 900}, **experiment(driver, tmp_path, "arithmetic"))
         (run,) = here.runs
         here.wait_agent(run, seconds=600)
         slurm.client("scontrol", "requeue", here.job_of("agents", 0))

@@ -226,7 +226,7 @@ def _failure(status: int, body: bytes, retry_after: str | None = None) -> Except
     told = f"{status}: {text[:500]}"
     if kinds & CLOSED:
         return BudgetOver(text[:500])
-    if status in (400, 413, 422) and (_TOO_LONG.search(text) or "context_length_exceeded" in kinds):
+    if status == 413 or (status in (400, 422) and (_TOO_LONG.search(text) or "context_length_exceeded" in kinds)):
         limit = _LIMIT.search(text)
         return TooLong(told, int(limit[1]) if limit else None)
     if "insufficient_quota" in kinds:
