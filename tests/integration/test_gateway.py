@@ -22,6 +22,9 @@ from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
 from helpers import wait_for
 
+from autorl_hpc.files.endpoints import write_endpoint
+from autorl_hpc.records.driver import DriverEndpoint
+
 PRICES = {"price_in": 1.0, "price_out": 10.0, "price_cached": 0.1}
 
 
@@ -144,8 +147,9 @@ def test_the_token_may_stand_wherever_providers_want_their_keys(driver: DriverSe
         assert driver.asked[-1].query == ""
 
 
-def test_pieces_pass_at_the_moment_they_come(tmp_path: Path) -> None:
-    """The driver goes on only when the client has the piece before."""
+@pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
+def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> None:
+    """The driver goes on only when the client has the event before."""
     go_on = threading.Semaphore(0)
 
     class Stepwise(DriverServer):
@@ -157,27 +161,19 @@ def test_pieces_pass_at_the_moment_they_come(tmp_path: Path) -> None:
 
             super()._stream(handler, one_by_one(), event_s, cut)
 
+    fields = {"stream_options": {"include_usage": True}} if dialect == "openai-chat" else {}
     with Stepwise([Turn("one two three four five")]) as driver, behind(driver, tmp_path) as gateway:
-        for body in (request_of("openai-chat", stream=True), request_of("anthropic", stream=True)):
-            connection = gateway.connect()
-            path = PATHS["openai-chat" if "max_tokens" not in body else "anthropic"]
-            connection.request(
-                "POST", path, json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
-            )
-            answer = connection.getresponse()
-            events = 0
-            line = b""
-            while line != b"data: [DONE]\n" and b"message_stop" not in line:
-                line = answer.readline()
-                if line == b"\n":
-                    events += 1
-                    go_on.release()
-            answer.readline()
-            go_on.release(3)
-            connection.close()
-            assert events > 5
-            while go_on.acquire(blocking=False):
-                pass
+        connection = gateway.connect()
+        body = json.dumps(request_of(dialect, stream=True, **fields))
+        connection.request("POST", PATHS[dialect], body, {"Content-Type": "application/json", "x-api-key": TOKEN})
+        answer = connection.getresponse()
+        events = 0
+        while line := answer.readline():
+            if line == b"\n":
+                events += 1
+                go_on.release()
+        connection.close()
+        assert events > 5
 
 
 def test_a_chat_stream_that_doesnt_ask_for_usage_is_counted_and_not_told(
@@ -217,9 +213,9 @@ def test_keep_alive_pipelined_requests_and_chunked_bodies(gateway: GatewayProces
         + b"0\r\n\r\n"
     )
     plain = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    found = gateway.raw(plain + head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + plain)
+    found = gateway.raw(plain + head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + plain, 3)
     assert found.count(b"HTTP/1.1 200") == 3
-    expect = gateway.raw(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    expect = gateway.raw(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
     assert expect.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
@@ -254,7 +250,7 @@ def test_refusals_come_in_the_clients_dialect(gateway: GatewayProcess, driver: D
     assert len(driver.asked) == asked
     last = last_call(gateway)
     assert (last.refused, last.status, last.tokens_in) == ("hosted_tool", 403, None)
-    assert "google_search" in last.error
+    assert "googleSearch" in last.error
 
 
 def test_hosted_tools_dont_slip_through(gateway: GatewayProcess, driver: DriverServer) -> None:
@@ -335,8 +331,8 @@ def test_requests_are_not_smuggled(gateway: GatewayProcess, driver: DriverServer
     asked = len(driver.asked)
     start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
     found = gateway.raw(start.encode() + head + b"\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), "an answer, and no success"
     assert b" 200 " not in found
-    assert found.count(b"HTTP/1.1 ") <= 2
     assert len(driver.asked) == asked
 
 
@@ -506,10 +502,10 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
 
 
 def endpoint(path: Path, url: str, *, ready: bool = True, generation: int = 1) -> None:
-    value = {"schema_version": 1, "url": url, "generation": generation, "pid": 1, "ready": ready, "counter": 1}
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value))
-    os.replace(temporary, path)
+    state: Any = "ready" if ready else "starting"
+    write_endpoint(
+        path, DriverEndpoint(name="d", url=url, model=MODEL, generation=generation, host="h", pid=1, state=state)
+    )
 
 
 def test_a_driver_that_dies_and_comes_back_elsewhere(tmp_path: Path) -> None:
@@ -523,7 +519,7 @@ def test_a_driver_that_dies_and_comes_back_elsewhere(tmp_path: Path) -> None:
         headers = {"x-api-key": TOKEN}
         assert b"from the first" in gateway.ask(PATHS["anthropic"], body, headers, token=None).body
         assert first.asked[-1].headers["authorization"] == "Bearer key-of-first", "vllm looks for a bearer token alone"
-        first.end()
+        first.kill()
         endpoint(file, first.url, ready=False)
         waiting = [pool.submit(gateway.ask, PATHS["anthropic"], body) for _ in range(5)]
         time.sleep(1.5)
@@ -654,14 +650,13 @@ def test_a_driver_that_tells_no_usage_is_not_free(tmp_path: Path) -> None:
 def test_a_closed_gateway_refuses_and_lets_run_what_runs(tmp_path: Path) -> None:
     with (
         DriverServer([Pace(Turn("one two three four"), event_s=0.3)] * 2) as driver,
-        behind(driver, tmp_path) as gateway,concurrent.futures.ThreadPoolExecutor() as pool
+        behind(driver, tmp_path) as gateway,
+        concurrent.futures.ThreadPoolExecutor() as pool,
     ):
         running = pool.submit(gateway.ask, PATHS["anthropic"], request_of("anthropic", stream=True))
         wait_for(lambda: driver.asked)
         gateway.tell({"closed": "the wall clock's budget is over"})
-        answer = wait_for(
-            lambda: (found := gateway.ask(PATHS["gemini"], request_of("gemini"))).status != 200 and found
-        )
+        answer = wait_for(lambda: (found := gateway.ask(PATHS["gemini"], request_of("gemini"))).status != 200 and found)
         assert (answer.status, answer.refused) == (403, "driver_closed")
         assert "wall clock's budget is over" in answer.json["error"]["message"]
         assert running.result(60).body.endswith(b'{"type": "message_stop"}\n\n')
@@ -684,7 +679,7 @@ def test_no_secret_is_in_argv_environment_log_or_words(gateway: GatewayProcess) 
     assert TOKEN.encode() not in argv and KEY.encode() not in argv
     gateway.calls(1)
     log = gateway.log.read_text()
-    assert TOKEN not in log and KEY not in log and "Authorization" not in log
+    assert TOKEN not in log and KEY not in log and "Bearer" not in log
     words = gateway.stderr.read_text()
     assert TOKEN not in words and KEY not in words and "Traceback" not in words
     assert gateway.socket.stat().st_mode & 0o777 == 0o600
