@@ -139,11 +139,20 @@ class DriverServer:
         self.broken_off = 0
         """Streams that the client left."""
         self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                outer._connections.add(self.connection)
+
+            def finish(self) -> None:
+                outer._connections.discard(self.connection)
+                super().finish()
 
             def do_POST(self) -> None:
                 outer._serve(self)
@@ -189,6 +198,15 @@ class DriverServer:
         """Closes the port; streams that run go on."""
         self._server.shutdown()
         self._server.server_close()
+
+    def kill(self) -> None:
+        """Closes the port and breaks every connection, as a process that dies."""
+        self.end()
+        for connection in list(self._connections):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
 
     def __enter__(self) -> DriverServer:
         return self

@@ -136,15 +136,19 @@ class GatewayProcess:
         finally:
             connection.close()
 
-    def raw(self, data: bytes) -> bytes:
-        """Bytes as they are, on a connection of their own; everything that comes back until it is closed."""
+    def raw(self, data: bytes, answers: int = 1) -> bytes:
+        """Bytes as they are, on a connection of their own; what comes back until it is closed, or until the end of so many answers, and
+        what follows within a second."""
+        found = b""
         with socket.create_connection(("127.0.0.1", self.port or 0), timeout=60) as connection:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            found = b""
-            while part := connection.recv(65536):
-                found += part
-            return found
+            try:
+                while part := connection.recv(65536):
+                    found += part
+                    connection.settimeout(1.0 if found.count(b"HTTP/1.") >= answers else 60.0)
+            except (TimeoutError, ConnectionResetError):
+                pass
+        return found
 
     def end(self) -> int:
         """Stops it."""

@@ -130,6 +130,12 @@ def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
     )
 
 
+def read_totals(path: Path) -> DriverTotals | None:
+    """The totals of a log; None where there is none, or no request was made."""
+    totals = add_up_calls(read_calls(path))
+    return totals if totals.last_number else None
+
+
 class LogWriter:
     """Appends lines. What can't be written now is kept and written with the next one."""
 

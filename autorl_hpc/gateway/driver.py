@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import ssl
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from autorl_hpc.files import reading
+from autorl_hpc.files.endpoints import read_endpoint
 from autorl_hpc.gateway.refusals import Refusal
 from autorl_hpc.gateway.settings import Upstream
 
@@ -204,13 +204,6 @@ def read_key(path: Path) -> str:
 
 
 def endpoint_url(path: Path) -> str | None:
-    """Where the driver serves by its endpoint file; None: it is not ready.
-
-    Raises:
-        OSError, ValueError: the file can't be read.
-    """
-    value = json.loads(reading.read_bytes(path))
-    url = value.get("url") if isinstance(value, dict) and value.get("ready") is True else None
-    if url is not None and (not isinstance(url, str) or not url.startswith(("http://", "https://"))):
-        raise ValueError(f"{path} names no address")
-    return url
+    """Where the driver serves by its endpoint file; None: it is not ready."""
+    endpoint = read_endpoint(path)
+    return endpoint.url if endpoint is not None and endpoint.ready else None

@@ -64,6 +64,7 @@ def main() -> int:
     _many_files()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    logging.getLogger("aiohttp.server").addFilter(_not_the_clients)
     try:
         settings = told(json.loads(_first_line()))
         return asyncio.run(_serve(settings))
@@ -73,6 +74,13 @@ def main() -> int:
     except ValueError:
         log.error("the settings are no JSON")  # and are not quoted
         return int(Exit.USAGE)
+
+
+def _not_the_clients(record: logging.LogRecord) -> bool:
+    """Requests that are no HTTP are their client's affair, and what they hold may be its token."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _first_line() -> bytes:

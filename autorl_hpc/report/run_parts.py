@@ -155,22 +155,35 @@ def used_rows(used: Resources) -> list[Row]:
     gpus = fmt.gpus(used.gpus, used.gpu_model)
     cached = f"{count(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
     failures = f"{used.tool_failures} failed" if used.tool_failures else ""
+    told = {"gateway": "counted by the gateway", "trace": "as the agent's trace says", None: ""}
+    priced = {**told, "gateway": "counted by the gateway, at the experiment's prices"}
+    tokens = "; ".join(part for part in (told[used.tokens_from], cached) if part)
     rows = [
         Row("GPU-hours", fmt.UNKNOWN if used.gpu_hours is None else f"{used.gpu_hours:.2f}", gpus),
         Row("GPU use", share(used.gpu_use), "mean share of the time that kernels ran"),
         Row("CPU", fmt.UNKNOWN if used.cpu_hours is None else f"{used.cpu_hours:.2f} core-hours"),
         Row("memory", fmt.UNKNOWN if used.memory_peak_bytes is None else fmt.size(used.memory_peak_bytes), "peak"),
         Row("disk", fmt.UNKNOWN if used.disk_peak_bytes is None else fmt.size(used.disk_peak_bytes), "peak"),
-        Row("tokens in", count(used.tokens_in), cached),
+        Row("tokens in", count(used.tokens_in), tokens),
         Row("tokens out", count(used.tokens_out)),
-        Row("cost", fmt.UNKNOWN if used.cost_usd is None else f"{used.cost_usd:.2f} USD", "as the agent's trace says"),
-        Row("driver calls", number(used.driver_calls)),
+        Row("cost", fmt.UNKNOWN if used.cost_usd is None else f"{used.cost_usd:.2f} USD", priced[used.cost_from]),
+        Row("driver calls", number(used.driver_calls), _calls_beside(used)),
         Row("tool calls", number(used.tool_calls), failures),
         Row("idle", time(used.idle_s), "no core, GPU or driver at work"),
         Row("waits for scores", time(used.wait_s), "together"),
         Row("revisions of code", number(used.revisions)),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
+
+
+def _calls_beside(used: Resources) -> str:
+    """What the gateway saw beside the calls that were answered."""
+    beside = [
+        (used.calls_refused, "refused by the gateway"),
+        (used.calls_failed, "not answered by the driver"),
+        (used.tokens_estimated, "whose tokens are estimated"),
+    ]
+    return ", ".join(f"{number} {words}" for number, words in beside if number)
 
 
 def skill_rows(story: Story) -> list[Row]:

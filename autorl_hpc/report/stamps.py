@@ -107,7 +107,7 @@ def _watched() -> list[str]:
     """Everything in a run's folder that a digest may look at, beside the items of single submissions; relative to it."""
     run = RunDir(Path())
     paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log, run.agent_times]
-    paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link]
+    paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
     return [str(path) for path in (*paths, *(run.recorded(name) for name in RECORDED))]
 
 

@@ -134,6 +134,9 @@ class ReferenceMetrics(Strict):
     last_submit_gap: float | None = Field(None, ge=0, description="Seconds from the last submission to the end.")
 
 
+CountedBy = Literal["gateway", "trace"]
+
+
 class Resources(Strict):
     """What a run used. Null: nothing measured it."""
 
@@ -152,6 +155,15 @@ class Resources(Strict):
     tokens_cached: int | None = None
     cost_usd: float | None = None
     driver_calls: int | None = None
+    tokens_from: CountedBy | None = Field(
+        None, description="Who says tokens and calls: the gateway counted, a trace is the agent's word."
+    )
+    cost_from: CountedBy | None = None
+    tokens_estimated: int | None = Field(
+        None, description="Of the gateway's calls, those whose driver told no whole figures."
+    )
+    calls_refused: int | None = Field(None, description="By the gateway.")
+    calls_failed: int | None = Field(None, description="That the driver did not answer.")
     tool_calls: int | None = None
     tool_failures: int | None = None
     idle_s: float | None = Field(None, description="Time without any training, tool or driver at work.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autorl_hpc.files.driver_log import DriverTotals, read_totals
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.spans import Span
 from autorl_hpc.files.trace_totals import TraceTotals, add_up
@@ -21,6 +22,7 @@ from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.report.telling.attempts import attempts_of
 from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.report.telling.code import Code
+from autorl_hpc.report.telling.counted import with_counted
 from autorl_hpc.report.telling.lines import Recorded, read_recorded
 from autorl_hpc.report.telling.log import AgentLog, read_events
 from autorl_hpc.report.telling.places import Written, waits_of
@@ -80,9 +82,15 @@ class Known:
         return usage_of(samples.records, self.attempts, samples.every)
 
     @cached_property
+    def counted(self) -> DriverTotals | None:
+        """What the gateway counted; None: the agent asked its driver past one, or never."""
+        return read_totals(self.run.driver_log)
+
+    @cached_property
     def spent(self) -> TraceTotals:
-        """What the driver cost, and when it and the tools were at work."""
-        return add_up(self.recorded.trace.records, self.summary.elapsed_s if self.view.sealed else None)
+        """What the driver cost, and when it and the tools were at work: counted by the gateway, else told by the agent."""
+        told = add_up(self.recorded.trace.records, self.summary.elapsed_s if self.view.sealed else None)
+        return with_counted(told, self.counted)
 
     @property
     def points(self) -> Sequence[Point]:

@@ -188,7 +188,7 @@ def _failure(
 
 
 def _resources(known: Known) -> Resources:
-    usage, spent = known.usage, known.spent
+    usage, spent, counted = known.usage, known.spent, known.counted
     waits = known.waits
     return Resources(
         gpu_hours=usage.gpu_hours(),
@@ -203,6 +203,15 @@ def _resources(known: Known) -> Resources:
         tokens_cached=spent.tokens_cached,
         cost_usd=spent.cost_usd,
         driver_calls=spent.driver_calls,
+        tokens_from=None if spent.tokens_in is None else "trace" if counted is None else "gateway",
+        cost_from=None
+        if spent.cost_usd is None
+        else "trace"
+        if counted is None or counted.cost_usd is None
+        else "gateway",
+        tokens_estimated=counted.estimated if counted else None,
+        calls_refused=counted.refused if counted else None,
+        calls_failed=counted.failed if counted else None,
         tool_calls=spent.tool_calls,
         tool_failures=spent.tool_failures,
         idle_s=usage.idle_s(spent.driver_spans),

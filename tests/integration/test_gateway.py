@@ -1,0 +1,819 @@
+"""The gateway's real process between a client and a scripted driver."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_server import Conversation, DriverServer, Failure, Pace, Turn
+from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
+from helpers import wait_for
+
+from autorl_hpc.files.endpoints import write_endpoint
+from autorl_hpc.records.driver import DriverEndpoint
+
+PRICES = {"price_in": 1.0, "price_out": 10.0, "price_cached": 0.1}
+
+
+def play(conversation: Conversation) -> Any:
+    """Answers by the last message, so that one driver serves many tests: `429`, `500`, `cut`, `slow`, `long`, or its echo."""
+    word = conversation.last.split()[0] if conversation.last.split() else ""
+    if word == "429":
+        return Failure(429, retry_after_s=7, message="slow down")
+    if word == "500":
+        return Failure(500, message=f"internal error, your key was {KEY}")
+    if word == "403":
+        return Failure(403, message="not in your region")
+    if word == "400":
+        return Failure(400, message="bad parameter")
+    if word == "cut":
+        return Failure(0, cut_after=4, turn=Turn("an answer that breaks off", tokens_in=500, tokens_out=400))
+    if word == "slow":
+        return Pace(Turn("one two three four five six", tokens_in=100, tokens_out=60), event_s=0.2)
+    if word == "html":
+        return Failure(502, body=b"<html>bad gateway</html>")
+    if word == "empty":
+        return Failure(500, body=b" ")
+    return Turn(f"you said: {conversation.last}", tokens_in=1000, tokens_out=50, tokens_cached=400)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[DriverServer]:
+    with DriverServer(play, key=KEY, model=MODEL, context_tokens=4000) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(driver: DriverServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with behind(driver, tmp_path_factory.mktemp("gateway"), prices=PRICES) as process:
+        yield process
+
+
+def direct(driver: DriverServer, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", driver.port, timeout=60)
+    try:
+        told = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}", **headers}
+        connection.request("POST", path, json.dumps(body), told)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def same_but_number(data: bytes) -> bytes:
+    """Without the number of the request, which ids hold."""
+    import re
+
+    return re.sub(rb"(chatcmpl-|resp_|msg_|call_|fc_|toolu_)\d+", rb"\1N", data)
+
+
+def last_call(gateway: GatewayProcess) -> Any:
+    """The log's last line once everything that was asked is logged."""
+    before = len(gateway.calls(1))
+    return gateway.calls(before)[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------ passing
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("unix", [False, True])
+def test_answers_pass_unchanged(driver: DriverServer, gateway: GatewayProcess, dialect: str, unix: bool) -> None:
+    body = request_of(dialect, "hello there")
+    answer = gateway.ask(PATHS[dialect], body, unix=unix)
+    status, expected = direct(driver, PATHS[dialect], body)
+    assert answer.status == status == 200
+    assert same_but_number(answer.body) == same_but_number(expected)
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_streams_pass_unchanged(driver: DriverServer, gateway: GatewayProcess, dialect: str) -> None:
+    path = STREAM + "?alt=sse" if dialect == "gemini" else PATHS[dialect]
+    body = request_of(dialect, "hello there")
+    if dialect != "gemini":
+        body |= {"stream": True}
+    if dialect == "openai-chat":
+        body |= {"stream_options": {"include_usage": True}}
+    answer = gateway.ask(path, body)
+    assert same_but_number(answer.body) == same_but_number(direct(driver, path, body)[1])
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    asked = driver.asked[-2]
+    assert asked.raw == json.dumps(body).encode(), "the request's bytes pass as they are"
+
+
+def test_what_the_client_sends_reaches_the_driver_without_the_token(
+    driver: DriverServer, gateway: GatewayProcess
+) -> None:
+    sent = {
+        "User-Agent": "claude-cli/2.0", "anthropic-version": "2023-06-01", "anthropic-beta": "a,b", "X-Stainless-OS": "Linux",
+        "Cookie": "a=b", "X-Forwarded-For": "1.2.3.4", "X-HTTP-Method-Override": "GET", "x-api-key": TOKEN, "Accept-Encoding": "gzip, br",
+        "OpenAI-Organization": "org-other", "Host": "evil.example",
+    }  # fmt: skip
+    assert gateway.ask("/v1/messages?beta=true", request_of("anthropic"), sent, token=None).status == 200
+    asked = driver.asked[-1]
+    got = {name.lower(): value for name, value in asked.headers.items()}
+    assert got["user-agent"] == "claude-cli/2.0"
+    assert (got["anthropic-beta"], got["anthropic-version"], got["x-stainless-os"]) == ("a,b", "2023-06-01", "Linux")
+    assert got["x-api-key"] == KEY
+    assert got["host"] == f"127.0.0.1:{driver.port}"
+    assert got["accept-encoding"] == "identity"
+    assert not {"cookie", "x-forwarded-for", "x-http-method-override", "openai-organization", "authorization"} & set(
+        got
+    )
+    assert TOKEN not in json.dumps(asked.headers) + asked.query
+    assert asked.query == "beta=true"
+
+
+def test_the_token_may_stand_wherever_providers_want_their_keys(driver: DriverServer, gateway: GatewayProcess) -> None:
+    body = request_of("gemini")
+    for headers, query in (({"x-goog-api-key": TOKEN}, ""), ({}, f"?key={TOKEN}")):
+        assert gateway.ask(PATHS["gemini"] + query, body, headers, token=None).status == 200
+        got = {name.lower(): value for name, value in driver.asked[-1].headers.items()}
+        assert got["x-goog-api-key"] == KEY
+        assert driver.asked[-1].query == ""
+
+
+@pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
+def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> None:
+    """The driver goes on only when the client has the event before."""
+    go_on = threading.Semaphore(0)
+
+    class Stepwise(DriverServer):
+        def _stream(self, handler: Any, events: Iterator[bytes], event_s: float, cut: int | None) -> None:
+            def one_by_one() -> Iterator[bytes]:
+                for event in events:
+                    yield event
+                    assert go_on.acquire(timeout=60)
+
+            super()._stream(handler, one_by_one(), event_s, cut)
+
+    fields = {"stream_options": {"include_usage": True}} if dialect == "openai-chat" else {}
+    with Stepwise([Turn("one two three four five")]) as driver, behind(driver, tmp_path) as gateway:
+        connection = gateway.connect()
+        body = json.dumps(request_of(dialect, stream=True, **fields))
+        connection.request("POST", PATHS[dialect], body, {"Content-Type": "application/json", "x-api-key": TOKEN})
+        answer = connection.getresponse()
+        events = 0
+        while line := answer.readline():
+            if line == b"\n":
+                events += 1
+                go_on.release()
+        connection.close()
+        assert events > 5
+
+
+def test_a_chat_stream_that_doesnt_ask_for_usage_is_counted_and_not_told(
+    driver: DriverServer, gateway: GatewayProcess
+) -> None:
+    before = gateway.totals()["tokens_in"]
+    calls = gateway.totals()["calls"]
+    answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
+    assert b"prompt_tokens" not in answer.body
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert driver.asked[-1].body["stream_options"] == {"include_usage": True}
+    assert gateway.totals(calls + 1)["tokens_in"] - before == 1000
+    assert not last_call(gateway).estimated
+
+
+def test_counts_of_tokens_pass_and_cost_nothing(gateway: GatewayProcess) -> None:
+    before = gateway.totals()
+    assert gateway.ask("/v1/messages/count_tokens", request_of("anthropic")).json["input_tokens"] > 0
+    assert gateway.ask(f"/v1beta/models/{MODEL}:countTokens", request_of("gemini")).json["totalTokens"] > 0
+    last = last_call(gateway)
+    assert last.tokens_in is None and last.status == 200
+    assert gateway.totals()["calls"] == before["calls"]
+
+
+def test_the_models_are_the_driver_alone(gateway: GatewayProcess) -> None:
+    assert [each["id"] for each in gateway.ask("/v1/models", method="GET").json["data"]] == [MODEL]
+    assert gateway.ask("/v1beta/models", method="GET").json["models"][0]["name"] == f"models/{MODEL}"
+    assert gateway.ask(f"/v1/models/{MODEL}", method="GET", headers={"anthropic-version": "x"}).json["type"] == "model"
+    assert gateway.ask("/v1/models/other", method="GET").status == 404
+
+
+def test_keep_alive_pipelined_requests_and_chunked_bodies(gateway: GatewayProcess) -> None:
+    body = json.dumps(request_of("openai-chat")).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n".encode()
+    chunked = (
+        b"".join(b"%x\r\n%s\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7))
+        + b"0\r\n\r\n"
+    )
+    plain = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    found = gateway.raw(plain + head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + plain, 3)
+    assert found.count(b"HTTP/1.1 200") == 3
+    expect = gateway.raw(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
+    assert expect.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+
+
+# -------------------------------------------------------------------------------------------------------------- refusing
+
+
+def refused(gateway: GatewayProcess, *args: Any, **named: Any) -> tuple[int, str | None]:
+    answer = gateway.ask(*args, **named)
+    return answer.status, answer.refused
+
+
+def test_refusals_come_in_the_clients_dialect(gateway: GatewayProcess, driver: DriverServer) -> None:
+    asked = len(driver.asked)
+    tools: dict[str, Any] = {
+        "openai-chat": {"web_search_options": {}},
+        "openai-responses": {"tools": [{"type": "web_search"}]},
+        "anthropic": {"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]},
+        "gemini": {"tools": [{"google_search": {}}]},
+    }
+    for dialect, fields in tools.items():
+        answer = gateway.ask(PATHS[dialect], request_of(dialect, **fields))
+        assert (answer.status, answer.refused) == (403, "hosted_tool")
+        assert answer.headers["x-should-retry"] == "false"
+        error = answer.json["error"]
+        assert "is not allowed in this run" in error["message"]
+        if dialect == "anthropic":
+            assert answer.json["type"] == "error" and error["type"] == "permission_error"
+        elif dialect == "gemini":
+            assert (error["code"], error["status"]) == (403, "PERMISSION_DENIED")
+        else:
+            assert error["code"] == "hosted_tool"
+    assert len(driver.asked) == asked
+    last = last_call(gateway)
+    assert (last.refused, last.status, last.tokens_in) == ("hosted_tool", 403, None)
+    assert "googleSearch" in last.error
+
+
+def test_hosted_tools_dont_slip_through(gateway: GatewayProcess, driver: DriverServer) -> None:
+    asked = len(driver.asked)
+    plain = json.dumps(request_of("openai-responses"))[:-1]
+    hidden = '"tools": [{"type": "web_search"}]'
+    path = PATHS["openai-responses"]
+    tricks: list[tuple[bytes, dict[str, str]]] = [
+        (f'{plain}, {hidden}, "tools": []}}'.encode(), {}),
+        (f'{plain}, "tools": [], "\\u0074ools": [{{"type": "web_search"}}]}}'.encode(), {}),
+        (f"{plain}, {hidden}}}".encode("utf-16"), {}),
+        (f"{plain}, {hidden}}}".encode(), {"Content-Type": "text/plain"}),
+        (f"{plain}, {hidden}}}".encode(), {"Content-Type": "application/json; charset=utf-7"}),
+        (f"{plain}, {hidden}}}".encode(), {"Content-Type": "multipart/form-data; boundary=x"}),
+        (f"{plain}, {hidden}}}".encode(), {"Content-Encoding": "gzip"}),
+        (f"\ufeff{plain}, {hidden}}}".encode(), {}),
+        (f'{plain}, "metadata": NaN}}'.encode(), {}),
+        (f"{plain}}}{plain}, {hidden}}}".encode(), {}),
+        (b"", {}),
+    ]
+    for data, headers in tricks:
+        answer = gateway.ask(path, data, headers)
+        assert 400 <= answer.status < 500 and answer.refused, (data, headers)
+    assert len(driver.asked) == asked
+
+
+def test_other_paths_methods_and_models_dont_pass(gateway: GatewayProcess, driver: DriverServer) -> None:
+    asked = len(driver.asked)
+    body = request_of("openai-chat")
+    assert refused(gateway, "/v1/files", body) == (404, "unknown_path")
+    assert refused(gateway, "/v1/chat/../files", body) == (404, "unknown_path")
+    assert refused(gateway, "/v1/chat%2Fcompletions", body) == (404, "unknown_path")
+    assert refused(gateway, "/v1/messages/batches", body) == (404, "unknown_path")
+    assert refused(gateway, "http://evil.example/v1/chat/completions", body) == (404, "unknown_path")
+    assert refused(gateway, "/v1/chat/completions", method="GET") == (405, "method")
+    assert refused(gateway, "/v1/chat/completions", body, method="DELETE") == (405, "method")
+    assert refused(gateway, "/v1/chat/completions?x=1", body) == (400, "query")
+    assert refused(gateway, "/v1/chat/completions", {**body, "model": "gpt-99"}) == (404, "model_not_found")
+    assert refused(gateway, "/v1/chat/completions", {**body, "model": None}) == (404, "model_not_found")
+    assert refused(gateway, "/v1beta/models/other:generateContent", request_of("gemini")) == (404, "model_not_found")
+    assert refused(gateway, PATHS["gemini"], request_of("gemini", model="models/other")) == (400, "model")
+    assert refused(gateway, "/v1/responses", body, {"Upgrade": "websocket", "Connection": "Upgrade"}) == (
+        400,
+        "upgrade",
+    )
+    assert len(driver.asked) == asked
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", KEY])
+def test_without_the_runs_token_nothing_passes(
+    gateway: GatewayProcess, driver: DriverServer, token: str | None
+) -> None:
+    asked = len(driver.asked)
+    for path in (*PATHS.values(), "/v1/models", "/v1/files"):
+        answer = gateway.ask(path, request_of("openai-chat"), token=token)
+        assert (answer.status, answer.refused) == (401, "token")
+    assert len(driver.asked) == asked
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 5\r\nContent-Length: 50\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 5\r\nX: a\r\n b\r\n",
+        b"Content-Length : 5\r\n",
+        b"Content-Length: 0x5\r\n",
+        b"Content-Length: 5\nX: y\r\n",
+        b"Authorization: Bearer other\r\nContent-Length: 5\r\n",
+        b"Content-Type: text/plain\r\nContent-Length: 5\r\n",
+    ],
+)
+def test_requests_are_not_smuggled(gateway: GatewayProcess, driver: DriverServer, head: bytes) -> None:
+    """What follows is a second request, hidden in what may be taken for the first one's body."""
+    asked = len(driver.asked)
+    start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    found = gateway.raw(start.encode() + head + b"\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), "an answer, and no success"
+    assert b" 200 " not in found
+    assert len(driver.asked) == asked
+
+
+def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess) -> None:
+    start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    told = gateway.raw(start.encode() + b"Content-Length: 99999999999\r\n\r\n{")
+    assert b" 413 " in told
+    with socket.create_connection(("127.0.0.1", gateway.port or 0), timeout=60) as connection:
+        connection.sendall(start.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
+        try:
+            for _ in range(40):
+                connection.sendall(piece)
+        except OSError:
+            pass
+    wait_for(lambda: any(call.refused == "too_large" and call.request_bytes > 2**25 for call in gateway.calls(1)))
+    assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
+    assert b" 400 " in gateway.raw(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n")
+
+
+# --------------------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_the_drivers_errors_pass_without_the_key(driver: DriverServer, gateway: GatewayProcess, dialect: str) -> None:
+    for word, fault in (
+        ("429", "cluster"),
+        ("400", "agent"),
+        ("403", "cluster"),
+        ("html", "cluster"),
+        ("empty", "cluster"),
+    ):
+        body = request_of(dialect, word)
+        before = gateway.totals()
+        answer = gateway.ask(PATHS[dialect], body)
+        status, expected = direct(driver, PATHS[dialect], body)
+        assert (answer.status, answer.body, answer.refused) == (status, expected, None)
+        assert answer.headers.get("Retry-After") == ("7" if word == "429" else None)
+        last = last_call(gateway)
+        assert (last.status, last.fault, last.tokens_in, last.cost_usd) == (status, fault, None, None)
+        assert gateway.totals()["tokens_in"] == before["tokens_in"]
+    answer = gateway.ask(PATHS[dialect], request_of(dialect, "500"))
+    assert answer.status == 500 and KEY.encode() not in answer.body and b"your key was ***" in answer.body
+    last = last_call(gateway)
+    assert KEY not in last.model_dump_json() and "internal error" in last.error
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_a_conversation_beyond_the_window_is_the_drivers_answer(gateway: GatewayProcess, dialect: str) -> None:
+    answer = gateway.ask(PATHS[dialect], request_of(dialect, "word " * 5000))
+    assert answer.status == 400 and answer.refused is None
+    said = answer.json["error"]["message"]
+    assert "maximum" in said
+    assert last_call(gateway).fault == "agent"
+
+
+@pytest.mark.parametrize("dialect", ["openai-chat", "openai-responses", "anthropic"])
+def test_a_stream_that_the_driver_cuts_is_cut_and_counted_by_what_came(gateway: GatewayProcess, dialect: str) -> None:
+    calls = gateway.totals()["calls"]
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        gateway.ask(PATHS[dialect], request_of(dialect, "cut", stream=True))
+    assert caught.value.partial.count(b"data: ") == 4
+    gateway.totals(calls + 1)
+    last = last_call(gateway)
+    assert last.estimated and last.fault == "cluster" and not last.left
+    assert 1 <= last.tokens_in <= 500 and last.tokens_out < 400
+    if dialect == "anthropic":
+        assert last.tokens_in == 500, "its first event tells the input"
+
+
+def test_an_answer_that_the_driver_cuts_is_cut(gateway: GatewayProcess) -> None:
+    calls = gateway.totals()["calls"]
+    with pytest.raises(http.client.IncompleteRead):
+        gateway.ask(PATHS["anthropic"], request_of("anthropic", "cut"))
+    gateway.totals(calls + 1)
+    assert last_call(gateway).estimated
+
+
+@pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
+def test_a_client_that_leaves_pays_for_the_answer(gateway: GatewayProcess, dialect: str) -> None:
+    calls = gateway.totals()["calls"]
+    before = gateway.totals()["tokens_out"]
+    connection = gateway.connect()
+    body = json.dumps(request_of(dialect, "slow", stream=True))
+    connection.request("POST", PATHS[dialect], body, {"Content-Type": "application/json", "x-api-key": TOKEN})
+    answer = connection.getresponse()
+    assert answer.readline()
+    answer.close()
+    connection.close()
+    assert gateway.totals(calls + 1)["tokens_out"] - before == 60
+    last = last_call(gateway)
+    assert last.left and not last.estimated
+    assert (last.tokens_in, last.tokens_out) == (100, 60)
+
+
+def test_retries_of_clients_are_calls_of_their_own(gateway: GatewayProcess) -> None:
+    calls = gateway.totals()["calls"]
+    for _ in range(3):
+        gateway.ask(PATHS["openai-chat"], request_of("openai-chat", "again"), {"Idempotency-Key": "one"})
+    assert gateway.totals(calls + 3)["calls"] == calls + 3
+
+
+def test_a_wrong_key_is_the_clusters_fault_and_is_quoted_nowhere(tmp_path: Path) -> None:
+    with DriverServer([Turn("x")], key="another") as driver, behind(driver, tmp_path) as gateway:
+        for dialect, path in PATHS.items():
+            answer = gateway.ask(path, request_of(dialect))
+            assert answer.status == 401
+            assert "refuses the suite's key" in answer.json["error"]["message"]
+            assert "invalid API key" not in answer.body.decode()
+        last = gateway.calls(4)[-1]
+        assert last.fault == "cluster" and "key" in last.error and last.refused is None
+        gateway.end()
+        assert "key_file" in gateway.stderr.read_text()
+        for path in tmp_path.iterdir():
+            if path.is_file():
+                assert KEY not in path.read_text() and TOKEN not in path.read_text()
+
+
+def test_a_key_that_was_corrected_is_read_again(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("old\n")
+    with DriverServer([Turn("x")], key="new") as driver:
+        upstream = {"url": driver.url, "key_file": str(key_file), "timeout_s": 60}
+        with GatewayProcess(tmp_path, upstream) as gateway:
+            assert gateway.ask(PATHS["anthropic"], request_of("anthropic")).status == 401
+            key_file.write_text("new\n")
+            statuses = [gateway.ask(PATHS["anthropic"], request_of("anthropic")).status for _ in range(2)]
+            assert statuses[-1] == 200
+
+
+def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
+    script = [Pace(Turn("late"), after_s=20), Pace(Turn("first, and then nothing"), event_s=20)]
+    with DriverServer(script) as driver, GatewayProcess(tmp_path, {"url": driver.url, "timeout_s": 1.0}) as gateway:
+        answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
+        assert (answer.status, answer.headers["x-should-retry"]) == (504, "true")
+        with pytest.raises(http.client.IncompleteRead):
+            gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
+        first, second = gateway.calls(2)
+        assert first.fault == "cluster" and "driver_timeout" in first.error and first.tokens_in is None
+        assert second.estimated and second.fault == "cluster"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def test_a_driver_that_cant_be_reached(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path, {"url": f"http://127.0.0.1:{free_port()}/v1", "retries": 2}) as gateway:
+        for dialect, path in PATHS.items():
+            answer = gateway.ask(path, request_of(dialect))
+            assert (answer.status, answer.headers["Retry-After"]) == (502, "10")
+            assert answer.json["error"]["message"]
+        last = gateway.calls(4)[-1]
+        assert last.tries == 3 and last.fault == "cluster" and "can't be reached" in last.error
+
+
+def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+    class Redirects(DriverServer):
+        def _answer(self, handler: Any, asked: Any, dialect: str) -> None:
+            self._send(handler, 307, b"", {"Location": f"{self.root}/stolen"})
+
+    with Redirects([Turn("x")]) as driver, behind(driver, tmp_path) as gateway:
+        answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
+        assert answer.status == 502 and "Location" not in answer.headers
+        assert [each.path for each in driver.asked] == ["/v1/chat/completions"]
+
+
+def endpoint(path: Path, url: str, *, ready: bool = True, generation: int = 1) -> None:
+    state: Any = "ready" if ready else "starting"
+    write_endpoint(
+        path, DriverEndpoint(name="d", url=url, model=MODEL, generation=generation, host="h", pid=1, state=state)
+    )
+
+
+def test_a_driver_that_dies_and_comes_back_elsewhere(tmp_path: Path) -> None:
+    file, key = tmp_path / "driver.json", tmp_path / "driver.key"
+    key.write_text("key-of-first")
+    first = DriverServer([Turn("from the first")], key="key-of-first")
+    endpoint(file, first.url)
+    upstream = {"endpoint_file": str(file), "key_file": str(key), "timeout_s": 120, "retries": 0}
+    with GatewayProcess(tmp_path, upstream) as gateway, concurrent.futures.ThreadPoolExecutor() as pool:
+        body = request_of("anthropic")
+        headers = {"x-api-key": TOKEN}
+        assert b"from the first" in gateway.ask(PATHS["anthropic"], body, headers, token=None).body
+        assert first.asked[-1].headers["authorization"] == "Bearer key-of-first", "vllm looks for a bearer token alone"
+        first.kill()
+        endpoint(file, first.url, ready=False)
+        waiting = [pool.submit(gateway.ask, PATHS["anthropic"], body) for _ in range(5)]
+        time.sleep(1.5)
+        assert not any(each.done() for each in waiting)
+        key.write_text("key-of-second")
+        with DriverServer([Turn("from the second")], key="key-of-second") as second:
+            endpoint(file, second.url, generation=2)
+            assert all(b"from the second" in each.result(60).body for each in waiting)
+        assert gateway.calls(6)[-1].tries > 1
+
+
+def test_an_endpoint_file_that_names_nothing(tmp_path: Path) -> None:
+    upstream = {"endpoint_file": str(tmp_path / "none.json"), "timeout_s": 1.0}
+    with GatewayProcess(tmp_path, upstream) as gateway:
+        answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
+        assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
+        for text in (
+            "",
+            "{",
+            "[]",
+            '{"url": "file:///etc/passwd", "ready": true}',
+            '{"ready": true}',
+            '{"url": 5, "ready": true}',
+        ):
+            (tmp_path / "none.json").write_text(text)
+            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 503
+
+
+def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
+    """Certificates are checked: a driver's address is no reason to trust whoever answers there."""
+    done = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1", "-subj", "/CN=localhost"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip("there is no openssl here")
+    with DriverServer([Turn("x")]) as driver:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+        driver._server.socket = context.wrap_socket(driver._server.socket, server_side=True)
+        with GatewayProcess(tmp_path, f"https://localhost:{driver.port}/v1") as gateway:
+            answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
+            assert answer.status == 502
+            assert "certificate" in gateway.calls(1)[0].error
+        assert not driver.asked
+
+
+# ---------------------------------------------------------------------------------------------------------------- budgets
+
+
+def test_a_budget_of_tokens_ends_with_a_refusal_and_holds_over_restarts(tmp_path: Path) -> None:
+    turn = Turn("x", tokens_in=300, tokens_out=100)
+    with DriverServer([turn]) as driver:
+        limits = {"tokens": 1000, "cost_usd": None}
+        driver.script = [turn] * 100
+        with behind(driver, tmp_path, limits=limits, prices=PRICES) as gateway:
+            first = [gateway.ask(PATHS["anthropic"], request_of("anthropic")).status for _ in range(2)]
+            assert first == [200, 200]
+            gateway.totals(2)
+            gateway.process.kill()
+            gateway.process.wait()
+        with behind(driver, tmp_path, limits=limits, prices=PRICES, attempt=2, elapsed_s=100.0) as gateway:
+            told = gateway.totals()
+            assert (told["tokens_in"], told["tokens_out"], told["calls"], told["exhausted"]) == (600, 200, 2, None)
+            assert gateway.ask(PATHS["anthropic"], request_of("anthropic")).status == 200
+            assert gateway.totals(3)["exhausted"] == "tokens"
+            for dialect, path in PATHS.items():
+                answer = gateway.ask(path, request_of(dialect))
+                assert (answer.status, answer.refused) == (403, "budget_exhausted")
+                assert "1,000 tokens is used up" in answer.json["error"]["message"]
+            lines = gateway.calls(7)
+            assert [line.number for line in lines] == list(range(1, 8))
+            assert lines[2].attempt == 2 and lines[2].elapsed_s >= 100
+            assert wait_for(lambda: gateway.totals()["refused"] == 4)
+
+
+def test_a_budget_of_cost(tmp_path: Path) -> None:
+    turn = Turn("x", tokens_in=1000, tokens_out=100)
+    with (
+        DriverServer([turn] * 9) as driver,
+        behind(driver, tmp_path, limits={"cost_usd": 0.005}, prices=PRICES) as gateway,
+    ):
+        statuses = [gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status for _ in range(4)]
+        assert statuses == [200, 200, 200, 403]
+        told = gateway.totals(3)
+        assert told["exhausted"] == "cost" and told["cost_usd"] == pytest.approx(0.006)
+
+
+def test_requests_at_once_dont_pass_the_limit_together(tmp_path: Path) -> None:
+    def slow(conversation: Conversation) -> Pace:
+        return Pace(Turn("x", tokens_in=20, tokens_out=500), after_s=0.5)
+
+    with DriverServer(slow) as driver, behind(driver, tmp_path, limits={"tokens": 2000}) as gateway:
+        body = request_of("openai-chat", max_tokens=500)
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda _: gateway.ask(PATHS["openai-chat"], body), range(20)))
+        passed = [each for each in answers if each.status == 200]
+        waits = [each for each in answers if each.status == 429]
+        assert 1 <= len(passed) <= 5
+        assert len(waits) + len(passed) == 20
+        assert all(each.refused == "budget_reserved" and each.headers["Retry-After"] for each in waits)
+        assert gateway.totals(len(passed))["tokens_out"] <= 2500
+        while (answer := gateway.ask(PATHS["openai-chat"], body)).status == 200:
+            pass
+        assert answer.refused == "budget_exhausted"
+        told = gateway.totals()
+        assert 1900 <= told["tokens_in"] + told["tokens_out"] <= 2000 + 520
+
+
+def test_a_driver_that_tells_no_usage_is_not_free(tmp_path: Path) -> None:
+    class Silent(DriverServer):
+        def _send(self, handler: Any, status: int, body: bytes, headers: Any = None, cut: Any = None) -> None:
+            value = json.loads(body)
+            value.pop("usage", None)
+            super()._send(handler, status, json.dumps(value).encode(), headers, cut)
+
+    with Silent([Turn("word " * 100)]) as driver, behind(driver, tmp_path) as gateway:
+        assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat", "text " * 400)).status == 200
+        line = gateway.calls(1)[0]
+        assert line.estimated and 400 < line.tokens_in < 700 and 100 < line.tokens_out < 200
+
+
+# ---------------------------------------------------------------------------------------------------------------- process
+
+
+def test_a_closed_gateway_refuses_and_lets_run_what_runs(tmp_path: Path) -> None:
+    with (
+        DriverServer([Pace(Turn("one two three four"), event_s=0.3)] * 2) as driver,
+        behind(driver, tmp_path) as gateway,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        running = pool.submit(gateway.ask, PATHS["anthropic"], request_of("anthropic", stream=True))
+        wait_for(lambda: driver.asked)
+        gateway.tell({"closed": "the wall clock's budget is over"})
+        answer = wait_for(lambda: (found := gateway.ask(PATHS["gemini"], request_of("gemini"))).status != 200 and found)
+        assert (answer.status, answer.refused) == (403, "driver_closed")
+        assert "wall clock's budget is over" in answer.json["error"]["message"]
+        assert running.result(60).body.endswith(b'{"type": "message_stop"}\n\n')
+
+
+def test_bodies_are_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies"
+    with DriverServer([Turn("an answer")], key=KEY) as driver, behind(driver, tmp_path, bodies=str(bodies)) as gateway:
+        gateway.ask(PATHS["anthropic"], request_of("anthropic", f"my token is {TOKEN}", stream=True))
+        gateway.calls(1)
+    assert sorted(path.name for path in bodies.iterdir()) == ["000001.answer", "000001.request"]
+    assert b"my token is ***" in (bodies / "000001.request").read_bytes()
+    assert (bodies / "000001.answer").read_bytes().endswith(b'{"type": "message_stop"}\n\n')
+    assert {path.stat().st_mode & 0o777 for path in bodies.iterdir()} == {0o600}
+
+
+def test_no_secret_is_in_argv_environment_log_or_words(gateway: GatewayProcess) -> None:
+    folder = Path(f"/proc/{gateway.process.pid}")
+    argv = (folder / "cmdline").read_bytes()
+    assert TOKEN.encode() not in argv and KEY.encode() not in argv
+    gateway.calls(1)
+    log = gateway.log.read_text()
+    assert TOKEN not in log and KEY not in log and "Bearer" not in log
+    words = gateway.stderr.read_text()
+    assert TOKEN not in words and KEY not in words and "Traceback" not in words
+    assert gateway.socket.stat().st_mode & 0o777 == 0o600
+    if os.getuid():
+        with pytest.raises(PermissionError):
+            (folder / "environ").read_bytes()
+
+
+def test_signals_that_reach_a_whole_job_dont_end_it(tmp_path: Path) -> None:
+    with DriverServer([Turn("x")]) as driver, behind(driver, tmp_path) as gateway:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            gateway.process.send_signal(number)
+        assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
+        assert gateway.end() == 0
+        assert not gateway.socket.exists()
+
+
+def test_it_ends_with_the_supervisor(tmp_path: Path) -> None:
+    """By the end of its input; and where somebody else holds that open, by the kernel's hand."""
+    with DriverServer([Turn("x")]) as driver:
+        with behind(driver, tmp_path) as gateway:
+            assert gateway.process.stdin is not None
+            gateway.process.stdin.close()
+            assert gateway.process.wait(60) == 0
+        told = {"port": 0, "token": TOKEN, "upstream": {"url": driver.url}, "model": MODEL, "log": str(tmp_path / "l")}
+        parent = (
+            "import subprocess, sys, os, time\n"
+            "p = subprocess.Popen([sys.executable, '-m', 'autorl_hpc.gateway'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+            f"p.stdin.write({json.dumps(json.dumps(told) + chr(10))}.encode()); p.stdin.flush()\n"
+            "p.stdout.readline()\n"
+            "holder = subprocess.Popen(['sleep', '300'], stdin=subprocess.DEVNULL, pass_fds=[p.stdin.fileno()], stdout=subprocess.DEVNULL)\n"
+            "print(p.pid, holder.pid, flush=True)\n"
+            "time.sleep(300)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as supervisor:
+            assert supervisor.stdout is not None
+            pid, holder = map(int, supervisor.stdout.readline().split())
+            supervisor.kill()
+        try:
+            wait_for(
+                lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+            )
+        finally:
+            os.kill(holder, signal.SIGKILL)
+
+
+def test_a_supervisor_that_doesnt_read_stops_nothing(tmp_path: Path) -> None:
+    with DriverServer([Turn("x")]) as driver:
+        told = {
+            "port": 0,
+            "token": TOKEN,
+            "upstream": {"url": driver.url},
+            "model": MODEL,
+            "log": str(tmp_path / "l.jsonl"),
+        }
+        with subprocess.Popen(
+            [sys.executable, "-m", "autorl_hpc.gateway"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            try:
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(json.dumps(told).encode() + b"\n")
+                process.stdin.flush()
+                port = json.loads(process.stdout.readline())["port"]
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                headers = {"Authorization": f"Bearer {TOKEN}"}
+                for _ in range(1200):  # a pipe holds 64 KiB; each line has about 120 bytes
+                    connection.request("POST", "/v1/files", b"", headers)
+                    connection.getresponse().read()
+                connection.request("GET", "/v1/models", headers=headers)
+                assert connection.getresponse().status == 200
+                connection.close()
+                process.stdin.write(b'{"stop": true}\n')
+                process.stdin.flush()
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"no json\n",
+        b"{}\n",
+        b"",
+        json.dumps({"token": KEY, "upstream": {"url": "ftp://x"}, "model": "m", "log": "/tmp/x"}).encode() + b"\n",
+        json.dumps({"token": KEY, "upstream": {"url": "http://x", "key": 5}, "model": "m", "log": "x"}).encode() + b"\n",
+        json.dumps({"token": "secret", "upstream": {"url": "http://x"}, "model": "m", "log": "x"}).encode() + b"\n",
+        json.dumps({"token": KEY, "upstream": {"url": "http://x"}, "model": "m", "log": "x", "limits": {"cost_usd": 1}}).encode() + b"\n",
+        json.dumps({"token": KEY, "upstream": {"url": "http://x"}, "model": "m", "log": "x", "new": KEY}).encode() + b"\n",
+    ],
+)  # fmt: skip
+def test_wrong_settings_end_it_with_words_that_quote_no_secret(told: bytes) -> None:
+    done = subprocess.run([sys.executable, "-m", "autorl_hpc.gateway"], input=told, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert KEY.encode() not in done.stderr and b"secret" not in done.stderr and b"Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_a_socket_whose_path_is_longer_than_the_kernel_takes(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    with DriverServer([Turn("x")]) as driver, behind(driver, folder, port=None) as gateway:
+        assert gateway.port is None
+        assert gateway.socket.is_socket()
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            connection = http.client.HTTPConnection("x", timeout=60)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect("driver.sock")
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+        finally:
+            os.chdir(before)
+
+
+def test_a_proxy_is_used_for_other_machines_alone(tmp_path: Path) -> None:
+    """The proxy is a server of ours that sees absolute addresses."""
+
+    class Proxy(DriverServer):
+        def _serve(self, handler: Any) -> None:
+            if handler.path.startswith("http://driver.example/"):
+                self.broken_off += 1
+                handler.path = handler.path.removeprefix("http://driver.example")
+            super()._serve(handler)
+
+    with Proxy([Turn("through the proxy")], key=KEY) as proxy:
+        upstream = {"url": "http://driver.example/v1", "key": KEY, "proxy": proxy.root}
+        with GatewayProcess(tmp_path, upstream) as gateway:
+            answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
+            assert answer.status == 200 and b"through the proxy" in answer.body
+            assert proxy.broken_off == 1
+        upstream = {"url": proxy.url, "key": KEY, "proxy": f"http://127.0.0.1:{free_port()}"}
+        with GatewayProcess(tmp_path, upstream) as gateway:
+            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
