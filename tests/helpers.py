@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import json
 import os
@@ -132,8 +133,10 @@ class Cluster:
             from autorl_hpc.files.share import PACKAGE
 
             self.code = self.share
+            # With what is compiled: the suite's processes write none, and each of them would compile all that it imports.
+            compileall.compile_dir(PACKAGE, quiet=2)
             for part in ("autorl_hpc", "tasks", "templates", "jobs"):
-                shutil.copytree(PACKAGE.parent / part, self.code / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(PACKAGE.parent / part, self.code / part)
         return self.code
 
     @property
