@@ -54,7 +54,7 @@ PATIENCE_S = 600.0
 """How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
 
 
-def wait_for(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "", *, patience_s: float = PATIENCE_S) -> Any:
     """Waits until `condition` gives something true and returns it."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
