@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from driver_server import DriverServer
-from helpers import wait_for
+from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.driver_log import DriverCall, read_calls
 
@@ -106,7 +106,7 @@ class GatewayProcess:
         return wait_for(lambda: len(found := list(read_calls(self.log))) >= count and found, what=f"{count} lines")
 
     def connect(self, unix: bool = False) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port or 0, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port or 0, timeout=240)
         if unix:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(60)
@@ -140,12 +140,12 @@ class GatewayProcess:
         """Bytes as they are, on a connection of their own; what comes back until it is closed, or until the end of so many answers, and
         what follows within a second."""
         found = b""
-        with socket.create_connection(("127.0.0.1", self.port or 0), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", self.port or 0), timeout=240) as connection:
             connection.sendall(data)
             try:
                 while part := connection.recv(65536):
                     found += part
-                    connection.settimeout(1.0 if found.count(b"HTTP/1.") >= answers else 60.0)
+                    connection.settimeout(1.0 if found.count(b"HTTP/1.") >= answers else 240.0)
             except (TimeoutError, ConnectionResetError):
                 pass
         return found
@@ -154,7 +154,7 @@ class GatewayProcess:
         """Stops it."""
         if self.process.poll() is None:
             self.tell({"stop": True})
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
     def __enter__(self) -> GatewayProcess:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import json
 import os
@@ -53,7 +54,7 @@ PATIENCE_S = 600.0
 """How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
 
 
-def wait_for(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "", *, patience_s: float = PATIENCE_S) -> Any:
     """Waits until `condition` gives something true and returns it."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -132,8 +133,10 @@ class Cluster:
             from autorl_hpc.files.share import PACKAGE
 
             self.code = self.share
+            # With what is compiled: the suite's processes write none, and each of them would compile all that it imports.
+            compileall.compile_dir(PACKAGE, quiet=2)
             for part in ("autorl_hpc", "tasks", "templates", "jobs"):
-                shutil.copytree(PACKAGE.parent / part, self.code / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(PACKAGE.parent / part, self.code / part)
         return self.code
 
     @property

@@ -262,7 +262,7 @@ class World:
         here = [seen for seen in self.seen.values() if seen.cluster is own]
         lost = {seen.name for seen in here if not seen.was_sealed() or (self.level == "none" and seen.won)}
         due = [seen.run_id for seen in here if seen.name not in lost]
-        wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}", RUN_S)
+        wait_for(functools.partial(own.finished, due), f"the closings of {own.experiment.path.name}", patience_s=RUN_S)
         if lost:
             grader.terminate()
         code = grader.wait(PATIENCE_S)

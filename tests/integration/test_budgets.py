@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from driver_server import DriverServer, Turn
-from helpers import VARIANTS, Cluster, alive, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.exchange import Progress
@@ -116,7 +116,7 @@ def test_tokens_out_closes_the_driver_and_ends_an_agent_that_never_submits(
         CALLS + "env > code/env\ndoes 'calls(100)'\nsleep 600\n",
         budget={"wall_clock": "60s", "tokens": 10 * TOKENS},
     )
-    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed, code = cluster.view(run_id).sealed, cluster.workspace(run_id) / "code"
     assert sealed is not None and sealed.driver is not None
     assert (sealed.ended_by, sealed.fault, sealed.submissions) == (EndedBy.TOKENS, None, ())
@@ -157,8 +157,8 @@ def gateways_left(cluster: Cluster) -> list[int]:
 
 def test_cost_out_leaves_a_grace_in_which_a_submission_counts(cluster: Cluster, driver: DriverServer) -> None:
     script = CALLS + "variants 0 1\ndoes 'calls(100); grace()'\n./submit output/v0 > code/answer\nsleep 600\n"
-    run_id = prepare(cluster, driver, script, budget={"wall_clock": "2m", "cost_usd": 0.004, "tokens": 10**6})
-    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    run_id = prepare(cluster, driver, script, budget={"wall_clock": "1h", "cost_usd": 0.004, "tokens": 10**6})
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
     assert view.sealed is not None and view.sealed.driver is not None
     assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.COST, (1,))
@@ -182,12 +182,12 @@ def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyP
     cluster.agent("one", script)
     budget = {"wall_clock": "100s", "gpu_hours": 20 / 3600, "max_submissions": 1}
     (run_id,) = cluster.prepare(["one"], budget=budget)
-    assert cluster.supervisor(run_id).wait(90) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view, code = cluster.view(run_id), cluster.workspace(run_id) / "code"
     assert view.sealed is not None and view.sealed.driver is None
     assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.GPU_HOURS, (1,))
     assert view.sealed.gpu_hours == pytest.approx(2 * view.sealed.elapsed_s / 3600)
-    assert 10.0 <= view.sealed.elapsed_s <= 10.0 + 5.0 + 7.0
+    assert 10.0 <= view.sealed.elapsed_s <= 10.0 + 5.0 + 60.0
     assert json.loads((code / "second").read_text())["code"] == "too_many_submissions"
     assert "OPENAI" not in (code / "env").read_text()
     for name in ("told", "time"):
@@ -211,9 +211,9 @@ def test_tokens_and_cost_carry_over_all_attempts(cluster: Cluster, driver: Drive
         supervisor = cluster.supervisor(run_id)
         wait_for((cluster.workspace(run_id) / "code" / f"up-{attempt}").exists, what="the agent's calls")
         supervisor.send_signal(end)
-        assert supervisor.wait(30) == (75 if end == signal.SIGTERM else -9), cluster.logs()
+        assert supervisor.wait(PATIENCE_S) == (75 if end == signal.SIGTERM else -9), cluster.logs()
         wait_for(lambda: not gateways_left(cluster), what="the gateway's end")
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and sealed.driver is not None
     assert sealed.driver.cost_usd == pytest.approx(0.006)
@@ -238,7 +238,7 @@ def test_a_killed_gateway_is_started_again_at_the_same_place(cluster: Cluster, d
     os.kill(gateway, signal.SIGKILL)
     wait_for(lambda: len(events(cluster, run_id, "gateway_started")) == 2, what="the next gateway")
     (code / "killed").touch()
-    assert supervisor.wait(60) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     assert (code / "statuses").read_text().split() == ["200"] * 3
     assert len({event["port"] for event in events(cluster, run_id, "gateway_started")}) == 1
     (crash,) = events(cluster, run_id, "gateway_crashed")
@@ -267,7 +267,7 @@ def test_another_runs_agent_is_not_let_in(cluster: Cluster, driver: DriverServer
     assert len(driver.conversations) == 1
     for supervisor in supervisors:
         supervisor.terminate()
-        assert supervisor.wait(30) == 75
+        assert supervisor.wait(PATIENCE_S) == 75
 
 
 def _status(url: str, token: str) -> int:
@@ -293,7 +293,7 @@ def test_an_agent_that_ends_early_is_reprompted(cluster: Cluster) -> None:
         'cd "$WORKSPACE"\ncat > code/told-$AUTORL_START\n[ $AUTORL_START = 3 ] && kill -9 $$\nexit 0\n'
     )
     (run_id,) = cluster.prepare(["one"], reprompts=3, matrix={"mode": "rl-only"}, budget={"tokens": 5, "gpu_hours": 2})
-    assert cluster.supervisor(run_id).wait(60) == 0, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed, workspace = cluster.view(run_id).sealed, cluster.workspace(run_id)
     assert sealed is not None and sealed.ended_by is EndedBy.AGENT_EXIT
     assert (sealed.starts, sealed.reprompts, sealed.exit_code) == (4, 3, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import Cluster, alive, wait_for
+from helpers import PATIENCE_S, Cluster, alive, wait_for
 from vllm_stand_in import make_program
 
 from autorl_hpc.files.driver_keys import read_key
@@ -24,7 +24,6 @@ from autorl_hpc.records.driver import DriverEndpoint
 from autorl_hpc.states import EXIT_RESUME, EndedBy, Fault
 
 LOCAL: dict[str, Any] = {"kind": "vllm", "model": "autorl/tiny", "context_tokens": 512, "args": ["--max-num-seqs=4"]}
-LONG_S = 120.0
 
 
 class World(Cluster):
@@ -58,7 +57,7 @@ class World(Cluster):
             return found if found is not None and good(found) else None
 
         try:
-            found: DriverEndpoint = wait_for(look, LONG_S, "the driver to be ready")
+            found: DriverEndpoint = wait_for(look, "the driver to be ready")
         except AssertionError as error:
             said = experiment.driver_log("local")
             log = said.read_text() if said.exists() else "no server"
@@ -112,12 +111,12 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     assert key not in command and "--max-model-len=512" in command and "--max-num-seqs=4" in command
     assert key not in here.driver_log("local").read_text() + world.logs()
     # The run had waited; with the driver there it goes to its end, and so does the driver, of itself.
-    assert stands_for_agents.wait(LONG_S) == 0, world.logs()
+    assert stands_for_agents.wait(PATIENCE_S) == 0, world.logs()
     sealed = world.view(run_id).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.AGENT_EXIT and sealed.fault is None
-    wait_for(lambda: not world.servers(), LONG_S, "the server to end with the last run")
+    wait_for(lambda: not world.servers(), "the server to end with the last run")
     ended = wait_for(
-        lambda: (e := read_endpoint(here.driver_endpoint("local"))) and e.state == "ended" and e, LONG_S, "its word"
+        lambda: (e := read_endpoint(here.driver_endpoint("local"))) and e.state == "ended" and e, "its word"
     )
     assert ended.problem == "no run is open to it" and not ended.ready
 
@@ -133,20 +132,20 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     assert ask(two, key) == "stand-in"
 
     (world.faults / "hang").touch()
-    wait_for(lambda: "hanging" in here.driver_log("local").read_text(), LONG_S, "the server to hang")
+    wait_for(lambda: "hanging" in here.driver_log("local").read_text(), "the server to hang")
     (world.faults / "hang").unlink()
     three = world.ready(here, lambda e: e.starts == two.starts + 1)
     assert ask(three, key) == "stand-in"
 
     (server,) = world.servers()
     os.kill(driver_job(here), signal.SIGKILL)  # as a node dies
-    wait_for(lambda: not alive(server), LONG_S, "the server to die with its job")
+    wait_for(lambda: not alive(server), "the server to die with its job")
     four = world.ready(here, lambda e: e.generation > three.generation)
     assert four.starts == 1 and ask(four, key) == "stand-in"
 
     old = driver_job(here)
     newer = world.start("job", "driver", str(here.path), "local")  # the scheduler started the job a second time
-    wait_for(lambda: not alive(old), LONG_S, "the older job to step back")
+    wait_for(lambda: not alive(old), "the older job to step back")
     five = world.ready(here, lambda e: e.generation > four.generation)
     assert ask(five, key) == "stand-in"
 
@@ -159,21 +158,21 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     for process in (keeper, newer, world.processes[-1]):
         process.terminate()
     for process in (keeper, newer, world.processes[-1]):
-        process.wait(LONG_S)
-    wait_for(lambda: not world.servers(), LONG_S, "no server to be left")
+        process.wait(PATIENCE_S)
+    wait_for(lambda: not world.servers(), "no server to be left")
 
 
 def test_a_driver_that_never_comes_up_is_the_clusters_fault_and_costs_no_budget(world: World) -> None:
     run_id = world.lay(patience_s=3)
     (world.faults / "fail").touch()
-    assert world.start("job", "driver", str(world.experiment.path), "local").wait(LONG_S) == 1
+    assert world.start("job", "driver", str(world.experiment.path), "local").wait(PATIENCE_S) == 1
     told = read_endpoint(world.experiment.driver_endpoint("local"))
     assert told is not None and told.state == "failed" and told.starts == 2
     assert told.problem == "its server ended with 1: ValueError: Free memory on device is less than desired"
     status = " ".join(world.run("status", str(world.experiment.path)).stdout.split())
     assert "driver local: failed" in status and "Free memory on device" in status
-    assert world.supervisor(run_id).wait(LONG_S) == EXIT_RESUME
-    assert world.supervisor(run_id).wait(LONG_S) == 0
+    assert world.supervisor(run_id).wait(PATIENCE_S) == EXIT_RESUME
+    assert world.supervisor(run_id).wait(PATIENCE_S) == 0
     sealed = world.view(run_id).sealed
     assert sealed is not None and sealed.fault is Fault.CLUSTER and sealed.elapsed_s == 0
     assert sealed.reason and "the driver local doesn't answer" in sealed.reason and "Free memory" in sealed.reason
@@ -181,7 +180,7 @@ def test_a_driver_that_never_comes_up_is_the_clusters_fault_and_costs_no_budget(
     world.program = world.faults / "nowhere"
     world.lay(name="other")
     other = world.root.experiment("other")
-    assert world.start("job", "driver", str(other.path), "local").wait(LONG_S) == 3
+    assert world.start("job", "driver", str(other.path), "local").wait(PATIENCE_S) == 3
     told = read_endpoint(other.driver_endpoint("local"))
     assert (
         told is not None
@@ -193,6 +192,6 @@ def test_a_driver_that_never_comes_up_is_the_clusters_fault_and_costs_no_budget(
 
 def test_a_driver_that_nobody_calls_for_long_ends(world: World) -> None:
     world.lay(idle_exit_s=2)
-    assert world.start("job", "driver", str(world.experiment.path), "local").wait(LONG_S) == 0
+    assert world.start("job", "driver", str(world.experiment.path), "local").wait(PATIENCE_S) == 0
     told = read_endpoint(world.experiment.driver_endpoint("local"))
     assert told is not None and told.problem and told.problem.startswith("no agent was at work for")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from driver_server import DriverServer
-from helpers import Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, wait_for
 from miniparts import parts
 from ministory import KEY, assert_told, engineer, experiment
 
@@ -20,6 +20,6 @@ def test_it_trains_submits_reads_improves_and_ends(cluster: Cluster, tmp_path: P
     with DriverServer(engineer, key=KEY, model="scripted") as driver:
         (run_id,) = cluster.prepare(["mini"], grader={"idle_exit_s": 900}, **experiment(driver, tmp_path))
         cluster.grader()
-        assert cluster.supervisor(run_id).wait(900) == 0, cluster.logs()
-        wait_for(lambda: cluster.finished([run_id]), 300, what="the run's end")
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+        wait_for(lambda: cluster.finished([run_id]), what="the run's end")
     assert_told(cluster, run_id)

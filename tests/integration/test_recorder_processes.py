@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.recorder import processes as processes_module
@@ -186,15 +186,19 @@ def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Wa
 
 def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Watched]) -> None:
     code = "import subprocess, time\nx = bytearray(200 * 2**20)\nopen('f', 'wb').write(bytes(5 * 2**20))\n"
-    code += "p = subprocess.Popen(['sleep', '1.5'])\ntime.sleep(2)\n"
+    code += "import os\np = subprocess.Popen(['sleep', '600'])\nwhile not os.path.exists('over'): time.sleep(0.05)\np.kill()\np.wait()\n"
     one = watched(sys.executable, "-c", code)
-    deadline = time.monotonic() + 1.2
-    while time.monotonic() < deadline:
+
+    def looks() -> bool:
         one.processes.look(one.now())
         one.sweep.look(one.now())
         one.usage._next_memory = 0.0
         one.usage.look(one.now())
-        time.sleep(0.1)
+        samples = one.samples()
+        return any(s.processes == 2 and (s.memory_bytes or 0) >= 200 * 2**20 for s in samples)
+
+    wait_for(looks, "both processes and their memory in a sample")
+    (one.folder / "w" / "over").touch()
     one.watch()
     one.close()
     samples = one.samples()
@@ -210,15 +214,17 @@ def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) ->
     """Its processes are known already, and those that start then are found by the mark."""
     code = (
         "import os, signal, subprocess, time\ntime.sleep(0.5)\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(0.3)\n"
-        "subprocess.run(['sh', '-c', '(sleep 30.25 &) &'])\ntime.sleep(30)\n"
+        "subprocess.run(['sh', '-c', '(sleep 300.25 &) &'])\ntime.sleep(300)\n"
     )
     one = watched(sys.executable, "-c", code)
-    deadline = time.monotonic() + 2.5
-    while time.monotonic() < deadline:
+
+    def late_one() -> bool:
         one.processes.look(one.now())
-        time.sleep(0.1)
+        return any(s.command == "sleep 300.25" for s in one.seen())
+
+    wait_for(late_one, "what began after the keeper's end")
     seen = one.close()
-    assert ended(seen, "sleep 30.25").exit_code in (-signal.SIGKILL, None)
+    assert ended(seen, "sleep 300.25").exit_code in (-signal.SIGKILL, None)
 
 
 def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +244,13 @@ def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], mon
 
 def test_a_fork_bomb_is_counted_and_not_followed(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "MAX_PROCESSES", 20)
-    one = watched("bash", "-c", "for i in $(seq 100); do sleep 8 & done; wait")
-    time.sleep(1.0)
+    one = watched("bash", "-c", "for i in $(seq 100); do sleep 600 & done; wait")
+
+    def seen() -> int:
+        one.processes.look(one.now())
+        return one.table.count
+
+    wait_for(lambda: seen() == 101, "all of them")
     begun = time.process_time()
     for _ in range(10):
         one.processes.look(one.now())
@@ -251,10 +262,14 @@ def test_a_fork_bomb_is_counted_and_not_followed(watched: type[Watched], monkeyp
 
 
 def test_looks_come_less_often_where_they_cost_more(watched: type[Watched]) -> None:
-    one = watched("bash", "-c", "for i in $(seq 300); do sleep 3 & done; wait")
-    time.sleep(1.0)
-    one.processes.look(one.now())
-    assert processes_module.LOOK_S < one.processes.every_s <= processes_module.SLOWEST_LOOK_S
+    one = watched("bash", "-c", "for i in $(seq 300); do sleep 600 & done; wait")
+
+    def every_s() -> float:
+        one.processes.look(one.now())
+        return one.processes.every_s
+
+    wait_for(lambda: every_s() > processes_module.LOOK_S, "rarer looks")
+    assert one.processes.every_s <= processes_module.SLOWEST_LOOK_S
     one.close()
 
 

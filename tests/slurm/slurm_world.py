@@ -130,7 +130,7 @@ class World(Cluster):
 
     def wait_over(self, patience_s: float = PATIENCE_S) -> None:
         """Until every run is closed and no job is left."""
-        self.until(lambda: self.finished(self.runs), "all runs to be closed", patience_s)
+        self.until(lambda: self.finished(self.runs), "all runs to be closed", patience_s=patience_s)
         self.until(lambda: not self.alive_jobs(), "no job to be left")
 
     def wait_agent(self, run_id: str, attempt: int = 1) -> None:
@@ -192,10 +192,10 @@ class World(Cluster):
             assert waiting(self.experiment.queue) == []
             assert claimed_entries(self.experiment.claims) == {}
 
-    def until(self, look: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    def until(self, look: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
         """`wait_for` with the world's story when it fails."""
         try:
-            return wait_for(look, what, patience_s)
+            return wait_for(look, what, patience_s=patience_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 

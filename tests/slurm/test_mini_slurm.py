@@ -32,7 +32,7 @@ def test_mini_trains_submits_improves_and_outlives_a_requeue(
         (run,) = here.runs
         here.wait_agent(run, seconds=600)
         slurm.client("scontrol", "requeue", here.job_of("agents", 0))
-        here.wait_over(300)
+        here.wait_over()
     here.assert_whole()
     assert_told(here, run)
     assert driver.conversations[-1].text.count("interrupted before this command's outcome was known") == 1

@@ -158,9 +158,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     assert first is not None and first.ready and first.job_id == here.job_of("driver-local")
     slurm.client("scancel", here.job_of("driver-local"))
     watch = EndpointWatch(here.experiment.driver_endpoint("local"))
-    second = here.until(
-        lambda: (e := watch.ready()) and e.generation > first.generation and e, 60, "the driver's next job"
-    )
+    second = here.until(lambda: (e := watch.ready()) and e.generation > first.generation and e, "the driver's next job")
     assert second.job_id == here.job_of("driver-local", link=2) and second.url != first.url
     assert here.launch_facts()["jobs"] == []
     facts = json.loads(here.run("cancel", str(here.experiment.path), "--json").stdout)

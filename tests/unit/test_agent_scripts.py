@@ -74,7 +74,7 @@ def run(tmp: Path, agent: str, script: str = "start.sh", **more: str) -> dict[st
         input=words,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         cwd="/",
         check=False,
     )
@@ -160,6 +160,6 @@ def test_a_check_names_the_option_that_a_version_lost(tmp_path: Path, agent: str
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1 and f"this version of {PROGRAMS[agent]} has no" in done.stdout

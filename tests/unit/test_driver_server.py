@@ -46,7 +46,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def ask(driver: DriverServer, path: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", driver.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", driver.port, timeout=240)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
         answer = connection.getresponse()
@@ -169,7 +169,7 @@ def test_it_runs_as_a_program(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline().rpartition(":")[2].partition("/")[0])
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
             body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
             statuses = []
             for _ in range(3):
