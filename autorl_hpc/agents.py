@@ -60,7 +60,10 @@ class Agent:
         agents = self.folder.parent
         return [
             self.folder,
-            *(next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name) for name in self.file.include),
+            *(
+                next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name)
+                for name in self.file.include
+            ),
         ]
 
     def script(self, *, again: bool) -> str:

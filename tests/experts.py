@@ -79,7 +79,7 @@ class Workplace:
             "WORKSPACE": str(self.path),
             "MODEL_PATH": str(self.model),
             "DATA_PATH": str(self.path / "data"),
-            "PYTHONPATH": str(self.path / "environment"),
+            **({"PYTHONPATH": str(self.path / "environment")} if loaded.file.environment else {}),
             "AUTORL_SEED": "0",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -88,7 +88,7 @@ class Workplace:
 
     def bash(self, script: str, *, check: bool = True, **env: str) -> str:
         """Runs a piece of a start script, behind the experts' library; what it printed."""
-        library = 'set -euo pipefail\nsource .agent/scripted/lib.sh\n'
+        library = "set -euo pipefail\nsource .agent/scripted/lib.sh\n"
         done = subprocess.run(
             ["bash", "-c", library + script],
             cwd=self.path,

@@ -56,9 +56,13 @@ def main() -> None:
     if len(folders) > 1:
         scores = [score(folder, meta, workspace) for folder in folders]
         for folder, value in zip(folders, scores, strict=True):
-            print(f"{folder}: {'not known' if value is None else f'{value:.4f}'} on the validation part", file=sys.stderr)
+            print(
+                f"{folder}: {'not known' if value is None else f'{value:.4f}'} on the validation part", file=sys.stderr
+            )
         if None not in scores:  # of equal ones the later
-            folders.sort(key=lambda folder: scores[folders.index(folder)] or 0.0)
+            folders = [
+                folder for _, folder in sorted(zip(scores, folders, strict=True), key=lambda pair: pair[0] or 0.0)
+            ]
     if folders:
         print(folders[-1])
 

@@ -154,7 +154,8 @@ def rows_of(goal: str, reward: float, sequences: Sequence[Tokens]) -> list[dict[
     if reward < 1.0 or not sequences:
         return [{"goal": goal, "reward": reward, "ids": [], "own": []}]
     return [
-        {"goal": goal, "reward": reward, "ids": one.ids.tolist(), "own": one.own.astype(int).tolist()} for one in sequences
+        {"goal": goal, "reward": reward, "ids": one.ids.tolist(), "own": one.own.astype(int).tolist()}
+        for one in sequences
     ]
 
 
@@ -181,7 +182,9 @@ def main() -> None:
     with Pool(source, episodes.workers_here(1)) as pool:
         for start in range(0, len(left), PART_GOALS):
             part: list[dict[str, Any]] = []
-            for goal, reward, spoken in Play(expert, pool, words, meta["recipe"]).of(left[start : start + PART_GOALS], until=until):
+            for goal, reward, spoken in Play(expert, pool, words, meta["recipe"]).of(
+                left[start : start + PART_GOALS], until=until
+            ):
                 part += rows_of(goal, reward, merged(spoken, most))
                 played.add(goal)
                 won += reward >= 1.0

@@ -11,11 +11,12 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autorl_rollouts.episodes import Episode, run_episodes
-from autorl_rollouts.pool import Pool
-from autorl_rollouts.source import Source, load
+if TYPE_CHECKING:  # other tasks have no such package in their workspace
+    from autorl_rollouts.episodes import Episode
+    from autorl_rollouts.pool import Pool
+    from autorl_rollouts.source import Source
 
 FILES = ("goals.jsonl", "train.jsonl")
 """Where goals lie, if the environment's file has no function `goals`."""
@@ -36,6 +37,8 @@ def interactive(meta: Mapping[str, Any]) -> bool:
 
 def source_of(workspace: Path, meta: Mapping[str, Any]) -> Source:
     """The task's environment over the training data."""
+    from autorl_rollouts.source import Source
+
     recipe = meta["recipe"]
     options = {**(recipe.get("options") or {}), "max_steps": recipe["max_steps"]}
     return Source(workspace / "environment" / "environment.py", "Environment", os.environ["DATA_PATH"], options=options)
@@ -43,6 +46,8 @@ def source_of(workspace: Path, meta: Mapping[str, Any]) -> Source:
 
 def all_goals(source: Source) -> Iterator[dict[str, Any]]:
     """The training goals, one after the other: all of them may be more than the memory holds."""
+    from autorl_rollouts.source import load
+
     listed = getattr(load(source.file), "goals", None)
     if listed is not None:
         yield from listed(Path(source.data))
@@ -95,6 +100,8 @@ def play(
     The copies of one goal are begun on one worker, which translates a game once for all of them: episodes are placed on
     workers in turn, so one goal's lie as many places apart as there are workers.
     """
+    from autorl_rollouts.episodes import run_episodes
+
     workers = len({pool.worker_of(slot) for slot in range(4096)})
     order: list[int] = []
     for start in range(0, len(goals), workers):

@@ -19,8 +19,16 @@ NOTHING = "Nothing happens."
 LAMP = "desklamp"
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 TASKS = (
-    (re.compile(r"(?:examine|look at) (?:an? |the |some )?(?P<thing>\w+) (?:with|under) (?:an? |the )?desklamp"), "look"),
-    (re.compile(r"(?:put two|find two) (?P<thing>\w+) (?:and put them )?(?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"), "two"),
+    (
+        re.compile(r"(?:examine|look at) (?:an? |the |some )?(?P<thing>\w+) (?:with|under) (?:an? |the )?desklamp"),
+        "look",
+    ),
+    (
+        re.compile(
+            r"(?:put two|find two) (?P<thing>\w+) (?:and put them )?(?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
+        ),
+        "two",
+    ),
     (
         re.compile(
             r"(?P<verb>clean|heat|cool) (?:some |an? |the )?(?P<thing>\w+) and put (?:it|them) (?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
@@ -128,7 +136,10 @@ class Expert:
             tool = _nearest(TOOLS[task.verb], room)
             return tool and _at(tool, room, f"{task.verb} {room.hand} with {tool}", open_it=False)
         if task.target is None:
-            lamp = next(((thing, where) for where, things in room.seen.items() for thing in things if _kind(thing) == LAMP), None)
+            lamp = next(
+                ((thing, where) for where, things in room.seen.items() for thing in things if _kind(thing) == LAMP),
+                None,
+            )
             return _at(lamp[1], room, f"use {lamp[0]}") if lamp else self._look_for(LAMP, room)
         target = next(iter(sorted({place for _, place in _placements(room)} & set(room.places))), None) or _nearest(
             task.target, room
@@ -162,7 +173,9 @@ class Expert:
 
 
 def _read(first: str, turns: Sequence[tuple[str, str]], task: Task) -> _Room:
-    room = _Room(sorted(set(THING.findall(first.split("Your task is to")[0])), key=lambda place: (_kind(place), _number(place))))
+    room = _Room(
+        sorted(set(THING.findall(first.split("Your task is to", maxsplit=1)[0])), key=lambda place: (_kind(place), _number(place)))
+    )
     for action, observation in turns:
         if observation.strip() == NOTHING:
             room.failed[action] += 1

@@ -23,7 +23,9 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - mean) / (deviation + 1e-4)
 
 
-def token_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, own: torch.Tensor, temperature: float) -> torch.Tensor:
+def token_logps(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, own: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """Log-probabilities of the policy's own tokens, [n] in the order of `own`'s true places; gradients flow.
 
     The head is applied where some row of the batch needs it, and not to the long prompts in between.

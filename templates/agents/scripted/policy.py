@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,11 @@ class Policy:
         self.small = machine.is_small(model)
         gpu = torch.cuda.is_available()
         half = gpu and not self.small
-        self.accelerator = Accelerator(cpu=not gpu, mixed_precision="bf16" if half else "no")
+        sharded = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # which chooses the device itself
+        self.accelerator = Accelerator(cpu=not gpu and not sharded, mixed_precision="bf16" if half else "no")
+        self.accelerator.print(
+            f"{self.accelerator.distributed_type}, {self.accelerator.num_processes} processes", flush=True
+        )
         if self.accelerator.state.deepspeed_plugin is not None:
             self.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         self.rate = machine.rates(model, lora=lora)[1]
@@ -53,18 +58,21 @@ class Policy:
         self.hand_over()
 
     def _sampler(self, new_tokens: int, gpu: bool) -> Any:
-        """vLLM's; or a bfloat16 copy; or, on a CPU or with a toy, the trained model itself."""
+        """vLLM's; or a copy, in bfloat16 where there is a GPU; or, on a CPU or with a toy, the trained model itself, unless its
+        weights are spread over processes: these don't sample in step."""
         import torch
 
         if vllm_is_there(self.accelerator.num_processes) and not self.small:
             return VllmSampler(
                 self.folder, self.words, max_new_tokens=new_tokens, max_tokens=self.limit, seed=machine.seed()
             )
-        if not gpu or self.small:
+        half = gpu and not self.small
+        if not half and self.accelerator.state.deepspeed_plugin is None:
             return Sampler(self.accelerator.unwrap_model(self.model), self.words, max_new_tokens=new_tokens)
         from transformers import AutoModelForCausalLM
 
-        copy = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.bfloat16).to(self.accelerator.device)
+        dtype = torch.bfloat16 if half else torch.float32
+        copy = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(self.accelerator.device)
         return Sampler(copy.requires_grad_(False), self.words, max_new_tokens=new_tokens)
 
     def hand_over(self) -> None:

@@ -47,7 +47,9 @@ def prompt_ids(sampler: Any, recipe: dict[str, Any], question: str) -> list[int]
     return list(sampler.encode(texts.prompt_text(recipe, question, sampler.words.tokenizer)))
 
 
-def right_answers(sampler: Any, rows: list[dict[str, Any]], recipe: dict[str, Any], until: float) -> list[dict[str, str]]:
+def right_answers(
+    sampler: Any, rows: list[dict[str, Any]], recipe: dict[str, Any], until: float
+) -> list[dict[str, str]]:
     """Right sampled answers to the questions, different ones, the shortest first."""
     kept: list[dict[str, str]] = []
     for start in range(0, len(rows), BATCH_QUESTIONS):
@@ -63,7 +65,9 @@ def right_answers(sampler: Any, rows: list[dict[str, Any]], recipe: dict[str, An
     return kept
 
 
-def won_episodes(sampler: Any, goals: list[Any], pool: Any, recipe: dict[str, Any], limit: int, until: float) -> list[Any]:
+def won_episodes(
+    sampler: Any, goals: list[Any], pool: Any, recipe: dict[str, Any], limit: int, until: float
+) -> list[Any]:
     """Token sequences of episodes with the full reward, at most `KEPT` a goal, the shortest first."""
     kept: list[Any] = []
     for start in range(0, len(goals), BATCH_GOALS):
@@ -97,12 +101,16 @@ def main() -> None:
         limit = int(sampler.words.tokenizer.model_max_length)
         with Pool(source, episodes.workers_here(1)) as pool:
             kept = won_episodes(sampler, goals, pool, recipe, limit, until)
-        write_part(given.out / "kept.jsonl.gz", [row for goal, sequences in kept for row in rows_of(goal, 1.0, sequences)])
+        write_part(
+            given.out / "kept.jsonl.gz", [row for goal, sequences in kept for row in rows_of(goal, 1.0, sequences)]
+        )
     else:
         rows = texts.read_rows(Path(os.environ["DATA_PATH"]) / "train.jsonl")
         rows = [row for row in rows if rewards.kind_of(row) and not texts.held_out(row)]
         if not rows:
-            sys.exit(f"no training row of {meta['task']} tells a right answer: nothing can be rejected; use the agent sft")
+            sys.exit(
+                f"no training row of {meta['task']} tells a right answer: nothing can be rejected; use the agent sft"
+            )
         kept = right_answers(sampler, rows, recipe, until)
         lines = "".join(json.dumps(row) + "\n" for row in kept)
         (given.out / "rows.jsonl").write_text(lines, encoding="utf-8")

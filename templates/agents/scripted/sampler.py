@@ -75,7 +75,9 @@ class Words:
         """Token ids of a conversation with the answer's beginning, None without a template."""
         if not getattr(self.tokenizer, "chat_template", None):
             return None
-        return self.encode(self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+        return self.encode(
+            self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        )
 
     def ending(self, *, chat: bool) -> list[int]:
         """The tokens that an answer ends with: the stop string, or the end token after a template or without a stop string."""

@@ -41,7 +41,9 @@ def main() -> None:
     rows = texts.read_rows(Path(os.environ["DATA_PATH"]) / "train.jsonl")
     rows = [row for row in rows if rewards.kind_of(row) and not texts.held_out(row)]
     if not rows:
-        sys.exit(f"no training row of {meta['task']} tells a right answer: there is no reward for RL here; use the agent sft")
+        sys.exit(
+            f"no training row of {meta['task']} tells a right answer: there is no reward for RL here; use the agent sft"
+        )
 
     from datasets import Dataset
     from sampler import vllm_is_there
@@ -64,7 +66,9 @@ def main() -> None:
         train_dataset=dataset,
         peft_config=machine.lora_config() if chosen.lora else None,
         callbacks=[
-            machine.clock_callback(deadline, keep=not small, early=None if small else lambda: early(trainer, chosen, workspace))
+            machine.clock_callback(
+                deadline, keep=not small, early=None if small else lambda: early(trainer, chosen, workspace)
+            )
         ],
         args=GRPOConfig(
             output_dir=str(workspace / "output" / f"log-{chosen.out.name}"),

@@ -111,7 +111,7 @@ class Run:
         played_s = time.monotonic() - started
         updates = self.sizes["updates"]
         told = self.learner.learn(
-            {number: group for number, group in zip(mine, groups, strict=True)},
+            dict(zip(mine, groups, strict=True)),
             lambda number: number * updates // len(numbers),
             updates,
         )
