@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import take
 from experts import Workplace
 
 GAME = '''
@@ -83,16 +84,16 @@ def online(place: Workplace, script: str, out: str, iterations: int, processes: 
 def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on(game: Workplace) -> None:
     told = online(game, "seldom", "one", 2, 1)
     assert "'mixed_groups'" in told and "'epoch': 2" in told
-    base = {name: value for name, value in _base(game).items()}
+    base = _base(game)
     one = game.weights("one")
     assert one.keys() == base.keys() and not same(one, base, 1e-5)
     assert "2 processes" in online(game, "seldom", "two", 2, 2)
     assert same(game.weights("two"), one, 2e-6)
     online(game, "often", "pieces", 1, 1)
-    assert same(game.weights("pieces"), game.weights("pieces"), 0) and not same(game.weights("pieces"), one, 1e-5)
+    assert not same(game.weights("pieces"), one, 1e-5)
     assert "going on from iteration 1" in online(game, "often", "pieces", 2, 1)
     assert same(game.weights("pieces"), one, 2e-6)
-    assert not list((game.path / "output" / "one").glob("*.bin"))
+    take(game.path / "output" / "one", game.path.parent / "taken")  # as intake does: else refused
     assert not list((game.path / "output").glob("*.partial"))
 
 

@@ -174,7 +174,10 @@ class Expert:
 
 def _read(first: str, turns: Sequence[tuple[str, str]], task: Task) -> _Room:
     room = _Room(
-        sorted(set(THING.findall(first.split("Your task is to", maxsplit=1)[0])), key=lambda place: (_kind(place), _number(place)))
+        sorted(
+            set(THING.findall(first.split("Your task is to", maxsplit=1)[0])),
+            key=lambda place: (_kind(place), _number(place)),
+        )
     )
     for action, observation in turns:
         if observation.strip() == NOTHING:
