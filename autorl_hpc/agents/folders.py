@@ -31,8 +31,13 @@ class Agent:
         return self.file.name
 
     def folders(self) -> list[Path]:
-        """The agent's folder and those it includes."""
-        return [self.folder, *(self.folder.parent / name for name in self.file.include)]
+        """The agent's folder and those it includes, which lie beside it or beside the folder of agents."""
+        agents = self.folder.parent
+        beside = (
+            next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name)
+            for name in self.file.include
+        )
+        return [self.folder, *beside]
 
     def script(self, *, again: bool) -> str:
         """The script that is run; `again`: the agent was interrupted before."""

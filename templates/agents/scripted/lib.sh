@@ -1,6 +1,8 @@
 # Shell functions of the scripted agents; source it from a start.sh that runs in the workspace.
 
 SCRIPTED="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+mkdir -p code output
+cp "$SCRIPTED"/*.py code/
 
 # Number of GPUs given to this run; without CUDA_VISIBLE_DEVICES there is none.
 gpu_count() {
@@ -11,20 +13,56 @@ gpu_count() {
   esac
 }
 
-# train STAGE FROM SHARE: runs code/train_STAGE.py from the model folder FROM with that share of the time left, and
-# writes output/STAGE. A stage that a run finished before it was interrupted is not done again.
-train() {
-  local stage="$1" from="$2" share="$3" gpus
-  if [[ -e "output/$stage.done" ]] && compgen -G "output/$stage/*.safetensors" >/dev/null; then
-    echo "$stage: finished before, kept"
-    return 0
-  fi
-  mkdir -p code output
-  cp "$SCRIPTED"/{texts,machine,"train_$stage"}.py code/
+# launch MODEL SCRIPT ARGUMENT...: a trainer by accelerate, by the configuration that the model needs on the GPUs that are there.
+launch() {
+  local model="$1" script="$2" gpus config parts where
+  shift 2
   gpus="$(gpu_count)"
-  local where=(--num_processes "$((gpus > 1 ? gpus : 1))" --num_machines 1 --main_process_port 0)
-  ((gpus > 1)) && where+=(--multi_gpu)
-  ((gpus == 0)) && where+=(--cpu)
-  accelerate launch "${where[@]}" --mixed_precision no --dynamo_backend no \
-    "code/train_$stage.py" --model "$from" --out "output/$stage" --share "$share"
+  read -r config parts < <(python3 code/fit.py "$model" "$gpus") || return 1
+  where=(--config_file "$SCRIPTED/../accelerate/$config.yaml" --num_processes "${EXPERT_PROCESSES:-$((gpus > 1 ? gpus : 1))}")
+  [[ "$config" == zero* ]] && where+=(--deepspeed_config_file "$SCRIPTED/../deepspeed/$config.json")
+  [[ "$parts" == lora ]] && set -- "$@" --lora
+  echo "$script: $config, $parts parameters"
+  accelerate launch "${where[@]}" "code/$script" --model "$model" "$@"
+}
+
+# finished STAGE: whether a run did it before it was interrupted.
+finished() {
+  [[ -e "output/$1.done" ]] || return 1
+  echo "$1: finished before, kept"
+}
+
+# played: whether the task is played in episodes.
+played() {
+  python3 -c 'import json; raise SystemExit(not json.load(open("run_meta.json"))["recipe"].get("max_steps"))'
+}
+
+# train_sft FROM SHARE: supervised training of the model folder FROM with that share of the time left, to output/sft. For a task
+# that is played an expert plays the training games first.
+train_sft() {
+  local more=()
+  finished sft && return 0
+  if played; then
+    python3 code/collect.py --model "$1" --out output/traces --share "$(python3 -c "print($2 / 2)")"
+    more=(--traces output/traces)
+  fi
+  launch "$1" train_sft.py --out output/sft --share "$2" "${more[@]}"
+}
+
+# train_grpo FROM SHARE: RL, to output/grpo; on whole episodes where the task is played.
+train_grpo() {
+  finished grpo && return 0
+  if played; then
+    launch "$1" train_online.py --out output/grpo --share "$2"
+  else
+    launch "$1" train_grpo.py --out output/grpo --share "$2"
+  fi
+}
+
+# submit_best FOLDER...: the one that is best on the validation part, marked final.
+submit_best() {
+  local best
+  best="$(python3 code/choose.py "$@" | tail -n 1)"
+  [[ -n "$best" ]] || { echo "nothing was trained: there is nothing to submit" >&2; return 1; }
+  python3 ./submit "$best" --final --wait --note "best of $* on own validation"
 }

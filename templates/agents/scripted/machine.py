@@ -7,31 +7,47 @@ imported inside the functions that need them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 SMALL_PARAMETERS = 10_000_000
 """Below it a model is a toy that wants large steps and needs few of them."""
-FLOAT32_BYTES_A_PARAMETER = 16
-"""Weights, gradients and AdamW's two moments in float32."""
-MEMORY_SHARE = 0.6
-"""Of a GPU's memory that those may take; the rest is for activations and generation."""
-TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
-"""Files beside the weights that a checkpoint takes over from its base as they are."""
+CHECKPOINTED_PARAMETERS = 400_000_000
+"""Above it activations are computed again instead of kept."""
+RATES = ((SMALL_PARAMETERS, 3e-4, 1.5e-4), (500_000_000, 1e-4, 5e-6), (3_000_000_000, 2e-5, 2e-6))
+"""Up to so many parameters: learning rates of supervised training and of RL, full weights."""
+LARGEST_RATES = (1e-5, 1e-6)
+LORA_FACTOR = 10.0
+"""LoRA wants larger steps than full weights do."""
+LORA_RANK = 32
+KEEP_S = 120.0
+"""At least so often what training needs to go on is written, where an interruption must not cost more."""
+RESERVE_SHARE, RESERVE_MAX_S = 0.1, 180.0
+"""Of the time left: kept for saving, choosing and submitting, and its upper end."""
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".index.json", ".py")
+"""Endings of files beside the tokenizer's that a checkpoint doesn't take over from its base."""
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The command line of a trainer: where from, where to, which share of the time left it may use."""
+def arguments(description: str, **extra: Mapping[str, Any]) -> argparse.Namespace:
+    """The command line of a trainer: where from, where to, which share of the time left it may use.
+
+    Args:
+        extra: further options by name, with their arguments for argparse.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model to start from")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint to write")
     parser.add_argument("--share", type=float, default=0.8, help="share of the time left that training may use")
+    parser.add_argument("--lora", action="store_true", help="train low-rank adapters, and merge them at the end")
+    for name, options in extra.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
     return parser.parse_args()
 
 
@@ -42,12 +58,12 @@ def read_meta(workspace: Path) -> dict[str, Any]:
 
 
 def seconds_left(workspace: Path, meta: Mapping[str, Any]) -> float:
-    """What `./time` says, as a number or under a key with "left" in it; the whole budget where it cannot be asked."""
+    """What `./time` says of the wall clock; the whole budget where it cannot be asked."""
     try:
         said = subprocess.run(["./time"], cwd=workspace, capture_output=True, timeout=60, check=True)
         answer = json.loads(said.stdout)
         if isinstance(answer, dict):
-            answer = next(value for key, value in answer.items() if "left" in key)
+            answer = answer["left_s"] if "left_s" in answer else next(v for k, v in answer.items() if "left" in k)
         return float(answer)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, StopIteration) as error:
         print(f"./time did not answer ({error!r}); planning with the whole budget", flush=True)
@@ -55,8 +71,9 @@ def seconds_left(workspace: Path, meta: Mapping[str, Any]) -> float:
 
 
 def deadline(workspace: Path, meta: Mapping[str, Any], share: float) -> float:
-    """The moment, on the monotonic clock, when a share of the time left is used."""
-    return time.monotonic() + share * seconds_left(workspace, meta)
+    """The moment, on the monotonic clock, when a share of the time left, less the reserve, is used."""
+    left_s = seconds_left(workspace, meta)
+    return time.monotonic() + share * (left_s - min(RESERVE_MAX_S, RESERVE_SHARE * left_s))
 
 
 def processes() -> int:
@@ -64,85 +81,191 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def load(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer, ready to train: float32 where the memory allows it, since small steps vanish in bfloat16."""
+def seed() -> int:
+    """The run's."""
+    return int(os.environ.get("AUTORL_SEED", "0"))
+
+
+def load(folder: Path, *, lora: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer, ready to train: float32, since small steps vanish in bfloat16 (DeepSpeed keeps its own float32
+    copy and makes bfloat16 of these); with `lora` the frozen weights are bfloat16 on a GPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    dtype = torch.float32
-    if torch.cuda.is_available():
-        # Models large enough for this to matter are stored with two bytes a parameter.
-        parameters = sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 2
-        memory_bytes = torch.cuda.get_device_properties(0).total_memory
-        if parameters * FLOAT32_BYTES_A_PARAMETER > MEMORY_SHARE * memory_bytes:
-            dtype = torch.bfloat16
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), tokenizer
+    half = lora and torch.cuda.is_available()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if half else torch.float32)
+    return model, tokenizer
+
+
+def lora_config() -> Any:
+    """Adapters on all linear layers but the head."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=LORA_RANK, lora_alpha=2 * LORA_RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def count(model: Any) -> int:
+    """Parameters of a model, also where ZeRO-3 has taken them apart."""
+    return sum(int(getattr(parameter, "ds_numel", 0) or parameter.numel()) for parameter in model.parameters())
 
 
 def is_small(model: Any) -> bool:
     """Whether a model is a toy; see `SMALL_PARAMETERS`."""
-    return bool(sum(parameter.numel() for parameter in model.parameters()) < SMALL_PARAMETERS)
+    return count(model) < SMALL_PARAMETERS
 
 
-def options(small: bool) -> dict[str, Any]:
+def rates(model: Any, *, lora: bool = False) -> tuple[float, float]:
+    """Learning rates of supervised training and of RL."""
+    number = count(model)
+    supervised, rl = next(((a, b) for most, a, b in RATES if number < most), LARGEST_RATES)
+    factor = LORA_FACTOR if lora else 1.0
+    return supervised * factor, rl * factor
+
+
+def options(model: Any) -> dict[str, Any]:
     """Options of a trl config that depend on where it runs and how large the model is, or are the same for all."""
     import torch
 
     gpu = torch.cuda.is_available()
     return {
-        "seed": int(os.environ.get("AUTORL_SEED", "0")),
+        "seed": seed(),
         "use_cpu": not gpu,
-        "bf16": gpu and not small and torch.cuda.is_bf16_supported(),
+        "bf16": gpu and not is_small(model) and torch.cuda.is_bf16_supported(),
         "dataloader_pin_memory": gpu,
-        "gradient_checkpointing": not small,
+        **({"gradient_checkpointing": True} if count(model) > CHECKPOINTED_PARAMETERS else {}),
         "report_to": "none",
-        "save_strategy": "no",
+        "save_strategy": "no",  # by the clock instead; see `clock_callback`
+        "save_total_limit": 1,
         "disable_tqdm": True,
         "logging_steps": 10,
     }
 
 
-def stop_at(moment: float) -> Any:
-    """A callback that ends training at a moment of the monotonic clock, on all processes at the same step."""
+def agreed(value: bool, device: Any) -> bool:
+    """Whether any process says so: all of them stop, or save, at the same step."""
     import torch
     import torch.distributed as dist
+
+    flag = torch.tensor(float(value), device=device)
+    if dist.is_initialized():
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item() > 0)
+
+
+def clock_callback(moment: float, *, keep: bool, early: Callable[[], None] | None = None) -> Any:
+    """A callback of trl's trainers that goes by the clock: it ends training at a moment of the monotonic clock, has the state
+    written every `KEEP_S` seconds if `keep`, and calls `early` once, when a third of the time is used."""
     from transformers import TrainerCallback
 
-    class StopAtDeadline(TrainerCallback):
+    class ByTheClock(TrainerCallback):
+        def __init__(self) -> None:
+            self.begun = self.kept = time.monotonic()
+            self.early = early
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            late = torch.tensor(float(time.monotonic() > moment), device=args.device)
-            if dist.is_initialized():
-                dist.all_reduce(late, op=dist.ReduceOp.MAX)
-            if late.item() > 0:
+            now = time.monotonic()
+            if agreed(now > moment, args.device):
                 print(f"time is up after step {state.global_step}", flush=True)
                 control.should_training_stop = True
+            elif self.early is not None and agreed(now > self.begun + (moment - self.begun) / 3, args.device):
+                call, self.early = self.early, None
+                call()
+            if keep and agreed(now > self.kept + KEEP_S, args.device):
+                control.should_save = True
+                self.kept = time.monotonic()
             return control
 
-    return StopAtDeadline()
+    return ByTheClock()
 
 
-def save(trainer: Any, base: Path, out: Path) -> None:
-    """Writes the checkpoint from the main process: safetensors in the base's dtype, its config and its tokenizer files.
+def last_state(folder: Path) -> str | None:
+    """The newest whole state that a trainer of trl has written below a folder: `trainer_state.json` comes last."""
+    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
+    if not found:
+        return None
+    newest = max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    print(f"going on from {newest}", flush=True)
+    return str(newest)
 
-    Written beside and renamed, then marked with `<out>.done`: a folder with a mark is whole. `Trainer.save_model` would
-    add a pickle of its arguments, which no checkpoint needs and graders refuse.
+
+def _is_json(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
+def save(accelerator: Any, model: Any, base: Path, out: Path, *, lora: bool = False) -> None:
+    """Writes the checkpoint: safetensors in the base's dtype, its config and its tokenizer files. All processes call it.
+
+    Written beside and renamed: a folder with that name is whole. `Trainer.save_model` would add a pickle of its arguments,
+    which no checkpoint needs and graders refuse.
+
+    Args:
+        base: the folder that `model` was loaded from.
+        lora: `model` is peft's; its adapters are merged into `base`'s weights.
     """
     import torch
 
-    if not trainer.accelerator.is_main_process:
-        return
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    stored = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    model.to(getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32"))
-    partial = out.with_name(out.name + ".partial")
-    for leftover in (partial, out):
-        shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(partial)
-    for source in base.iterdir():
-        if source.suffix in TOKENIZER_SUFFIXES and source.name != "config.json" and ".index." not in source.name:
-            shutil.copyfile(source, partial / source.name)
-    partial.rename(out)
+    state = accelerator.get_state_dict(model)  # gathers what ZeRO-3 has taken apart
+    if accelerator.is_main_process:
+        stored = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        dtype = getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32")
+        partial = out.with_name(out.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        plain = accelerator.unwrap_model(model)
+        if lora:
+            _save_merged(plain, state, base, partial, dtype)
+        else:
+            plain.save_pretrained(partial, state_dict=_as_stored(state, dtype))
+        for source in base.iterdir():
+            if source.is_file() and not source.name.endswith(WEIGHTS):
+                shutil.copyfile(source, partial / source.name)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+    accelerator.wait_for_everyone()
+
+
+def _as_stored(state: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    """The tensors in a dtype; one that stands under two names, as a tied head does, stays one."""
+    made: dict[tuple[int, Any], Any] = {}
+    stored = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in made:
+            made[key] = tensor.detach().to(dtype).cpu()
+        stored[name] = made[key]
+    return stored
+
+
+def _save_merged(plain: Any, state: Mapping[str, Any], base: Path, out: Path, dtype: Any) -> None:
+    """Merges on the CPU into the base's own weights, in float32: the trained model is left as it is."""
+    import torch
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    adapters = {name: tensor.float().cpu() for name, tensor in get_peft_model_state_dict(plain, state).items()}
+    fresh = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), lora_config())
+    set_peft_model_state_dict(fresh, adapters)
+    fresh.merge_and_unload().to(dtype).save_pretrained(out)
+
+
+def done(out: Path) -> None:
+    """Marks a stage as finished: it is not done again after an interruption."""
     out.with_name(out.name + ".done").touch()
+
+
+def submit(workspace: Path, folder: Path, note: str) -> None:
+    """Submits a checkpoint and returns when it is accepted or refused; what the answer is stands in the log."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        name = str(folder.resolve().relative_to(workspace.resolve()))
+        told = ["python3", "./submit", name, "--note", note, "--timeout", "300"]
+        said = subprocess.run(told, cwd=workspace, capture_output=True, text=True, timeout=330, check=False)
+        print(f"submitted {name}: {' '.join(said.stdout.split())[:500]}", flush=True)

@@ -5,6 +5,7 @@ Copied into `code/` of a workspace and used from there; nothing here is part of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -31,14 +32,26 @@ def prompt_text(recipe: Mapping[str, Any], question: str, tokenizer: Any) -> str
 
 
 def completion_text(recipe: Mapping[str, Any], question: str, answer: str, tokenizer: Any) -> str:
-    """The answer as the model should write it after the prompt; trl adds the end token where it is not there yet."""
-    clean = strip_marks(answer)
+    """The answer as the model should write it after the prompt; trl adds the end token where it is not there yet.
+
+    Code keeps its indentation: behind a prompt that asks for a block it is a whole function in one, else the body alone.
+    """
+    code = answer.startswith((" ", "\t"))
+    if code and "```" in str(recipe["prompt"]):
+        clean = f"```python\n{question}{answer.rstrip()}\n```"
+    else:
+        clean = answer.rstrip() if code else strip_marks(answer)
     if not wears_template(recipe, tokenizer):
-        return f" {clean}"
+        return clean if code else f" {clean}"
     prompt = prompt_text(recipe, question, tokenizer)
     turns = [*_turns(recipe, _filled(recipe, question)), {"role": "assistant", "content": clean}]
     whole = _rendered(tokenizer, turns, add_generation_prompt=False)
     return whole.removeprefix(prompt).rstrip() if whole.startswith(prompt) else clean
+
+
+def held_out(row: Mapping[str, Any]) -> bool:
+    """Whether a training row belongs to the validation part: one in ten, by its question."""
+    return hashlib.sha256(str(row["question"]).encode()).digest()[0] % 10 == 0
 
 
 def wears_template(recipe: Mapping[str, Any], tokenizer: Any) -> bool:

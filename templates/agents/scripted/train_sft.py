@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the task's demonstrations, or on its training rows where there are none.
+"""Supervised fine-tuning: on demonstrations, on training rows, on kept samples (`--rows`), or on an expert's episodes (`--traces`).
 
 Run as `accelerate launch --num_processes 1 code/train_sft.py --model MODEL --out output/sft`.
 """
@@ -8,20 +8,51 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import machine
 import texts
 
 BATCH = 32
-SMALL_STEPS, SMALL_RATE, SMALL_WARMUP = 30, 3e-4, 5
-LARGE_STEPS, LARGE_RATE, LARGE_EPOCHS = 500, 2e-5, 2
+SMALL_STEPS, SMALL_WARMUP = 30, 5
+LARGE_STEPS, LARGE_EPOCHS = 600, 3
 LARGE_DEVICE_BATCH = 4
 MAX_LENGTH = 1024
+TRACE_BATCH = 16
+SMALL_TRACE_STEPS = 60
+
+
+def question_rows(data: Path, given: Path | None) -> list[dict[str, Any]]:
+    """Rows with question and answer, without those that validate: the given ones, else demonstrations, else training rows."""
+    demonstrations = data / "demonstrations.jsonl"
+    rows = texts.read_rows(given or (demonstrations if demonstrations.exists() else data / "train.jsonl"))
+    return [row for row in rows if not texts.held_out(row)] or rows
+
+
+def as_text(rows: list[dict[str, Any]], recipe: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Prompts with what the model should write."""
+    return [
+        {
+            "prompt": texts.prompt_text(recipe, row["question"], tokenizer),
+            "completion": texts.completion_text(recipe, row["question"], row["answer"], tokenizer),
+        }
+        for row in rows
+    ]
+
+
+def as_tokens(folder: Path) -> list[dict[str, Any]]:
+    """Episodes cut into tokens; the loss is on the expert's own."""
+    from collect import read_traces
+
+    return [
+        {"input_ids": one.ids.tolist(), "completion_mask": one.own.astype(int).tolist()} for one in read_traces(folder)
+    ]
 
 
 def main() -> None:
     """Trains and saves; see `machine.arguments` for the command line."""
-    chosen = machine.arguments("SFT with trl")
+    path: dict[str, Any] = {"type": Path, "default": None}
+    chosen = machine.arguments("SFT with trl", rows=path, traces=path, steps={"type": int, "default": None})
     workspace, data = Path(os.environ["WORKSPACE"]), Path(os.environ["DATA_PATH"])
     meta = machine.read_meta(workspace)
     deadline = machine.deadline(workspace, meta, chosen.share)
@@ -29,41 +60,38 @@ def main() -> None:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
-    model, tokenizer = machine.load(chosen.model)
+    model, tokenizer = machine.load(chosen.model, lora=chosen.lora)
     small = machine.is_small(model)
-    demonstrations = data / "demonstrations.jsonl"
-    rows = texts.read_rows(demonstrations if demonstrations.exists() else data / "train.jsonl")
-    recipe = meta["recipe"]
-    dataset = Dataset.from_list(
-        [
-            {
-                "prompt": texts.prompt_text(recipe, row["question"], tokenizer),
-                "completion": texts.completion_text(recipe, row["question"], row["answer"], tokenizer),
-            }
-            for row in rows
-        ]
-    )
-    batch = max(1, min(BATCH // machine.processes(), BATCH if small else LARGE_DEVICE_BATCH))
-    steps = SMALL_STEPS if small else min(LARGE_STEPS, math.ceil(LARGE_EPOCHS * len(rows) / BATCH))
+    if chosen.traces:
+        rows, whole = as_tokens(chosen.traces), TRACE_BATCH
+        length, few = model.config.max_position_embeddings, SMALL_TRACE_STEPS
+    else:
+        rows, whole = as_text(question_rows(data, chosen.rows), meta["recipe"], tokenizer), BATCH
+        length, few = min(MAX_LENGTH, model.config.max_position_embeddings), SMALL_STEPS
+    batch = max(1, min(whole // machine.processes(), whole if small else LARGE_DEVICE_BATCH))
+    steps = chosen.steps or (few if small else min(LARGE_STEPS, math.ceil(LARGE_EPOCHS * len(rows) / whole)))
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
-        train_dataset=dataset,
-        callbacks=[machine.stop_at(deadline)],
+        train_dataset=Dataset.from_list(rows),
+        peft_config=machine.lora_config() if chosen.lora else None,
+        callbacks=[machine.clock_callback(deadline, keep=not small)],
         args=SFTConfig(
-            output_dir=str(workspace / "output" / "log-sft"),
+            output_dir=str(workspace / "output" / f"log-{chosen.out.name}"),
             max_steps=steps,
             per_device_train_batch_size=batch,
-            gradient_accumulation_steps=max(1, BATCH // (batch * machine.processes())),
-            learning_rate=SMALL_RATE if small else LARGE_RATE,
+            gradient_accumulation_steps=max(1, whole // (batch * machine.processes())),
+            learning_rate=machine.rates(model, lora=chosen.lora)[0],
             lr_scheduler_type="cosine",
             warmup_steps=SMALL_WARMUP if small else steps // 20,
-            max_length=min(MAX_LENGTH, model.config.max_position_embeddings),
-            **machine.options(small),
+            max_length=length,
+            **machine.options(model),
         ),
     )
-    trainer.train()
-    machine.save(trainer, chosen.model, chosen.out)
+    trainer.train(resume_from_checkpoint=machine.last_state(Path(trainer.args.output_dir)))
+    machine.save(trainer.accelerator, trainer.model_wrapped, chosen.model, chosen.out, lora=chosen.lora)
+    if trainer.accelerator.is_main_process:
+        machine.done(chosen.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Supervised fine-tuning, then GRPO from its checkpoint: two submissions. The first is scored while the second trains.
+# Supervised fine-tuning, then GRPO from its checkpoint. The first is submitted while the second trains; the best one is final.
 set -euo pipefail
 cd "$WORKSPACE"
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripted/lib.sh"
-train sft "$MODEL_PATH" 0.3
+train_sft "$MODEL_PATH" 0.3
 python3 ./submit output/sft
-train grpo output/sft 0.8
-python3 ./submit output/grpo --wait
+train_grpo output/sft 0.9
+submit_best output/sft output/grpo-early output/grpo

@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$WORKSPACE"
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripted/lib.sh"
-train sft "$MODEL_PATH" 0.8
+train_sft "$MODEL_PATH" 0.9
 python3 ./submit output/sft --wait

@@ -1,0 +1,129 @@
+"""Workspaces of the scripted experts without a supervisor: real task, real tiny model, their real files; only `submit` and `time`
+are played by a stand-in that writes down what it was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.agents import load_agent
+from autorl_hpc.files.layout import Root
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.run import RunRecord, Science
+from autorl_hpc.stage.models import stage_model
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.states import Protocol
+from autorl_hpc.supervise.laying import lay, run_meta
+from autorl_hpc.tasks.loader import load_task
+
+STAND_IN = """#!{python}
+import json, os, sys
+if os.path.basename(sys.argv[0]) == "time":
+    print(json.dumps({{"left_s": {left_s}}}))
+else:
+    with open("submitted.jsonl", "a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\\n")
+    print(json.dumps({{"status": "accepted"}}))
+"""
+
+STEPS = """
+import itertools, sys
+sys.path.insert(0, "code")
+"""
+
+
+class Workplace:
+    """A workspace and the variables that an agent gets in it."""
+
+    def __init__(self, path: Path, task: str, agent: str, *, source: Path | None = None, left_s: float = 600.0) -> None:
+        root = Root(path / "root")
+        root.path.mkdir(parents=True)
+        loaded = load_task(task)
+        stage_task(root, loaded, source)
+        stage_model(root, "tiny", None)
+        zero = "0" * 64
+        science = Science(
+            task=task,
+            agent=agent,
+            driver="none",
+            base_model="autorl/tiny",
+            mode="free",
+            seed=0,
+            budget=Budget(wall_clock="1h"),
+            protocol=Protocol.TWO_SPLIT,
+            recipe=loaded.file.recipes[0],
+            splits={str(name): pin for name, pin in loaded.file.splits.items()},
+            base_model_content_hash=zero,
+        )
+        record = RunRecord(
+            run_id="run", experiment="exp", index=0, science=science, recipe_hash=zero, task_hash=zero, agent_hash=zero,
+            code_hash=zero, created_at="2026-01-01T00:00:00Z",
+        )  # fmt: skip
+        self.path = path / "workspace"
+        self.agent = agent
+        lay(self.path, root, record, loaded, load_agent(agent))
+        (self.path / "run_meta.json").write_text(json.dumps(run_meta(record)))
+        for name in ("submit", "time"):
+            (self.path / name).unlink()
+            (self.path / name).write_text(STAND_IN.format(python=sys.executable, left_s=left_s))
+            (self.path / name).chmod(0o755)
+        self.model = self.path / "models" / "autorl" / "tiny"
+        self.env = {
+            **{name: os.environ[name] for name in ("LANG", "LD_LIBRARY_PATH") if name in os.environ},
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "HOME": str(path),
+            "WORKSPACE": str(self.path),
+            "MODEL_PATH": str(self.model),
+            "DATA_PATH": str(self.path / "data"),
+            **({"PYTHONPATH": str(self.path / "environment")} if loaded.file.environment else {}),
+            "AUTORL_SEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def bash(self, script: str, *, check: bool = True, **env: str) -> str:
+        """Runs a piece of a start script, behind the experts' library; what it printed."""
+        library = "set -euo pipefail\nsource .agent/scripted/lib.sh\n"
+        done = subprocess.run(
+            ["bash", "-c", library + script],
+            cwd=self.path,
+            env={**self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stdout[-6000:]
+        return done.stdout
+
+    def start(self) -> str:
+        """The agent's own start script."""
+        done = subprocess.run(
+            ["bash", f".agent/{self.agent}/start.sh"],
+            cwd=self.path,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-6000:]
+        return done.stdout
+
+    def submitted(self) -> list[list[str]]:
+        """What `./submit` was asked, in order."""
+        path = self.path / "submitted.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def weights(self, name: str) -> dict[str, Any]:
+        """The tensors of a checkpoint in output/."""
+        from safetensors.numpy import load_file
+
+        return dict(load_file(self.path / "output" / name / "model.safetensors"))

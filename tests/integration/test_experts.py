@@ -1,0 +1,144 @@
+"""The scripted experts at work with the tiny model: their real files, accelerate, trl and environments, each for a few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import take
+from experts import Workplace
+
+GAME = '''
+from autorl_rollouts.environment import Step
+
+
+def goals(data):
+    for n in range(40):
+        yield {"id": f"g{n}", "question": f"{n} and {n + 3}"}
+
+
+class Dialogue:
+    def prompt(self, transcript):
+        return transcript.first + "".join(f" {said}\\n{seen}\\nAnswer:" for said, seen in transcript.turns)
+
+    def action(self, completion):
+        return completion.strip()
+
+
+class Environment:
+    """Two questions; half the reward for each answer with a 1 in it, which the base model gives in four of five cases."""
+
+    def reset(self, goal, seed):
+        self.asked = self.good = 0
+        return f"Question: What is {goal['question']}?\\nAnswer:"
+
+    def step(self, action):
+        self.asked, self.good = self.asked + 1, self.good + ("1" in action)
+        return Step("Question: And then?", self.asked == 2, self.good / 2)
+
+    def close(self):
+        pass
+'''
+
+EVERY_LOOK_IS_BETTER = """
+import machine, train_online
+class Run(train_online.Run):
+    def validate(self):
+        return float(self.iteration)
+train_online.Run = Run
+machine.KEEP_S = {keep_s}
+train_online.main()
+"""
+"""The trainer itself, which saves after its last iteration, and keeps its state as often as asked."""
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any], within: float) -> bool:
+    assert one.keys() == other.keys()
+    return all(np.allclose(one[name], other[name], atol=within, rtol=0) for name in one)
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    place = Workplace(tmp_path_factory.mktemp("game"), "alfworld-mini", "sft-grpo-online")
+    (place.path / "environment" / "environment.py").write_text(GAME)
+    meta = json.loads((place.path / "run_meta.json").read_text())
+    meta["recipe"]["max_new_tokens"] = 8
+    (place.path / "run_meta.json").write_text(json.dumps(meta))
+    for name, keep_s in (("often", 0.0), ("seldom", 1e9)):
+        (place.path / f"{name}.py").write_text(EVERY_LOOK_IS_BETTER.format(keep_s=keep_s))
+    return place
+
+
+def online(place: Workplace, script: str, out: str, iterations: int, processes: int) -> str:
+    return place.bash(
+        f'cp {script}.py code/; launch "$MODEL_PATH" {script}.py --out output/{out} --iterations {iterations} '
+        "--games 6 --copies 4 --updates 2",
+        EXPERT_PROCESSES=str(processes),
+    )
+
+
+def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on(game: Workplace) -> None:
+    told = online(game, "seldom", "one", 2, 1)
+    assert "'mixed_groups'" in told and "'epoch': 2" in told
+    base = _base(game)
+    one = game.weights("one")
+    assert one.keys() == base.keys() and not same(one, base, 1e-5)
+    assert "2 processes" in online(game, "seldom", "two", 2, 2)
+    assert same(game.weights("two"), one, 2e-6)
+    online(game, "often", "pieces", 1, 1)
+    assert not same(game.weights("pieces"), one, 1e-5)
+    assert "going on from iteration 1" in online(game, "often", "pieces", 2, 1)
+    assert same(game.weights("pieces"), one, 2e-6)
+    take(game.path / "output" / "one", game.path.parent / "taken")  # as intake does: else refused
+    assert not list((game.path / "output").glob("*.partial"))
+
+
+def _base(place: Workplace) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(place.model / "model.safetensors"))
+
+
+def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batch(tmp_path: Path) -> None:
+    place = Workplace(tmp_path, "arithmetic", "sft")
+    for out, processes in (("one", "1"), ("two", "2")):
+        place.bash(f'launch "$MODEL_PATH" train_sft.py --out output/{out} --steps 3', EXPERT_PROCESSES=processes)
+    assert not same(place.weights("one"), _base(place), 1e-4)
+    assert same(place.weights("two"), place.weights("one"), 1e-5)
+
+
+def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path: Path) -> None:
+    place = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=40.0)
+    told = place.start()
+    assert '"won": 6' in told and "'mean_token_accuracy'" in told and "'eval_reward'" in told
+    first, *_, last = place.submitted()
+    assert first[0] == "output/sft" and "--final" in last
+    again = place.start()
+    assert again.count("finished before, kept") == 3
+
+
+def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Path) -> None:
+    place = Workplace(tmp_path, "arithmetic", "rejection-sampling", left_s=60.0)
+    told = place.start()
+    rows = [json.loads(line) for line in (place.path / "output/kept-1/rows.jsonl").read_text().splitlines()]
+    assert len(rows) > 20 and all("####" in row["answer"] for row in rows)
+    assert [name[0] for name in place.submitted()][:2] == ["output/round-1", "output/round-2"]
+    assert place.submitted()[-1][1] == "--final" and "on the validation part" in told
+
+
+def test_grpo_from_the_base_model_submits_once(tmp_path: Path) -> None:
+    place = Workplace(tmp_path, "arithmetic", "grpo", left_s=25.0)
+    told = place.start()
+    assert "'completions/mean_length'" in told
+    assert [asked[0] for asked in place.submitted()] == ["output/grpo"]
+    assert not same(place.weights("grpo"), _base(place), 1e-5)
+
+
+def test_a_task_without_a_reward_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    place = Workplace(tmp_path, "alpacaeval-mini", "grpo")
+    told = place.bash('train_grpo "$MODEL_PATH" 0.9', check=False)
+    assert "there is no reward for RL here; use the agent sft" in told

@@ -1,0 +1,241 @@
+"""The scripted experts' pieces by themselves: tokens, advantages and loss, sampling, rewards, memory, experts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TINY = REPO / "templates" / "models" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def piece() -> Iterator[Any]:
+    """Imports a module of the experts' by name."""
+    sys.path.insert(0, str(REPO / "templates" / "agents" / "scripted"))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    try:
+        yield load
+    finally:
+        sys.path.pop(0)
+
+
+# --- tokens ---
+
+
+def spoken(batches: ModuleType, prompt: list[int], ids: list[int]) -> Any:
+    return batches.Spoken(np.array(prompt), np.array(ids), -np.array(ids, np.float32))
+
+
+def test_turns_that_go_on_are_one_sequence_and_only_own_tokens_count(piece: Any) -> None:
+    batches = piece("batches")
+    turns = [spoken(batches, [1, 2], [5, 6]), spoken(batches, [1, 2, 5, 6, 3], [7]), spoken(batches, [9, 9], [8])]
+    first, second = batches.merged(turns, 100, 0.5)
+    assert first.ids.tolist() == [1, 2, 5, 6, 3, 7]
+    assert first.own.tolist() == [False, False, True, True, False, True]
+    assert first.logps.tolist() == [0, 0, -5, -6, 0, -7] and first.advantage == 0.5
+    assert second.ids.tolist() == [9, 9, 8]  # a window of history: no beginning in common
+    assert [one.ids.tolist() for one in batches.merged(turns, 3)] == [[1, 2, 5], [9, 9, 8]]
+    assert batches.merged([spoken(batches, [1, 2, 3], [4])], 3) == []  # nothing of its own is left
+
+
+def test_micro_batches_hold_everything_once_and_keep_their_size(piece: Any) -> None:
+    batches = piece("batches")
+    draw = np.random.default_rng(0)
+    made = [batches.merged([spoken(batches, [1] * int(n), [2])], 999)[0] for n in draw.integers(1, 60, size=50)]
+    found = batches.micro_batches(made, 120)
+    assert sorted(len(one.ids) for batch in found for one in batch) == sorted(len(one.ids) for one in made)
+    assert all(max(len(one.ids) for one in batch) * len(batch) <= 120 or len(batch) == 1 for batch in found)
+    arrays = batches.padded(found[-1], 0)
+    assert arrays["mask"].sum() == sum(len(one.ids) for one in found[-1]) and arrays["own"].sum() == len(found[-1])
+
+
+# --- objective ---
+
+
+def test_advantages_are_of_a_group_and_equal_rewards_have_none(piece: Any) -> None:
+    import torch
+
+    found = piece("objective").advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]))
+    assert found[0].tolist() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-3)
+    assert found[1].tolist() == [0, 0, 0, 0]
+
+
+def test_the_loss_is_the_policy_gradient_at_first_and_stops_behind_the_clip(piece: Any) -> None:
+    import torch
+
+    objective = piece("objective")
+    old = torch.tensor([-1.0, -2.0, -0.5, -0.7])
+    advantage = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    new = old.clone().requires_grad_()
+    loss, cut = objective.policy_loss(new, old, old, advantage, 8.0)
+    loss.backward()
+    assert new.grad is not None and new.grad.tolist() == pytest.approx([-1 / 8, 1 / 8, -2 / 8, 0]) and cut == 0
+    far = (old + torch.tensor([0.5, -0.5, -0.5, 0.5])).requires_grad_()
+    loss, cut = objective.policy_loss(far, old, old, advantage, 8.0)
+    loss.backward()
+    assert far.grad is not None  # moved as wanted, beyond the clip: no more; against it: the whole gradient
+    assert far.grad.tolist() == pytest.approx([0, 0, -2 / 8 * float(np.exp(-0.5)), 0]) and cut == 2
+    stale, _ = objective.policy_loss(old, old, old - 5.0, advantage, 8.0)
+    assert float(stale) == pytest.approx(-2.0 * (1 - 1 + 2) / 8)  # a strange sampler weighs at most twice
+
+
+def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    ids = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    own = torch.rand(3, 20, generator=torch.Generator().manual_seed(1)) < 0.3
+    own[:, 0] = False
+    with torch.no_grad():
+        found = piece("objective").token_logps(model, ids, mask, own, 0.7)
+        whole = torch.log_softmax(model(ids).logits[:, :-1] / 0.7, -1).gather(2, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(found, whole[own[:, 1:]], atol=1e-4)
+
+
+# --- sampling ---
+
+
+@pytest.fixture(scope="module")
+def sampler(piece: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    module = piece("sampler")
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    words = module.Words(AutoTokenizer.from_pretrained(TINY), module.ends_of(model), ["\n"])
+    return module.Sampler(model, words, max_new_tokens=12)
+
+
+PROMPTS = [f"Question: What is {n} and {n + 4}?\nAnswer:" for n in (3, 17, 9, 12, 40)] + ["Q:", "A much longer text, Leo has 3 coins.\nAnswer:"]  # fmt: skip
+
+
+def test_greedy_answers_are_the_graders(sampler: Any) -> None:
+    from autorl_hpc.grading.engines.transformers import TransformersEngine
+    from autorl_hpc.records.task import Sampling
+
+    engine = TransformersEngine(TINY, dtype="float32", device="cpu", threads=1, batch_tokens=4096)
+    engine._model.load_state_dict(sampler.model.state_dict())
+    ids = [sampler.encode(prompt) for prompt in PROMPTS]
+    graded = engine.generate(ids, Sampling(temperature=0.0, max_new_tokens=12, stop=("\n",)), 0)
+    sampler.begin(0, 0.0)
+    own = sampler.generate(ids)
+    assert [str(one.text) for one in own] == [one.text for one in graded]
+    assert [one.truncated for one in own] == [one.truncated for one in graded]
+
+
+def test_draws_follow_seed_prompt_and_how_often_it_was_asked_whatever_the_batch(sampler: Any) -> None:
+    ids = [sampler.encode(prompt) for prompt in PROMPTS for _ in range(3)]
+    sampler.begin(7, 1.0)
+    together = [(str(one.text), tuple(one.text.ids.tolist())) for one in sampler.generate(ids)]
+    sampler.begin(7, 1.0)
+    alone = [(str(one.text), tuple(one.text.ids.tolist())) for each in ids for one in sampler.generate([each])]
+    assert together == alone and len(set(together)) > len(PROMPTS)
+    sampler.begin(8, 1.0)
+    assert together != [(str(one.text), tuple(one.text.ids.tolist())) for one in sampler.generate(ids)]
+
+
+def test_draws_are_distributed_as_the_model_says_and_carry_its_log_probabilities(sampler: Any) -> None:
+    import torch
+
+    prompt = sampler.encode(PROMPTS[0])
+    sampler.begin(1, 1.0)
+    said = [one.text for one in sampler.generate([prompt] * 2000)]
+    with torch.no_grad():
+        logps = torch.log_softmax(sampler.model(torch.tensor([prompt])).logits[0, -1], -1)
+    first = np.array([one.ids[0] for one in said])
+    for token in torch.topk(logps, 5).indices.tolist():
+        wanted = float(logps[token].exp())
+        assert abs((first == token).mean() - wanted) < 5 * (wanted * (1 - wanted) / 2000) ** 0.5 + 1e-3
+    for one in said[:5]:
+        ids = torch.tensor([prompt + one.ids.tolist()])
+        with torch.no_grad():
+            whole = torch.log_softmax(sampler.model(ids).logits[0, len(prompt) - 1 : -1], -1)
+        wanted = whole.gather(1, torch.tensor(one.ids.tolist())[:, None])[:, 0]
+        assert np.allclose(one.logps, wanted.numpy(), atol=1e-3)
+
+
+# --- rewards ---
+
+PROBLEM = {
+    "question": 'from typing import List\n\n\ndef total(xs: List[int]) -> int:\n    """Sum of xs."""\n',
+    "answer": "    return sum(xs)\n",
+    "entry_point": "total",
+    "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n    assert candidate([]) == 0\n",
+}
+CODED = [
+    ("    return sum(xs)\n", 1.0),
+    ("```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```", 1.0),
+    ("Here:\n```\n    return sum(xs)\n```\nDone.", 1.0),
+    ("    return 3\n", 0.0),
+    ("    while True: pass\n", 0.0),
+    ("    return [0] * 10**11\n", 0.0),
+    ("", 0.0),
+]
+
+
+def test_code_is_right_if_its_test_passes_and_numbers_if_they_are_equal(piece: Any) -> None:
+    rewards = piece("rewards")
+    gold = rewards.gold_of(PROBLEM)
+    said = [answer for answer, _ in CODED]
+    assert rewards.right(said, [gold] * len(said)) == [value for _, value in CODED]
+    row = {"question": "?", "answer": "so #### 1,200"}
+    assert rewards.right(["#### 1200.0", "1200", "#### 12"], [rewards.gold_of(row)] * 3) == [1.0, 0.0, 0.0]
+    assert rewards.kind_of({"question": "?", "answer": "Write a poem."}) is None
+
+
+# --- memory ---
+
+GIB = 1 << 30
+FITS = [
+    (135e6, 80, 1, True, "one-gpu", False),
+    (1.5e9, 80, 1, True, "one-gpu", False),
+    (7e9, 80, 1, True, "one-gpu", True),
+    (135e6, 80, 4, True, "multi-gpu", False),
+    (3e9, 80, 2, True, "zero2", False),
+    (8e9, 80, 4, True, "zero3", False),
+    (8e9, 80, 4, False, "multi-gpu", True),
+    (32e9, 80, 2, True, "multi-gpu", True),
+    (7e9, 0, 0, True, "cpu", False),
+]
+
+
+@pytest.mark.parametrize(("parameters", "memory", "gpus", "deepspeed", "config", "lora"), FITS)
+def test_memory_decides_how_a_model_is_spread(
+    piece: Any, parameters: float, memory: int, gpus: int, deepspeed: bool, config: str, lora: bool
+) -> None:
+    assert piece("fit").fit(int(parameters), memory * GIB, gpus, deepspeed) == (config, lora)
+    assert (REPO / "templates" / "accelerate" / f"{config}.yaml").is_file()
+
+
+def test_parameters_are_counted_from_headers(piece: Any) -> None:
+    from safetensors.numpy import load_file
+
+    wanted = sum(tensor.size for tensor in load_file(TINY / "model.safetensors").values())
+    assert piece("fit").parameters_of(TINY) == wanted
+
+
+# --- experts ---
+
+
+def test_the_searcher_answers_only_what_was_found(piece: Any) -> None:
+    searcher = piece("shopping").Searcher(6, True)
+    goal = {"question": "Where was the founder of Brell Mills born?", "answer": "Orlen"}
+    first = searcher.act(goal, "", [])
+    assert first == "I need to look this up.\nAction: search[Where was the founder of Brell Mills born?]"
+    second = searcher.act(goal, "", [(first, "[1] Brell Mills: founded by Mara Veld.")])
+    assert second.endswith("Action: search[Brell Mills]")
+    turns = [(first, "Brell Mills: founded by Mara Veld."), (second, "Mara Veld: born in Orlen.")]
+    assert searcher.act(goal, "", turns) == "The results give the answer.\nAction: answer[Orlen]"
+    assert searcher.act(goal, "", [(f"search[{n}]", "nothing") for n in range(5)]) is None

@@ -1,0 +1,39 @@
+"""The recorder's classifier tells each scripted expert by its route, from its code and the commands that it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autorl_hpc.report.routes import planned
+from autorl_hpc.states import Route
+
+SCRIPTED = Path(__file__).resolve().parents[2] / "templates" / "agents" / "scripted"
+LAUNCH = "accelerate launch --config_file .agent/scripted/../accelerate/cpu.yaml --num_processes 1 "
+SFT = f"{LAUNCH}code/train_sft.py --model models/m --out output/sft --share 0.3"
+GRPO = f"{LAUNCH}code/train_grpo.py --model output/sft --out output/grpo --share 0.9"
+ONLINE = f"{LAUNCH}code/train_online.py --model output/sft --out output/online --share 0.95"
+COLLECT = "python3 code/collect.py --model models/m --out output/traces --share 0.25"
+SAMPLE = "python3 code/sample_right.py --model models/m --out output/kept-1 --round 1 --share 0.25"
+CHOOSE = "python3 code/choose.py output/sft output/grpo"
+FIT = "python3 code/fit.py models/m 0"
+
+EXPERTS = {
+    "sft": ([FIT, SFT], Route.SFT),
+    "sft, played": ([COLLECT, FIT, f"{SFT} --traces output/traces"], Route.SFT),
+    "grpo": ([FIT, GRPO, CHOOSE], Route.GRPO),
+    "grpo, played": ([FIT, ONLINE, CHOOSE], Route.GRPO),
+    "sft-grpo": ([FIT, SFT, FIT, GRPO, CHOOSE], Route.SFT_RL),
+    "sft-grpo-online": ([COLLECT, FIT, f"{SFT} --traces output/traces", FIT, ONLINE, CHOOSE], Route.SFT_RL),
+    "rejection-sampling": ([SAMPLE, FIT, f"{SFT} --rows output/kept-1/rows.jsonl", CHOOSE], Route.REJECTION_SAMPLING),
+    "rejection-sampling, played": ([SAMPLE, FIT, f"{SFT} --traces output/kept-1", CHOOSE], Route.REJECTION_SAMPLING),
+}
+
+
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_each_expert_is_told_by_its_route(expert: str) -> None:
+    commands, route = EXPERTS[expert]
+    files = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTED.glob("*.py")}
+    found = planned(files, commands)
+    assert found.route == route and found.confidence > 0.6 and not found.alternatives, found
