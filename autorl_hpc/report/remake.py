@@ -27,7 +27,7 @@ from autorl_hpc.report.paper import read_paper
 from autorl_hpc.report.stamps import with_items
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.versus import compare
-from autorl_hpc.report.workers import shared_out, workers_for
+from autorl_hpc.report.workers import beside, shared_out, workers_for
 from autorl_hpc.report.write import write_merged, write_run, write_versus
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ def remake(found: Found, out: Path, digests: Digests, kept: dict[Path, Kept], op
         folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
         merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
         versus = compare(merged, *options.compare) if options.compare is not None else None
-        write_merged(merged, folders, out, options.reload_s)
-        if versus is not None:
-            write_versus(versus, out)
-        if options.figures:
-            write_figures(merged, out)
+        with ExitStack() as stack:
+            if options.figures:
+                draw = partial(write_figures, merged, out)
+                stack.enter_context(beside(draw, forked=workers_for(len(merged.runs)) > 0))
+            write_merged(merged, folders, out, options.reload_s)
+            if versus is not None:
+                write_versus(versus, out)
     return Made(merged, taking.keys, taking.read)
 
 

@@ -44,6 +44,22 @@ def workers_for(pieces: int) -> int:
 
 
 @contextmanager
+def beside(work: Callable[[], object], *, forked: bool) -> Iterator[None]:
+    """Does what leaves nothing but files: in a process of its own while the body runs, or after it.
+
+    Args:
+        forked: whether that is worth a process. Where it fails there, it is done again here.
+    """
+    pid = _child(work) if forked else None
+    try:
+        yield
+    finally:
+        is_done = pid is not None and _ended_well(pid)
+    if not is_done:
+        work()
+
+
+@contextmanager
 def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes | None]]:
     """The answers of `work` to 0, 1, ... `pieces` - 1, in this order. None: there is no answer, do it yourself.
 
@@ -59,25 +75,43 @@ def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes
         for worker in team:
             worker.pipe.close()
         for worker in team:
-            with suppress(ChildProcessError):  # whoever called us may ignore the ends of children
-                os.waitpid(worker.pid, 0)
+            _ended_well(worker.pid)
 
 
 def _forked(work: Work, others: list[_Worker]) -> _Worker:
     from multiprocessing import Pipe
 
     ours, its = Pipe()
-    pid = os.fork()
-    if pid:
-        its.close()
-        return _Worker(pid, ours, [])
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that asks
+
+    def live() -> None:
         for pipe in (ours, *(other.pipe for other in others)):
             pipe.close()
         _answer(its, work)
+
+    pid = _child(live)
+    its.close()
+    return _Worker(pid, ours, [])
+
+
+def _child(live: Callable[[], object]) -> int:
+    """A copy of this process that does nothing else; its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that asks
+        live()
+        status = 0
     finally:
-        os._exit(0)  # nothing of the process that was copied is ended or flushed here
+        os._exit(status)  # nothing of the process that was copied is ended or flushed here
+
+
+def _ended_well(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, 0)[1] == 0
+    except ChildProcessError:  # whoever called us ignores the ends of children
+        return False
 
 
 def _answer(pipe: Connection, work: Work) -> None:
