@@ -28,6 +28,7 @@ from autorl_hpc.states import EntryKind
 _VALIDATE = {kind: body.__pydantic_validator__.validate_json for kind, body in BODIES.items()}
 _KINDS = {str(kind).encode(): kind for kind in EntryKind}
 _AT, _BODY, _KIND, _END = b'{"at":"', b'","body":', b',"kind":"', b"}\n"
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ_AT_ONCE = 1 << 12
 """Most entries are of a kilobyte; longer ones are read in several steps. Room for more takes longer to get than to fill."""
 
@@ -80,7 +81,7 @@ def _entry_files(run: RunDir) -> Iterator[bytes]:
 
 
 def _contents(name: str, folder: int) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    fd = os.open(name, _OPEN, dir_fd=folder)
     try:
         data = os.read(fd, _READ_AT_ONCE)
         if len(data) < _READ_AT_ONCE:

@@ -68,13 +68,11 @@ class Kept:
 
     def summary(self) -> RunSummary | None:
         """The summary in short; None if its bytes are not what was kept."""
-        from autorl_hpc.report.summary import RunSummary
-
         try:
             data = own_bytes(self.folder / DIGEST_NAME, reading.MAX_RECORD_BYTES).partition(b"\n")[2]
             if hashlib.sha256(data).hexdigest() != self.head.sha256:
                 return None
-            return RunSummary.model_validate_json(data).packed()
+            return unpacked(data)
         except (OSError, ValueError):
             return None
 
@@ -123,13 +121,17 @@ class Digests:
             self._bases[home] = bases_key(ExperimentDir(home))
         return run_key(run, self._bases[home])
 
-    def keep(self, folder: Path, key: str, numbers: Sequence[int], summary: RunSummary) -> None:
-        """Keeps a digest beside the run's pages. That this fails costs time at the next report and nothing else."""
-        data = summary.model_dump_json().encode()
+    def keep(self, folder: Path, key: str, numbers: Sequence[int], data: bytes, *, deep: bool) -> None:
+        """Keeps a digest beside the run's pages. That this fails costs time at the next report and nothing else.
+
+        Args:
+            numbers, deep: see `Head`.
+            data: see `packed`.
+        """
         head = Head(
             key=key,
             numbers=list(numbers),
-            deep=summary.damage is not None,
+            deep=deep,
             written=_page_stamps(folder),
             sha256=hashlib.sha256(data).hexdigest(),
         )
@@ -138,6 +140,22 @@ class Digests:
             atomic.write_bytes(folder / DIGEST_NAME, line + b"\n" + data, durable=False)
         except OSError:
             pass
+
+
+def packed(short: RunSummary) -> bytes:
+    """A summary in short as it is kept."""
+    return short.model_dump_json().encode()
+
+
+def unpacked(data: bytes) -> RunSummary:
+    """What `packed` made these bytes of.
+
+    Raises:
+        ValueError: nothing of this version.
+    """
+    from autorl_hpc.report.summary import RunSummary
+
+    return RunSummary.model_validate_json(data).packed()
 
 
 def numbers_of(summary: RunSummary) -> list[int]:

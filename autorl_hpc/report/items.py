@@ -14,6 +14,9 @@ from pydantic_core import from_json
 from autorl_hpc.files import reading
 from autorl_hpc.records.ledger import Evaluation
 
+_NOTHING: Mapping[str, Any] = {}
+"""One for all items of which nothing was noted: most."""
+
 SCORE_TOLERANCE = 1e-6
 """Points; a mean of the same outcomes summed in another order differs by far less."""
 
@@ -113,7 +116,7 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
-        facts = tuple([row.get("facts") or {} for row in rows])
+        facts = tuple([row.get("facts") or _NOTHING for row in rows])
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None

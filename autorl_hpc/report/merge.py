@@ -36,32 +36,31 @@ class Taken(NamedTuple):
     summary: RunSummary
 
 
+class Chosen(NamedTuple):
+    """A run to be taken into the report, with its chain where that was read already."""
+
+    run: RunDir
+    chain: Chain | None
+
+
 class Take(Protocol):
-    """How a run becomes a summary: by reading all of it, or from what was kept of an earlier reading."""
+    """How runs become summaries: by reading all of them, or from what was kept of an earlier reading."""
 
-    def __call__(self, run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
-        """The summary, short or whole.
-
-        Args:
-            chain: the run's chain where it was read already.
+    def __call__(self, runs: Sequence[Chosen], library: Library) -> Iterator[RunSummary | Exception]:
+        """In the order of the runs, the summary of each, short or whole; or why it can't be read, and is left out.
 
         Raises:
-            Unwritten: nothing can be written.
-            Exception: the run can't be read; it is left out, and why is said.
+            AutorlError: nothing can be written.
         """
 
 
-class Unwritten(Exception):
-    """A run was read, and its pages can't be written: that is no reason to leave it out, but one to stop."""
-
-    def __init__(self, why: AutorlError) -> None:
-        super().__init__(why.what)
-        self.why = why
-
-
-def read_all(run: RunDir, library: Library, chain: Chain | None) -> RunSummary:
-    """The whole summary by reading everything."""
-    return digest(run, library, chain)
+def read_all(runs: Sequence[Chosen], library: Library) -> Iterator[RunSummary | Exception]:
+    """Whole summaries by reading everything."""
+    for run, chain in runs:
+        try:
+            yield digest(run, library, chain)
+        except Exception as error:
+            yield error
 
 
 def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
@@ -78,17 +77,13 @@ def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
 def merge_found(found: Found, take: Take = read_all) -> MergedReport:
     """The merged report of the runs that were found."""
     left_out = list(found.left_out)
-    library = Library()
     taken: list[Taken] = []
     sites = found.sites
     said = _Said(left_out, sites)
-    for run, chain in _without_copies(found.runs, said):
-        try:
-            summary = take(run, library, chain)
-        except Unwritten as error:
-            raise error.why from error
-        except Exception as error:
-            said.unreadable(run, error)
+    chosen = list(_without_copies(found.runs, said))
+    for (run, _), summary in zip(chosen, take(chosen, Library()), strict=True):
+        if isinstance(summary, Exception):
+            said.unreadable(run, summary)
             continue
         taken.append(Taken(run.path, summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
     taken += _imported(found.imports)
@@ -144,7 +139,7 @@ def _imported(found: Iterable[ReferenceFolders]) -> list[Taken]:
     ]
 
 
-def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain | None]]:
+def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
     """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
     copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
@@ -154,12 +149,12 @@ def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDi
             said.unreadable(run, error)
     for several in copies.values():
         if len(several) == 1:
-            yield several[0], None
+            yield Chosen(several[0], None)
         else:
             yield from _longest(several, said)
 
 
-def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Chain]]:
+def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
     chains: list[tuple[RunDir, Chain]] = []
     for run in copies:
         try:
@@ -179,7 +174,7 @@ def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[tuple[RunDir, Ch
                 else "another continuation of a run that is in the report"
             )
             said.leave_out(run, f"{what}: counted once", COPIES)
-    yield best
+    yield Chosen(*best)
 
 
 @dataclass

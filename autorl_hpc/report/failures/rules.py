@@ -52,11 +52,12 @@ CONTAMINATED_ITEMS = 3
 def training_collapse(facts: Facts) -> Evidence | None:
     """NaN or Inf, exploding loss or KL, one and the same answer, or a score far under the base model's."""
     found: list[EvidenceLine] = []
-    found += _not_finite(facts.training)
+    trainings = _stages(facts.training)
+    found += _not_finite(trainings)
     told = reading.told_of_nan(reading.lines(facts.logs))
     if len(told) > 1 or not any(p.loss is not None for p in facts.training):
         found += reading.evidence(told)[:1]
-    found += _exploded(facts.training)
+    found += _exploded(trainings)
     if "degenerate_outputs" in facts.flags:
         found.append(
             EvidenceLine(where="ledger: fingerprint", says="degenerate_outputs: most answers are one and the same text")
@@ -73,15 +74,13 @@ def training_collapse(facts: Facts) -> Evidence | None:
 
 def _stages(training: Sequence[TrainingPoint]) -> list[list[TrainingPoint]]:
     """The last training of each source: what was trained again was given up, and begins where the step or the epoch falls."""
-    found: list[list[TrainingPoint]] = []
-    for source in dict.fromkeys(p.source for p in training):
-        own: list[TrainingPoint] = []
-        for point in (p for p in training if p.source == source):
-            if own and _fell(own[-1], point):
-                own = []
-            own.append(point)
-        found.append(own)
-    return found
+    found: dict[str, list[TrainingPoint]] = {}
+    for point in training:
+        own = found.setdefault(point.source, [])
+        if own and _fell(own[-1], point):
+            own.clear()
+        own.append(point)
+    return list(found.values())
 
 
 def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
@@ -90,13 +89,13 @@ def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
     return before.epoch is not None and point.epoch is not None and point.epoch < before.epoch
 
 
-def _not_finite(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
+def _not_finite(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLine]:
     """Figures of the training itself that were no finite numbers in two logged steps running, or in the last one.
 
     A gradient norm alone must be the last two: scaled half-precision training begins with infinite ones and skips their steps.
     """
     found: list[EvidenceLine] = []
-    for own in _stages(training):
+    for own in trainings:
         bad = [[name for name in p.not_finite if _is_of_training(name)] for p in own]
         hard = [[name for name in names if not _is_gradient(name)] for names in bad]
         at = next((n for n in range(len(own) - 1) if hard[n] and hard[n + 1]), None)
@@ -117,9 +116,9 @@ def _is_gradient(name: str) -> bool:
     return {"grad", "norm"} <= set(_PARTS.split(name.lower()))
 
 
-def _exploded(training: Sequence[TrainingPoint]) -> list[EvidenceLine]:
+def _exploded(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLine]:
     found: list[EvidenceLine] = []
-    for own in _stages(training):
+    for own in trainings:
         losses = [(p, p.loss) for p in own if p.loss is not None and math.isfinite(p.loss)]
         if len(losses) >= MIN_POINTS:
             early = sorted(abs(v) for _, v in losses[: max(1, len(losses) // 3)])

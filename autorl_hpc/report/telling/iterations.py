@@ -201,9 +201,7 @@ def _facts(
         message=known.hidden.said(submission.message) or point.reason,
         flags=point.fingerprint.flags if point.fingerprint else (),
         contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
-        hard_coded=found_in_code(
-            [c for c in known.view.contaminations if c.submission_id == point.submission_id], known.hidden
-        ),
+        hard_coded=found_in_code(known.looks_at.get(point.submission_id, ()), known.hidden),
         training=stretch.trained.points,
         dataset_rows=known.log.rows(stretch.begin_s, stretch.end_s) if needs_log else None,
         logs=logs_between(known, stretch.begin_s, stretch.end_s) if needs_log else (),

@@ -13,7 +13,7 @@ from autorl_hpc.files.spans import Span
 from autorl_hpc.files.trace_totals import TraceTotals, add_up
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Engine
-from autorl_hpc.records.ledger import Submission
+from autorl_hpc.records.ledger import Contamination, Submission
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.compare import Pair
@@ -127,6 +127,14 @@ class Known:
         failed_ones = [e for e in results if e.exit_code not in (0, None) or (e.exit_code is None and e.ok is False)]
         told = [(e, e.command or commands.get(e.call_id) or "") for e in failed_ones]
         return sorted(told, key=lambda pair: pair[0].elapsed_s)
+
+    @cached_property
+    def looks_at(self) -> Mapping[int | None, Sequence[Contamination]]:
+        """By submission, the looks for held-out items that were made for it."""
+        found: dict[int | None, list[Contamination]] = {}
+        for look in self.view.contaminations:
+            found.setdefault(look.submission_id, []).append(look)
+        return found
 
     @cached_property
     def score_entries(self) -> Mapping[int, int]:

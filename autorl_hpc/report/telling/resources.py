@@ -86,25 +86,26 @@ def usage_of(samples: Sequence[Used], attempts: Mapping[int, Span], every: int =
     still: list[Span] = []
     cores_known = False
     for sample in samples:  # one pass: a long run has twenty thousand
-        number, gpus, cpu_s = sample.get("attempt", 1), sample.get("gpus"), sample.get("cpu_s")
-        if cpu_s is not None and cpu_s > MOST_CORES * (sample["elapsed_s"] + LONGEST_GAP_S):
+        now_s, gpus, cpu_s = sample["elapsed_s"], sample.get("gpus"), sample.get("cpu_s")
+        if cpu_s is not None and cpu_s > MOST_CORES * (now_s + LONGEST_GAP_S):
             cpu_s = None
+        number = sample.get("attempt", 1)
         attempt = seen.get(number) or seen.setdefault(number, _Attempt())
-        if gpus is not None:
-            attempt.gpus = max(attempt.gpus or 0, len(gpus))
+        if gpus is not None and (attempt.gpus is None or len(gpus) > attempt.gpus):
+            attempt.gpus = len(gpus)
         if cpu_s is not None and cpu_s > (attempt.cpu_s or 0.0):
             attempt.cpu_s = cpu_s
         before, attempt.last = attempt.last, sample
-        if before is None or not 0 < (seconds := sample["elapsed_s"] - before["elapsed_s"]) <= longest_gap_s:
+        if before is None or not 0 < (seconds := now_s - before["elapsed_s"]) <= longest_gap_s:
             continue
-        shares = [share for gpu in gpus or () if (share := gpu.get("used_share")) is not None]
+        shares = [share for gpu in gpus if (share := gpu.get("used_share")) is not None] if gpus else ()
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
         if cpu_s is not None and (cpu_before_s := before.get("cpu_s")) is not None:
             cores_known = True
-            if (cpu_s - cpu_before_s) / seconds < IDLE_SHARE and all(share < IDLE_SHARE for share in shares):
-                still.append((before["elapsed_s"], sample["elapsed_s"]))
+            if (cpu_s - cpu_before_s) / seconds < IDLE_SHARE and not (shares and max(shares) >= IDLE_SHARE):
+                still.append((before["elapsed_s"], now_s))
     last = [one.last for one in seen.values() if one.last is not None]
     models = {gpu.get("name", "") for sample in last for gpu in sample.get("gpus") or ()} - {""}
     cpu = [one.cpu_s for one in seen.values() if one.cpu_s is not None]
