@@ -44,6 +44,9 @@ DEAF_TO: Final = (
 )
 BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
+READ_BYTES: Final = 2**20
+"""Of a request at once: agents send their whole conversation each time."""
+
 END_S: Final = 5.0
 MAX_LINE_BYTES: Final = 2**20
 MAX_SOCKET_PATH: Final = 100
@@ -97,7 +100,9 @@ async def _serve(settings: Settings) -> int:
     books = Books(settings)
     driver = Driver(settings.upstream)
     gateway = Gateway(settings, driver, books)
-    server = web.Server(gateway.handle, access_log=None, keepalive_timeout=KEEPALIVE_S, tcp_keepalive=False)
+    server = web.Server(
+        gateway.handle, access_log=None, keepalive_timeout=KEEPALIVE_S, tcp_keepalive=False, read_bufsize=READ_BYTES
+    )
     runner = web.ServerRunner(server, shutdown_timeout=END_S)
     await runner.setup()
     try:

@@ -6,16 +6,19 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import recordmaker as make
 from treemaker import Tree, TreeRun, outcomes
 
+from autorl_hpc.files.driver_log import DriverCall, LogWriter
 from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import Hidden
+from autorl_hpc.report.run_parts import used_rows
 from autorl_hpc.report.story import (
     EvidenceLine,
     ReferenceMetrics,
@@ -48,6 +51,45 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "runs" / "exp")
+
+
+def asked(run: TreeRun, *calls: tuple[float, int, int, float | None]) -> None:
+    """Requests that the gateway counted: when, tokens in and out, cost."""
+    writer = LogWriter(run.dir.driver_log)
+    for number, (at_s, tokens_in, tokens_out, cost) in enumerate(calls, 1):
+        fields: dict[str, Any] = {
+            "at": "x",
+            "number": number,
+            "dialect": "anthropic",
+            "path": "/v1/messages",
+            "status": 200,
+        }
+        counted = {"tokens_in": tokens_in, "tokens_out": tokens_out, "tokens_cached": 0, "cost_usd": cost}
+        writer.write(DriverCall(**fields, **counted, elapsed_s=at_s).model_dump_json().encode())
+    refused = DriverCall(at="x", number=99, dialect="anthropic", path="/v1/messages", status=403, refused="hosted_tool")
+    writer.write(refused.model_dump_json().encode())
+
+
+def test_what_the_gateway_counted_stands_in_place_of_the_agents_word(tree: Tree) -> None:
+    run = recorded_run(tree)
+    before = told(run).story.resources
+    assert (before.tokens_from, before.cost_from, before.calls_refused) == ("trace", "trace", None)
+    asked(run, (10.0, 5000, 100, 1.0), (390.0, 7000, 200, 2.0))
+    story = told(run).story
+    used = story.resources
+    assert (used.tokens_in, used.tokens_out, used.cost_usd, used.driver_calls) == (12000, 300, 3.0, 2)
+    assert (used.tokens_from, used.cost_from, used.calls_refused) == ("gateway", "gateway", 1)
+    assert used.tool_calls == before.tool_calls
+    assert story.iterations[0].tokens == 5100
+    shown = [row.says for row in used_rows(used)]
+    assert "counted by the gateway, at the experiment's prices" in shown and "1 refused by the gateway" in shown
+
+
+def test_without_prices_the_cost_is_the_agents_word(tree: Tree) -> None:
+    run = recorded_run(tree)
+    asked(run, (10.0, 5000, 100, None))
+    used = told(run).story.resources
+    assert (used.tokens_in, used.cost_usd, used.tokens_from, used.cost_from) == (5000, 0.75, "gateway", "trace")
 
 
 def told(run: TreeRun) -> RunSummary:
