@@ -65,8 +65,8 @@ def test_a_real_program_runs_to_the_end_of_a_run(
         )
         dry = cluster.run("launch", str(job), "--root", str(cluster.root.path), "--dry-run").stdout
         assert f"agent {agent}: ok: {prefix}/bin/" in dry
-        cluster.run("launch", str(job), "--root", str(cluster.root.path), timeout_s=300)
-        cluster.run("status", str(cluster.experiment.path), "--watch", timeout_s=600)
+        cluster.run("launch", str(job), "--root", str(cluster.root.path))
+        cluster.run("status", str(cluster.experiment.path), "--watch")
         asked = server.conversations
     (run_id,) = [name for name in os.listdir(cluster.experiment.path) if name.startswith(f"mini-{agent}-")]
     run, view = cluster.run_dir(run_id), cluster.view(run_id)

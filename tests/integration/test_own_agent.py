@@ -57,7 +57,7 @@ def test_the_agent_with_a_driver_of_the_docs_runs(cluster: Cluster, tmp_path: Pa
         dry = cluster.run("launch", str(job), *own, "--dry-run").stdout
         assert "agent asker: note: " in dry and "no version of it was tested" in dry
         cluster.run("launch", str(job), *own)
-        cluster.run("status", str(cluster.experiment.path), "--watch", timeout_s=240)
+        cluster.run("status", str(cluster.experiment.path), "--watch")
         first, second = (conversation.text for conversation in server.conversations)
     (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith("mini-asker")]
     assert cluster.view(run_id).closed is not None and len(cluster.view(run_id).accepted()) == 1
@@ -85,7 +85,7 @@ def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_pat
     assert done.returncode == 3 and "agent mine can't run" in done.stderr and "see its page" in done.stderr
     assert not cluster.experiment.path.exists()
     cluster.run("launch", str(job), *own, "--unchecked")
-    cluster.run("cancel", str(cluster.experiment.path), timeout_s=240)
+    cluster.run("cancel", str(cluster.experiment.path))
 
 
 def test_an_agent_that_needs_a_driver_is_not_paired_with_none(cluster: Cluster) -> None:

@@ -50,7 +50,7 @@ def test_a_shell_outlives_who_looks_and_ends_with_its_own_code(tmp_path: Path) -
             [sys.executable, str(TERMINAL)], cwd=workspace, stdout=log, stdin=subprocess.DEVNULL, stderr=log
         )
     try:
-        wait_for((workspace / ".terminal").exists, LIMIT_S, "the socket")
+        wait_for((workspace / ".terminal").exists, "the socket")
         one = Attached(workspace)
         one.type(b"MINE=4; tty -s && echo it-is-$((MINE * 10 + 2))\n")
         assert one.sees(b"it-is-42")

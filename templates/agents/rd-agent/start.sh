@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# RD-Agent makes its own prompts from description.md, writes code/main.py, runs it, and submits by $GRADING_SERVER_URL/submit.
+set -euo pipefail
+model="${AUTORL_DRIVER_MODEL:?rd-agent needs a driver}"
+program="$(command -v rdagent)"
+python="$(head -n 1 "$program")" # of its own venv; the code that it writes is run by `python` of the PATH
+python="${python#\#!}"
+mkdir -p "$WORKSPACE/.rdagent"
+cd "$WORKSPACE/.rdagent" # logs and sessions lie where it is started
+export CHAT_MODEL="openai/$model" OPENAI_API_BASE="$OPENAI_BASE_URL" RL_FILE_PATH="$WORKSPACE"
+if [ -n "${AUTORL_DRIVER_MAX_OUTPUT_TOKENS:-}" ]; then
+    export CHAT_MAX_TOKENS="$AUTORL_DRIVER_MAX_OUTPUT_TOKENS"
+fi
+exec "$python" -m rdagent.app.rl.loop --base-model "$BASE_MODEL" --benchmark "$TASK"
