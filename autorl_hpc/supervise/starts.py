@@ -69,7 +69,6 @@ class Starts:
     def work(self) -> WorkEnd:
         """The agent from its first start in this attempt to the end of its last process."""
         self.clock.start()
-        self.watching.start()
         self.contamination.start()
         try:
             again = INTERRUPTED if self.seals.had_begun(self.clock.attempt) else None
@@ -82,7 +81,6 @@ class Starts:
                 end = self._once(again)
             return end
         finally:
-            self.watching.end()
             self.clock.stop(persist=not self.stops.superseded.is_set())
 
     def _goes_on(self, end: WorkEnd) -> bool:
@@ -129,6 +127,7 @@ class Starts:
         recording = Recording(self.run, self.workspace, clock, process.keeper_pid, self.mark, file.trace)
         recording.start()
         self.watching.intake.ask_revision = recording.ask
+        self.watching.start()
         try:
             ended_by = self.watching.until_end(process, usage)
             process.stop(0.0 if not process.running() else STOP_GRACE_S)
@@ -138,6 +137,7 @@ class Starts:
                 process.stop(0.0)
                 process.finish(5.0)
             usage.end()
+            self.watching.end()  # before the recorder: what lies there at the end is asked for when it has seen the last state
             clock.pause()
             recording.end()
         if ended_by is EndedBy.AGENT_EXIT and self.stops.ended_agent(agent.exit_code):

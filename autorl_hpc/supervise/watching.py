@@ -52,16 +52,19 @@ class Watching:
         self._waits = Waits(clock.budget.give_back_after_s)
         self._next_look = self._next_tell = 0.0
         self._ending = threading.Event()
-        self._taker = threading.Thread(target=self._take_in, name="intake", daemon=True)
+        self._taker: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the intake."""
+        """Starts the intake, for one start of the agent."""
+        self._ending.clear()
+        self._taker = threading.Thread(target=self._take_in, name="intake", daemon=True)
         self._taker.start()
 
     def end(self) -> None:
         """Ends the intake and waits for it."""
         self._ending.set()
-        self._taker.join()
+        if self._taker is not None:
+            self._taker.join()
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Waits for what ends this start of the agent; None for a signal or a newer attempt."""
