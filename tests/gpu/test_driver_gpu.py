@@ -50,7 +50,7 @@ def world(staged: Path, tmp_path: Path) -> Iterator[Cluster]:
     """A root with the model staged, and a driver of it."""
     made = Cluster(staged, tmp_path)
     source = Path(MODEL) if MODEL else wide(made.root.model("autorl/tiny"), tmp_path / "wide")
-    made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path), timeout_s=300)
+    made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path))
     try:
         yield made
     finally:
