@@ -50,7 +50,7 @@ def world(staged: Path, tmp_path: Path) -> Iterator[Cluster]:
     """A root with the model staged, and a driver of it."""
     made = Cluster(staged, tmp_path)
     source = Path(MODEL) if MODEL else wide(made.root.model("autorl/tiny"), tmp_path / "wide")
-    made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path), timeout_s=300)
+    made.run("stage", NAME, "--from", str(source), "--root", str(made.root.path))
     try:
         yield made
     finally:
@@ -133,7 +133,7 @@ def test_vllm_is_served_asked_through_the_gateway_and_comes_back(world: Cluster,
         print(f"killed, it answered again after {time.monotonic() - killed_at:.1f} s at {two.url}")
         job.terminate()
         assert job.wait(120) == 0
-        wait_for(lambda: not any(alive(pid) for pid in servers), 60, "no server to be left")
+        wait_for(lambda: not any(alive(pid) for pid in servers), "no server to be left")
         told = read_endpoint(world.experiment.driver_endpoint("local"))
         assert told is not None and told.state == "ended"
     finally:

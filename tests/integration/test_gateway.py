@@ -703,7 +703,7 @@ def test_it_ends_with_the_supervisor(tmp_path: Path) -> None:
         with behind(driver, tmp_path) as gateway:
             assert gateway.process.stdin is not None
             gateway.process.stdin.close()
-            assert gateway.process.wait(60) == 0
+            assert gateway.process.wait(600) == 0
         told = {"port": 0, "token": TOKEN, "upstream": {"url": driver.url}, "model": MODEL, "log": str(tmp_path / "l")}
         parent = (
             "import subprocess, sys, os, time\n"
@@ -753,7 +753,7 @@ def test_a_supervisor_that_doesnt_read_stops_nothing(tmp_path: Path) -> None:
                 connection.close()
                 process.stdin.write(b'{"stop": true}\n')
                 process.stdin.flush()
-                assert process.wait(60) == 0
+                assert process.wait(600) == 0
             finally:
                 process.kill()
 
