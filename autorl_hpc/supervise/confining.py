@@ -59,7 +59,7 @@ class Confinement:
         private = _real(root.vault, root.store, root.runs, experiment.path, scratch)
         hidden = outermost(sorted(private | _real(root.path, Path.home())))
         prefixes = _prefixes(venv)
-        key = spec.judge.key_file if spec.judge is not None else None
+        keys = [each.key_file for each in (spec.judge, *spec.drivers.values()) if each is not None and each.key_file]
         vault = root.task_vault(record.science.task)
         self._secret = [str(experiment.run(record.run_id).record), *map(str, sorted(vault.rglob("items.jsonl"))[:2])]
         self._plan = Plan(
@@ -74,7 +74,7 @@ class Confinement:
             hidden=tuple(hidden),
             placed=tuple((os.path.realpath(source), str(workspace / where)) for source, where in placed(root, record)),
             devices=tuple(devices()),
-            masked=(*self.programs, *([os.path.realpath(os.path.expanduser(key))] if key else [])),
+            masked=(*self.programs, *(os.path.realpath(os.path.expanduser(key)) for key in keys)),
             socket_folder=self.socket_folder,
             image=None if image is None else str(image),
         )

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.drivers.proxy import proxy_to
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.driver_keys import key_path
 from autorl_hpc.files.events import append_event
@@ -185,7 +186,8 @@ class Gateway:
     def _job(self) -> dict[str, Any]:
         """What it is told on its standard input, where no other process can read it."""
         spec = self.spec
-        upstream: dict[str, Any] = {"proxy": spec.proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
+        proxy = None if spec.url is None else proxy_to(spec.url, spec.proxy, self._outer)
+        upstream: dict[str, Any] = {"proxy": proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
         if spec.kind == "vllm":
             upstream["endpoint_file"] = str(self.experiment.driver_endpoint(self.name).absolute())
         else:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from helpers import PATIENCE_S, SUBMITS_ONE, Cluster
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import SandboxSpec
 from autorl_hpc.sandbox import apptainer, mounts, sockets
 from autorl_hpc.sandbox import plan as plans
@@ -196,11 +197,29 @@ def _place(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Root, Experimen
     return root, ExperimentDir(root.runs / "exp"), workspace
 
 
-def _confinement(root: Root, experiment: ExperimentDir, workspace: Path, **fields: Any) -> Confinement:
+def _confinement(
+    root: Root, experiment: ExperimentDir, workspace: Path, drivers: Mapping[str, Any] | None = None, **fields: Any
+) -> Confinement:
     science = SimpleNamespace(task="t", base_model="m", network=Network.NONE)
     record: Any = SimpleNamespace(science=science, run_id="run")
-    spec: Any = SimpleNamespace(judge=None, sandbox=SandboxSpec(**fields))
+    spec: Any = SimpleNamespace(judge=None, drivers=drivers or {}, sandbox=SandboxSpec(**fields))
     return Confinement(root, experiment, record, spec, workspace, None)
+
+
+def test_the_key_files_of_all_drivers_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, experiment, workspace = _place(tmp_path / "root", monkeypatch)
+    (tmp_path / "elsewhere.key").write_text("k")
+    (tmp_path / "link.key").symlink_to(tmp_path / "elsewhere.key")
+    api = {"kind": "api", "url": "https://h/v1", "model": "m"}
+    drivers = {
+        "a": DriverSpec.model_validate({**api, "key_file": str(tmp_path / "link.key")}),
+        "b": DriverSpec.model_validate({**api, "key_variable": "K"}),
+    }
+    confinement = _confinement(root, experiment, workspace, drivers)
+    try:
+        assert os.path.realpath(tmp_path / "elsewhere.key") in confinement._plan.masked
+    finally:
+        confinement.close()
 
 
 # --- levels ---
