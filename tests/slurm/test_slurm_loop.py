@@ -149,9 +149,15 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     here.profile(driver={"gpus": 1, "cpus": 1, "memory": "1G"}, vllm=str(make_program(here.root.path)))
     driver = {"kind": "vllm", "model": "autorl/tiny"}
     seeds = {"seed": [0, 1, 2, 3], "driver": "local"}
-    done = here.launch(["sleeps"], "--dry-run", matrix=seeds, drivers={"local": driver}, parallel=2)
+    given: dict[str, Any] = {
+        "matrix": seeds,
+        "drivers": {"local": driver},
+        "parallel": 2,
+        "budget": {"wall_clock": "1h"},
+    }
+    done = here.launch(["sleeps"], "--dry-run", **given)
     assert "its job has 1 GPUs" in done.stdout and "job driver" in done.stdout
-    here.launch(["sleeps"], matrix=seeds, drivers={"local": driver}, parallel=2)
+    here.launch(["sleeps"], **given)
     here.wait_agent(here.runs[0])
     here.wait_agent(here.runs[1])
     first = read_endpoint(here.experiment.driver_endpoint("local"))
@@ -166,7 +172,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     assert here.alive_jobs() == []
     assert here.processes_here() == []
     here.assert_whole()
-    assert all(here.view(run).sealed.ended_by == "cancelled" for run in here.runs)  # type: ignore[union-attr]
+    assert [here.view(run).sealed.ended_by for run in here.runs] == ["cancelled"] * 4  # type: ignore[union-attr]
 
 
 def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> None:
