@@ -1,6 +1,6 @@
 """claude-code and codex, the real programs, through the whole loop: launch, sandbox, gateway, a scripted driver, a grader, the end.
 
-Each trains nothing, but submits by its own tools, ends early, is asked to go on, remembers, submits again, and ends.
+Each trains nothing, but submits by its own tools (and goes on: Codex looks away from a command after 10 s), ends early, is asked to go on, remembers, submits again, and ends.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def driver(conversation: Conversation) -> Turn:
     if "STEP-1-DONE" not in text:
         return Turn(run=f"env > code/env.txt; tr '\\0' ' ' < /proc/$PPID/cmdline > code/argv.txt; {done(1)}")
     if "STEP-2-DONE" not in text:
-        return Turn(run=f"{VARIANTS}\nvariants 0 1\npython3 ./submit output/v0 --wait; {done(2)}")
+        return Turn(run=f"{VARIANTS}\nvariants 0 1\npython3 ./submit output/v0; {done(2)}")
     if GO_ON not in text:
         return Turn("I think that this is good enough.")
     if "STEP-3-DONE" not in text:
-        return Turn(run=f"{VARIANTS}\nvariants 1 1\npython3 ./submit output/v1 --wait; {done(3)}")
+        return Turn(run=f"{VARIANTS}\nvariants 1 1\npython3 ./submit output/v1; {done(3)}")
     return Turn("Nothing better comes to my mind.")
 
 
@@ -74,7 +74,7 @@ def test_a_real_program_runs_to_the_end_of_a_run(
     assert view.sealed is not None, said
     assert str(view.sealed.ended_by) == "agent_exit", said
     assert view.sealed.reprompts == 1
-    assert view.closed is not None and len(view.accepted()) == 2, said
+    assert view.closed is not None and len(view.contents()) == 2, said
     scores = [view.score_of(submission) for submission in view.accepted()]
     assert all(score is not None and score.evaluation.score is not None for score in scores), scores
     # Its session went on: the first words are still in the last request.
@@ -90,6 +90,8 @@ def test_a_real_program_runs_to_the_end_of_a_run(
     assert "improve the base model" not in (workspace / "code" / "argv.txt").read_text()
     # What it used is known by the gateway, and what it tells of itself is understood.
     calls = [json.loads(line) for line in (run.path / "driver.jsonl").read_text().splitlines()]
-    assert len(calls) == len(asked) and all(call["status"] == 200 and call["tokens_in"] > 0 for call in calls)
+    answered = [call for call in calls if call["tokens_out"]]  # claude-code also asks whether anybody is there
+    assert len(answered) == len(asked), calls
+    assert all(call["status"] == 200 and call["tokens_in"] > 0 for call in answered), calls
     trace = [json.loads(line) for line in (run.logs / "trace.jsonl").read_text().splitlines()]
     assert {event.get("format") for event in trace} >= {agent}, trace[:3]
