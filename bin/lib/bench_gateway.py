@@ -141,15 +141,18 @@ def measure(
             for name, padding in (("a short request", 0), ("a request of 400 kB", 400_000)):
                 direct: list[float] = []
                 through: list[float] = []
+                cpu_s = _cpu_s(gateway.pid)
                 for _ in range(requests // 20):
                     direct += asyncio.run(_first_bytes(behind, 20, padding))
                     through += asyncio.run(_first_bytes(port, 20, padding))
+                cpu_s = _cpu_s(gateway.pid) - cpu_s
                 quick, slow = _quantiles(direct), _quantiles(through)
                 added = "; ".join(
                     f"{label} {1e3 * (b - a):+.2f} ms ({1e3 * a:.2f} to {1e3 * b:.2f})"
                     for label, a, b in zip(("median", "p99"), quick, slow, strict=True)
                 )
                 rows.append((f"first byte of {name}, added", added))
+                rows.append((f"the gateway's CPU for {name}", f"{1e3 * cpu_s / requests:.2f} ms, the answer among it"))
             wanted, pause_s = streams * tokens_a_second * seconds, 1 / tokens_a_second
             alone, alone_s = asyncio.run(_streams(behind, streams, tokens_a_second * seconds, pause_s))
             before = _cpu_s(gateway.pid)
