@@ -15,11 +15,13 @@ gpu_count() {
 
 # launch MODEL SCRIPT ARGUMENT...: a trainer by accelerate, by the configuration that the model needs on the GPUs that are there.
 launch() {
-  local model="$1" script="$2" gpus config parts where
+  local model="$1" script="$2" gpus processes config parts where
   shift 2
   gpus="$(gpu_count)"
   read -r config parts < <(python3 code/fit.py "$model" "$gpus") || return 1
-  where=(--config_file "$SCRIPTED/../accelerate/$config.yaml" --num_processes "${EXPERT_PROCESSES:-$((gpus > 1 ? gpus : 1))}")
+  processes="${EXPERT_PROCESSES:-$((gpus > 1 ? gpus : 1))}"
+  [[ "$config" == cpu ]] && ((processes > 1)) && config=multi-cpu
+  where=(--config_file "$SCRIPTED/../accelerate/$config.yaml" --num_processes "$processes")
   [[ "$config" == zero* ]] && where+=(--deepspeed_config_file "$SCRIPTED/../deepspeed/$config.json")
   [[ "$parts" == lora ]] && set -- "$@" --lora
   echo "$script: $config, $parts parameters"
