@@ -107,7 +107,8 @@ def _free_ports() -> range:
 
 
 def _enter(job: dict[str, object]) -> list[str]:
-    return [sys.executable, "-I", str(Path(__file__).with_name("enter.py")), json.dumps(job)]
+    # -B: it has the agent's variables, and would leave compiled code in the frozen folder, which no hash covers.
+    return [sys.executable, "-I", "-B", str(Path(__file__).with_name("enter.py")), json.dumps(job)]
 
 
 def _mount_point() -> str:

@@ -1,6 +1,6 @@
 """Puts this process into a sandbox by system calls and becomes the agent: levels `namespaces` and `landlock`.
 
-`python -I enter.py JSON`. It starts outside, where all of the suite can be read; what it imports is loaded before the door shuts.
+`python -I -B enter.py JSON`. It starts outside, where all of the suite can be read; what it imports is loaded before the door shuts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_mini_trains_submits_improves_and_outlives_a_requeue(
     with DriverServer(partial(engineer, waits=WAITS), key=KEY, model="scripted") as driver:
         here.launch(["mini"], grader={"idle_exit_s": 900}, **experiment(driver, tmp_path, "arithmetic"))
         (run,) = here.runs
-        here.wait_agent(run, seconds=600)
+        here.wait_agent(run)
         slurm.client("scontrol", "requeue", here.job_of("agents", 0))
         here.wait_over()
     here.assert_whole()
