@@ -80,7 +80,7 @@ def ready(world: Cluster, after: int = 0) -> DriverEndpoint:
         assert watch.last is None or watch.last.state != "failed", watch.last
         return found if found is not None and found.starts > after else None
 
-    found: DriverEndpoint = wait_for(look, "vllm to answer", START_S)
+    found: DriverEndpoint = wait_for(look, "vllm to answer", patience_s=START_S)
     return found
 
 
