@@ -72,7 +72,11 @@ class Policy:
         from transformers import AutoModelForCausalLM
 
         dtype = torch.bfloat16 if half else torch.float32
-        copy = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(self.accelerator.device)
+        plugin = self.accelerator.state.deepspeed_plugin
+        # Under ZeRO-3 transformers takes every model apart that it loads: the copy must be whole.
+        whole = contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
+        with whole:
+            copy = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(self.accelerator.device)
         return Sampler(copy.requires_grad_(False), self.words, max_new_tokens=new_tokens)
 
     def hand_over(self) -> None:
