@@ -1,4 +1,4 @@
-"""What an experiment's `driver.tools` allows beyond plain generation, and how a refusal of it is worded.
+"""What an experiment's `drivers.NAME.tools` allows beyond plain generation, and how a refusal of it is worded.
 
 An entry is the name of a hosted tool (`web_search` stands for `web_search_20250305` and `web_search_preview` too), of a field of the request
 (`plugins`), of a kind of content, or `remote_urls`.

@@ -127,7 +127,7 @@ class Driver:
         import aiohttp
 
         began, broken_off = time.monotonic(), 0
-        patience = min(self._upstream.timeout_s, PATIENCE_S)
+        patience_s = min(self._upstream.timeout_s, PATIENCE_S)
         fresh = False
         while True:
             address = await self.address(fresh=fresh)
@@ -162,11 +162,11 @@ class Driver:
             else:
                 tries.append("not ready")
             fresh = True
-            waited = time.monotonic() - began
+            waited_s = time.monotonic() - began
             if self.on_cluster:
-                if waited > patience:
-                    raise DriverLost(503, "driver_away", f"no driver for {waited:.0f} s ({tries[-1]})")
-                await asyncio.sleep(min(LOOK_AGAIN_S, patience / 5))
+                if waited_s > patience_s:
+                    raise DriverLost(503, "driver_away", f"no driver for {waited_s:.0f} s ({tries[-1]})")
+                await asyncio.sleep(min(LOOK_AGAIN_S, patience_s / 5))
             else:
                 if len(tries) > self._upstream.retries:
                     raise DriverLost(502, "driver_unreachable", f"it can't be reached ({tries[-1]})")
