@@ -30,11 +30,6 @@ else:
     print(json.dumps({{"status": "accepted"}}))
 """
 
-STEPS = """
-import itertools, sys
-sys.path.insert(0, "code")
-"""
-
 
 class Workplace:
     """A workspace and the variables that an agent gets in it."""
