@@ -41,6 +41,11 @@ END_S = 10.0
 PAUSES_S = (0.0, 0.5, 2.0, 5.0, 15.0)
 """Before each new start, the last one again and again: without its driver an agent can do nothing."""
 
+QUIET_S = 0.2
+HEAR_OUT_S = 2.0
+"""What it says of a request comes at about the time of the answer: after `QUIET_S` of silence there is no more, and longer than this an
+agent's end is not held up."""
+
 STEADY_S = 60.0
 """One that lived so long is started again without a pause."""
 
@@ -67,6 +72,7 @@ class Gateway:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         self.exhausted: str | None = None
+        self._heard = 0
         self._use = read_use(run.driver_log)
         self._closed: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,6 +105,15 @@ class Gateway:
     def use(self) -> DriverUse:
         """What the driver has answered so far, over all attempts."""
         return self._use
+
+    def hear_out(self) -> None:
+        """Waits for what it still has to say of the requests that were answered, for a moment at most."""
+        ends_at = time.monotonic() + HEAR_OUT_S
+        while self.exhausted is None and time.monotonic() < ends_at:
+            heard = self._heard
+            time.sleep(QUIET_S)
+            if self._heard == heard:
+                return
 
     def close(self, reason: str) -> None:
         """From now on every request is refused: the budget is over."""
@@ -228,6 +243,7 @@ class Gateway:
                 log.warning("the gateway says what can't be read: %s", error)
         if value.get("exhausted") is not None:
             self.exhausted = str(value["exhausted"])
+        self._heard += 1
 
     def _send(self, value: dict[str, Any]) -> None:
         with self._lock:

@@ -72,7 +72,7 @@ class Watching:
             if self.stops.asked:
                 return None
             if not process.running():
-                return self.limits.out_of or EndedBy.AGENT_EXIT
+                return self._why_it_ended()
             self._warn()
             if (over := self.limits.over) is not None:
                 return over
@@ -85,6 +85,14 @@ class Watching:
             if time.monotonic() >= self._next_tell:
                 self.tell()
             time.sleep(LOOP_S)
+
+    def _why_it_ended(self) -> EndedBy:
+        """Of an agent that ended by itself. Many do when their driver refuses, faster than we look: so we look once more."""
+        if self.limits.out_of is None:
+            if self.gateway is not None:
+                self.gateway.hear_out()
+            self._warn()
+        return self.limits.out_of or EndedBy.AGENT_EXIT
 
     def _look(self) -> bool:
         """Looks at the ledger; True: the run was cancelled."""

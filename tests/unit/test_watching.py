@@ -1,0 +1,73 @@
+"""What ended an agent: seen also where the agent is gone before anybody looked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.states import EndedBy
+from autorl_hpc.supervise.agent_process import AgentProcess
+from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.gateway import Gateway
+from autorl_hpc.supervise.limits import Limits
+from autorl_hpc.supervise.usage import UsageWatch
+from autorl_hpc.supervise.watching import Watching
+
+LATE_S = 0.05
+"""After the agent's end the gateway's line comes."""
+
+
+class Ends:
+    """An agent that asks its driver, is answered, and ends at once, between two looks."""
+
+    def __init__(self, gateway: Gateway, line: dict[str, Any]) -> None:
+        self.looks = 0
+        self.says = threading.Timer(LATE_S, gateway._hear, [json.dumps(line).encode()])
+
+    def running(self) -> bool:
+        self.looks += 1
+        if self.looks == 2:
+            self.says.start()
+        return self.looks < 2
+
+
+@pytest.mark.parametrize(
+    ("line", "ended_by"),
+    [
+        ({"tokens_in": 1000, "tokens_out": 1, "calls": 3, "exhausted": "tokens"}, EndedBy.TOKENS),
+        ({"tokens_in": 1000, "tokens_out": 0, "calls": 3, "exhausted": None}, EndedBy.TOKENS),
+        ({"tokens_in": 990, "tokens_out": 0, "calls": 3, "exhausted": "tokens"}, EndedBy.TOKENS),
+        ({"tokens_in": 990, "tokens_out": 0, "calls": 3, "exhausted": None}, EndedBy.AGENT_EXIT),
+    ],
+)
+def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
+    tmp_path: Path, line: dict[str, Any], ended_by: EndedBy
+) -> None:
+    """The 3rd: a refusal that says the budget is over, by the gateway's word; no reprompt follows, since `ended_by` is no exit."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    budget = Budget(wall_clock_s=3600.0, tokens=1000, grace_s=60.0)
+    clock = BudgetClock(tmp_path / "clock.json", budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
+    spec = DriverSpec(kind="api", url="https://api.example.org/v1", model="m")
+    gateway = Gateway(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
+    limits = Limits(clock, gateway.use, lambda: gateway.exhausted)
+    edge: Any = SimpleNamespace(
+        asked=False, cancelled=lambda: False, write=lambda *_: None, write_text=lambda *_: None, look=lambda: None
+    )
+    watching = Watching(ExperimentDir(tmp_path), run, edge, edge, clock, limits, edge, edge, gateway)
+    watching._next_look = float("inf")
+    agent = Ends(gateway, line)
+    usage = cast(UsageWatch, SimpleNamespace(excess=None))
+    assert watching.until_end(cast(AgentProcess, agent), usage) is ended_by
+    agent.says.join()
+    assert limits.out_of is (None if ended_by is EndedBy.AGENT_EXIT else ended_by)
+    events = run.events.read_text() if run.events.exists() else ""
+    assert ("budget_out" in events) == (ended_by is EndedBy.TOKENS)
