@@ -180,7 +180,7 @@ def facts(
                 "tokens_at_most": None if spec.budget.tokens is None else spec.budget.tokens * count,
                 "gpus": gpus_of(driver, profile) if driver.kind == "vllm" else None,
                 "gpu_hours": round(gpus_of(driver, profile) * hours, 2) if driver.kind == "vllm" else None,
-                "priced": driver.priced,
+                "priced": driver.fully_priced,
             }
         )
     return found
@@ -198,7 +198,7 @@ def _line(row: dict[str, Any]) -> str:
     if row["cost_usd_at_most"] is not None:
         parts.append(f"costs at most {row['cost_usd_at_most']:,.2f} US dollars")
     elif row["kind"] == "api" and not row["priced"]:
-        parts.append("cost unknown: it has no prices (`price_in`, `price_out`)")
+        parts.append("cost unknown: it needs both prices (`price_in`, `price_out`)")
     elif row["kind"] == "api":
         parts.append("cost without a limit: set `budget.cost_usd` or `budget.tokens`")
     if row["gpus"] is not None:

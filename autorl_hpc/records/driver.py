@@ -168,6 +168,11 @@ class DriverSpec(Resources):
         """Whether what it answers has a price."""
         return self.price_in is not None or self.price_out is not None
 
+    @property
+    def fully_priced(self) -> bool:
+        """Whether both have one: what has none would be counted as free."""
+        return self.price_in is not None and self.price_out is not None
+
     def cost_usd(self, tokens_in: int, tokens_out: int, tokens_cached: int = 0) -> float | None:
         """What tokens cost, None without prices.
 
@@ -182,9 +187,9 @@ class DriverSpec(Resources):
         return total / TOKENS_PRICED
 
     def dearest_usd(self, tokens: int) -> float | None:
-        """The most that so many tokens can cost, None without prices."""
+        """The most that so many tokens can cost, None unless requests and answers have a price."""
         prices = (self.price_in or 0.0, self.price_out or 0.0, self.price_cached or 0.0)
-        return max(prices) * tokens / TOKENS_PRICED if self.priced else None
+        return max(prices) * tokens / TOKENS_PRICED if self.fully_priced else None
 
     def science(self, model_hash: str | None) -> DriverScience:
         """What of it makes a run another run.

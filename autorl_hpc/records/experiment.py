@@ -296,8 +296,10 @@ class ExperimentSpec(Record):
     def _cost_has_prices(self) -> ExperimentSpec:
         if self.budget.cost_usd is not None:
             for name in self.matrix.driver:
-                if name != NO_DRIVER and not self.drivers[name].priced:
-                    raise ValueError(f"`budget.cost_usd` needs prices: give `drivers.{name}.price_in` and `price_out`")
+                if name != NO_DRIVER and not self.drivers[name].fully_priced:
+                    raise ValueError(
+                        f"`budget.cost_usd` needs both prices: give `drivers.{name}.price_in` and `price_out` (0 is a price)"
+                    )
         return self
 
     def driver(self, name: str) -> DriverSpec | None:

@@ -142,6 +142,8 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("a value without an option", put("drivers", value={"a": {**VLLM, "args": ["--dtype", "half", "x"]}}), ["'x' belongs to no option"]),
     ("a short option", put("drivers", value={"a": {**VLLM, "args": ["-O3"]}}), ["`-O3` may not be given"]),
     ("cost without prices", both(put("drivers", value={"a": API}), put("matrix", "driver", value="a"), put("budget", "cost_usd", value=1)), ["`drivers.a.price_in`"]),
+    ("cost with half the prices", both(put("drivers", value={"a": {**API, "price_in": 3}}), put("matrix", "driver", value="a"), put("budget", "cost_usd", value=1)), ["needs both prices", "`drivers.a.price_in`"]),
+    ("cost with the other half", both(put("drivers", value={"a": {**API, "price_out": 3}}), put("matrix", "driver", value="a"), put("budget", "cost_usd", value=1)), ["needs both prices"]),
     ("two keys", put("drivers", value={"a": {**API, "key_file": "~/k", "key_variable": "K"}}), ["one of them"]),
     ("table for a list", put("matrix", "task", value={"a": 1}), ["field `matrix.task`"]),
     ("list for a table", put("matrix", value=["arithmetic"]), ["field `matrix`: must be a table of fields"]),

@@ -458,3 +458,6 @@ def test_what_tokens_cost() -> None:
     assert priced.cost_usd(1_000_000, 100_000, 500_000) == 1.0 + 0.25 + 1.0
     assert priced.dearest_usd(1_000_000) == 10.0
     assert driver.DriverSpec(kind="vllm", model="m").cost_usd(1, 1) is None
+    for half in ({"price_in": 2.0}, {"price_out": 2.0}):
+        assert driver.DriverSpec(kind="vllm", model="m", **half).dearest_usd(1_000_000) is None
+    assert driver.DriverSpec(kind="vllm", model="m", price_in=0, price_out=0).dearest_usd(1) == 0.0
