@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.sandbox.ports import TORCH_PORTS, handed_out
 from autorl_hpc.states import Fault
 
 PROGRAM_VARIABLE = "AUTORL_VLLM"
@@ -22,6 +25,9 @@ KEY_VARIABLE = "VLLM_API_KEY"
 
 ANY_ADDRESS = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
+SERVED_PORTS = range(20_000, 30_000)
+ANY_PORTS = range(1024, 65_536)
+PORT_TRIES = 100
 
 
 def program(profile: ClusterProfile | None) -> str:
@@ -72,9 +78,22 @@ def environment(outer: Mapping[str, str], key: str, code: str) -> dict[str, str]
 
 
 def free_port(host: str) -> int:
-    """A port that nobody has now. Should another take it before the server does, that dies and gets a new one."""
+    """A port that nobody has now. Should another take it before the server does, that dies and gets a new one.
+
+    It is none of those that agents at level landlock may go to, as long as the node has others: some paths of the server ask for no key.
+    """
+    handed = handed_out()
+    for wanted in (SERVED_PORTS, ANY_PORTS):
+        ports = [port for port in wanted if port not in handed and port not in TORCH_PORTS]
+        for port in random.sample(ports, min(len(ports), PORT_TRIES)):
+            with contextlib.suppress(OSError):
+                return _bound(host, port)
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+        probe.bind((host, port))
         return int(probe.getsockname()[1])
 
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from autorl_hpc.sandbox import mounts
 from autorl_hpc.sandbox.inner import inner_command
 from autorl_hpc.sandbox.plan import HOST, SETTINGS, Plan
+from autorl_hpc.sandbox.ports import TORCH_PORTS, handed_out
 from autorl_hpc.scoring.programs import landlock
 from autorl_hpc.states import Network, SandboxLevel
-
-TORCH_PORTS = range(29500, 29564)
-"""Where torch's launchers listen by default."""
 
 WRITABLE_DEVICES = ("/dev/shm", "/dev/pts", "/dev/ptmx")
 
@@ -72,7 +70,7 @@ class Landlock:
         """Rules name ports and not addresses."""
         if plan.network is Network.OPEN:
             return ()
-        free = _free_ports()
+        free = handed_out()
         return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
 
     def argv(self, plan: Plan, command: Sequence[str]) -> list[str]:
@@ -93,17 +91,8 @@ class Landlock:
 
 def _spans(plan: Plan) -> list[tuple[int, int]]:
     """First and last port of each span that stays usable; 0 is what asks for a free one."""
-    free = _free_ports()
+    free = handed_out()
     return [(0, 0), *((port, port) for port, _ in plan.ways), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
-
-
-def _free_ports() -> range:
-    """The ports that the kernel gives to whoever asks for any: NCCL and gloo do, even for one process."""
-    try:
-        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-        return range(int(first), int(last) + 1)
-    except (OSError, ValueError):
-        return range(32768, 61000)
 
 
 def _enter(job: dict[str, object]) -> list[str]:
