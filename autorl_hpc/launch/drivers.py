@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import driver_keys, reading
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -79,6 +80,29 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
                 driver_keys.read_key(path)
             except AutorlError as error:
                 raise _wrong_key(name, driver, error, where) from None
+
+
+def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
+    """No agent gets a driver's key by asking for its variable.
+
+    Args:
+        frozen: the code whose agents run; None: those that are there now.
+
+    Raises:
+        AutorlError: naming the agent.
+    """
+    variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
+    folders = None if frozen is None else [frozen / "templates" / "agents"]
+    for agent in spec.matrix.agent:
+        loaded = load_agent(agent, folders)
+        taken = next((variable for variable in loaded.file.secrets if variable in variables), None)
+        if taken is not None:
+            raise AutorlError(
+                f"agent {agent} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
+                where=loaded.folder,
+                next_step=f"take {taken} out of its `secrets`: agents find a token of their run in such variables, the key is the "
+                f"gateway's; or give the driver another `key_variable`, or a `key_file` ({where})",
+            )
 
 
 def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:

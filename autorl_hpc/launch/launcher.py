@@ -18,7 +18,7 @@ from autorl_hpc.files.queue import put
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
 from autorl_hpc.launch.agents import look_at_agents, refuse_problems
-from autorl_hpc.launch.drivers import check_drivers, lay_keys
+from autorl_hpc.launch.drivers import check_agents_secrets, check_drivers, lay_keys
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.launch.freeze import freeze, git_revision, parts
 from autorl_hpc.records.cluster import ClusterProfile
@@ -65,6 +65,7 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
         frozen = experiment.code / read_experiment(experiment).code_hash
     check_drivers(spec, experiment, profile, path)
     cells = expand(spec, root, path, frozen)
+    check_agents_secrets(spec, frozen, path)
     done = set(reading.list_names(experiment.finished))
     known = set(reading.list_names(experiment.path))
     return Plan(

@@ -138,6 +138,15 @@ def test_a_missing_key_and_an_open_key_file_are_told_before_anything_is_queued(
     assert "no single line of visible characters" in refused(key_file=str(key))
     monkeypatch.setenv("TWO_LINES", f"{SECRET}\n{SECRET}")
     assert "field `drivers.a.key_variable`" in refused(key_variable="TWO_LINES")
+    folder = tmp_path / "agents" / "asks"
+    folder.mkdir(parents=True)
+    (folder / "agent.yaml").write_text("name: asks\ndescription: d\nsecrets: [HF_TOKEN, OPENAI_API_KEY]\n")
+    (folder / "start.sh").write_text("true\n")
+    monkeypatch.setenv("AUTORL_AGENTS_PATH", str(folder.parent))
+    spec["matrix"]["agent"] = ["null", "asks"]
+    assert "agent asks would get the key of driver `a`: its `secrets` name OPENAI_API_KEY" in refused(
+        key_variable="OPENAI_API_KEY"
+    )
     assert "would need 4 GPUs, its job has 1" in refused(
         kind="vllm", model="autorl/tiny", url=None, gpus=1, tensor_parallel=2, args=["--pipeline-parallel-size=2"]
     )
