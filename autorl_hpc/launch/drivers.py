@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,21 @@ def facts(
             }
         )
     return found
+
+
+def notes(spec: ExperimentSpec) -> list[str]:
+    """What is allowed and may be meant otherwise, for people."""
+    found = []
+    for name, driver in used(spec).items():
+        if driver.url is not None and VERSIONED.search(driver.url) is None:
+            found.append(
+                f"driver {name}: note: its url ends without a version such as `/v1`; requests go to {driver.url}/chat/completions and the like"
+            )
+    return found
+
+
+VERSIONED = re.compile(r"/(v\d+\w*|openai)$")
+"""Ends of addresses at which known APIs answer."""
 
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -55,6 +55,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
         "agent_gpu_hours": None if plan.cluster is None else round(hours * _agent_gpus(plan), 2),
         "drivers": drivers.facts(spec, plan.cluster, calls, least_hours),
+        "driver_notes": drivers.notes(spec),
         "disk_peak_bytes_estimate": disk,
         "max_submissions": spec.budget.max_submissions,
         "sandbox": {
@@ -123,7 +124,7 @@ def as_text(facts: dict[str, Any]) -> str:
     )
     if facts["agent_gpu_hours"]:
         lines.append(f"agents' jobs use at most {facts['agent_gpu_hours']} GPU-hours of these budgets")
-    lines += drivers.lines(facts["drivers"])
+    lines += [*drivers.lines(facts["drivers"]), *facts["driver_notes"]]
     lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
     level, network = facts["sandbox"]["level"], ", ".join(facts["sandbox"]["network"])
     strongest = "the strongest sandbox that works on their node" if level == "auto" else f"sandbox level {level}"

@@ -12,7 +12,7 @@ from autorl_hpc.cluster.board import Board, names_of, read_submitted
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.jobs import alive_jobs
-from autorl_hpc.launch import local, reach, slurm
+from autorl_hpc.launch import drivers, local, reach, slurm
 from autorl_hpc.launch.launcher import Plan
 from autorl_hpc.records.run import ExperimentRecord
 
@@ -45,6 +45,7 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         "finished": len(planned.finished),
         "jobs": jobs,
         "said": said,
+        "driver_notes": drivers.notes(planned.spec),
         "graders_need": reach.lines(planned.spec, planned.cells),
     }
 
@@ -76,7 +77,7 @@ def _refuse_two_places(planned: Plan) -> None:
 def as_text(facts: dict[str, Any]) -> str:
     """The same for people."""
     head = f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before)"
-    needs = "".join(f"{line}\n" for line in facts["graders_need"])
+    needs = "".join(f"{line}\n" for line in (*facts["driver_notes"], *facts["graders_need"]))
     return (
         f"{head}, {facts['said']}\n{needs}"
         f"watch them:  autorl-hpc status {shlex.quote(facts['experiment'])} --watch\n"

@@ -48,6 +48,12 @@ OWN_OPTIONS = {
 }
 """Options that the suite sets, and the field that stands for them."""
 
+OF_A_REQUEST = frozenset(("model", "messages", "input", "contents", "prompt", "stream"))
+"""Fields that an agent's request is made of: none of `parameters`."""
+
+REQUEST_PATH = re.compile(r"/(chat/completions|completions|responses|messages|models(/.*)?|embeddings)/*$")
+"""Ends of an address at which requests are answered; `url` ends before."""
+
 HttpUrl = Annotated[str, StringConstraints(max_length=500)]
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=2000)]
 Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
@@ -134,6 +140,22 @@ class DriverSpec(Resources):
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
         return None if value is None else checked_url(value)
+
+    @field_validator("url")
+    @classmethod
+    def _ends_before_requests(cls, value: str | None) -> str | None:
+        found = None if value is None else REQUEST_PATH.search(value)
+        if found is not None:
+            raise ValueError(f"leave `{found[0]}` out: the address goes up to and with `/v1`")
+        return value
+
+    @field_validator("parameters")
+    @classmethod
+    def _leaves_the_rest(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        taken = sorted(OF_A_REQUEST & set(value))
+        if taken:
+            raise ValueError(f"`{taken[0]}` is set by the agent's request and the other fields")
+        return value
 
     @field_validator("args")
     @classmethod

@@ -1,0 +1,32 @@
+"""What a launch notes about an experiment's drivers before anything is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autorl_hpc.launch.drivers import notes
+from autorl_hpc.records.experiment import ExperimentSpec
+
+
+def noted(level: str = "bwrap", **driver: Any) -> str:
+    """The notes, of a spec whose one driver is an API."""
+    spec = {
+        "name": "x",
+        "drivers": {"d": {"kind": "api", "url": "https://api.example.org/v1", "model": "m", **driver}},
+        "matrix": {"task": "gsm8k", "agent": "mini", "driver": "d", "base_model": "b", "seed": [0]},
+        "budget": {"wall_clock": "1h"},
+        "sandbox": {"level": level},
+    }
+    return "\n".join(notes(ExperimentSpec.model_validate(spec)))
+
+
+@pytest.mark.parametrize("end", ["v1", "v1/", "v1beta", "v1beta/openai", "v4"])
+def test_the_usual_addresses_need_no_note(end: str) -> None:
+    assert noted(url=f"https://api.example.org/{end}") == ""
+
+
+def test_an_address_without_a_version_is_noted() -> None:
+    assert "ends without a version" in noted(url="https://api.example.org")
+    assert "https://api.example.org/api/chat/completions" in noted(url="https://api.example.org/api")
