@@ -219,6 +219,11 @@ def notes(spec: ExperimentSpec) -> list[str]:
             found.append(
                 f"driver {name}: note: its url ends without a version such as `/v1`; requests go to {driver.url}/chat/completions and the like"
             )
+        if driver.kind == "api" and (driver.key_file or driver.key_variable) and spec.sandbox.level in ("auto", "none"):
+            when = "at sandbox level none" if spec.sandbox.level == "none" else "on a node where no sandbox level works"
+            found.append(
+                f"driver {name}: WARNING: {when} an agent can read the file with its key, and use it past gateway and budgets (demand a level: `sandbox.level`)"
+            )
     return found
 
 
