@@ -18,6 +18,11 @@ Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini", "any
 `any`: the definition doesn't know."""
 
 ScriptName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ScriptPath = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/){0,4}[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+]
+"""Below the agent's folder; no part begins with a dot."""
+
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Words = Annotated[str, StringConstraints(max_length=1000)]
 
@@ -53,7 +58,7 @@ class AgentFile(Record):
 
     name: Name
     description: str
-    start: ScriptName = "start.sh"
+    start: ScriptPath = "start.sh"
     resume: ScriptName = Field(
         RESTART,
         description="What runs after an interruption or for a reprompt: `restart`, the start script again, or another script "

@@ -22,14 +22,28 @@ def read_config(path: Path) -> AgentFile:
         AutorlError: it is no table, or a field has another type.
     """
     value = read_yaml(path)
+    if value is None:  # an empty file
+        value = {}
     if not isinstance(value, dict):
         raise AutorlError("config.yaml is no table of fields", where=path, next_step="compare it with another agent's")
     title, description = (str(value.get(name) or "") for name in ("name", "description"))
     known: dict[str, Any] = {
         "name": path.parent.name,
         "description": description or title or path.parent.name,
-        "start": value.get("start") or "start.sh",
-        "env": value.get("env_vars") or {},  # a bare `env_vars:` is null
+        "start": _plain(value.get("start") or "start.sh"),
+        "env": _texts(value.get("env_vars") or {}),  # a bare `env_vars:` is null
         "driver": {"dialect": "any", "required": False, "set_by": "its start script"},
     }
     return parse_record(AgentFile, known, path)
+
+
+def _plain(start: Any) -> Any:
+    """Without the `./` that shells want."""
+    return start.removeprefix("./") if isinstance(start, str) else start
+
+
+def _texts(variables: Any) -> Any:
+    """A variable without a value is an empty one."""
+    if not isinstance(variables, dict):
+        return variables
+    return {name: "" if value is None else value for name, value in variables.items()}

@@ -20,6 +20,8 @@ REFERENCE = {
     "codex": 'name: "Codex CLI Agent"\ndescription: "One-shot"\nstart: "start.sh"\nenv_vars:\nCODEX_MODEL: "gpt" # a\n',
     "example_agent": "name: Example Agent\nenv_vars:\n  NUM_EPOCHS: 1\n  TRAIN_RATIO: 0.1\n  FAST: true\n",
     "bare": "{}\n",
+    "empty": "",
+    "words": "start: ./start.sh\nenv_vars:\n  NOTHING:\n  MODEL: m\n",
 }
 
 
@@ -52,6 +54,8 @@ def test_scripted_agents_call_no_driver() -> None:
         ("codex", {}),
         ("example_agent", {"NUM_EPOCHS": "1", "TRAIN_RATIO": "0.1", "FAST": "true"}),
         ("bare", {}),
+        ("empty", {}),
+        ("words", {"NOTHING": "", "MODEL": "m"}),
     ],
 )
 def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, name: str, env: dict[str, str]) -> None:
@@ -85,6 +89,23 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(AutorlError) as caught:
         load_agent("mine", [tmp_path])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("start", ["bin/run/start.sh", "./bin/run/start.sh"])
+def test_a_start_script_of_autorl_bench_may_lie_in_a_subfolder(tmp_path: Path, start: str) -> None:
+    made = folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
+    with pytest.raises(AutorlError, match=r"lacks bin/run/start\.sh"):
+        load_agent("mine", [tmp_path])
+    (made / "bin" / "run").mkdir(parents=True)
+    (made / "start.sh").rename(made / "bin" / "run" / "start.sh")
+    assert load_agent("mine", [tmp_path]).script(again=True) == "bin/run/start.sh"
+
+
+@pytest.mark.parametrize("start", ["bin/../start.sh", ".//start.sh", "/start.sh", ".git/start.sh", "bin//start.sh"])
+def test_odd_ways_to_a_start_script_are_refused(tmp_path: Path, start: str) -> None:
+    folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
+    with pytest.raises(AutorlError, match="field `start`"):
+        load_agent("mine", [tmp_path])
 
 
 def test_a_start_script_outside_the_folder_is_refused_in_config_yaml_too(tmp_path: Path) -> None:
