@@ -23,7 +23,7 @@ SESSIONS = {
     "claude-code": ".claude/projects/x/1.jsonl",
     "codex": ".codex/sessions/2026/1.jsonl",
     "gemini-cli": ".gemini/tmp/x/chats/1.json",
-    "opencode": ".local/share/opencode/db",
+    "opencode": ".local/share/opencode/opencode.db-wal",
     "openhands": ".openhands/conversations/1/base_state.json",
 }
 GOES_ON = {
@@ -96,7 +96,7 @@ def test_the_prompt_is_never_on_argv(tmp_path: Path, agent: str) -> None:
 def test_a_reprompt_goes_on_with_the_session(tmp_path: Path, agent: str) -> None:
     session = tmp_path / "work space" / ".home" / SESSIONS[agent]
     session.parent.mkdir(parents=True)
-    session.write_text("{}")
+    session.write_text("\0ses_0123456789abABCDEFghijklmn\0")
     asked = run(tmp_path, agent, "resume.sh")
     assert asked.get("file", asked["stdin"]) == "Go on."
     assert all(word in asked["argv"] for word in GOES_ON[agent])
@@ -108,6 +108,53 @@ def test_without_a_session_it_begins(tmp_path: Path, agent: str) -> None:
     asked = run(tmp_path, agent, "resume.sh")
     assert asked.get("file", asked["stdin"]) == PROMPT
     assert not any(word in asked["argv"] for word in GOES_ON[agent])
+
+
+def test_what_opencode_makes_when_it_starts_is_no_session(tmp_path: Path) -> None:
+    data = tmp_path / "work space" / ".home" / ".local" / "share" / "opencode"
+    (data / "log").mkdir(parents=True)
+    (data / "opencode.db").write_bytes(b"\0CREATE TABLE session (id text, uses_cache integer)\0")
+    asked = run(tmp_path, "opencode", "resume.sh")
+    assert asked["stdin"] == PROMPT and "--continue" not in asked["argv"]
+    older = data / "storage" / "session" / "x" / "ses_1.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("{}")
+    assert "--continue" in run(tmp_path, "opencode", "resume.sh")["argv"]
+
+
+@pytest.mark.parametrize("first", [sys.executable, "/usr/bin/env python-of-it", f" {sys.executable} -I"])
+def test_rd_agent_is_run_by_the_python_of_its_program(tmp_path: Path, first: str) -> None:
+    """By the words of the program's first line, whatever they are."""
+    package = tmp_path / "lib" / "rdagent" / "app" / "rl"
+    package.mkdir(parents=True)
+    (package / "loop.py").write_text("import sys\nprint(*sys.argv[1:])\n")
+    scenario = tmp_path / "lib" / "rdagent" / "scenarios" / "rl"
+    (scenario / "scen").mkdir(parents=True)
+    (scenario / "loop.py").write_text("class RLPostTrainingRDLoop: pass\n")
+    (scenario / "scen" / "scenario.py").write_text("class RLPostTrainingScen:\n    __abstractmethods__ = frozenset()\n")
+    places = tmp_path / "bin"
+    places.mkdir()
+    python = tmp_path / "bin" / "python-of-it"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/lib exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (places / "rdagent").write_text(f"#!{first.replace(sys.executable, str(python))}\n")
+    (places / "rdagent").chmod(0o755)
+    env = {
+        "PATH": f"{places}:/usr/bin:/bin",
+        "WORKSPACE": str(tmp_path),
+        "AUTORL_DRIVER_MODEL": MODEL,
+        "OPENAI_BASE_URL": "u",
+    }
+    env |= {"BASE_MODEL": "b", "TASK": "t"}
+    words = ["bash", str(AGENTS / "rd-agent" / "start.sh")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
+    check = ["bash", str(AGENTS / "rd-agent" / "check.sh")]
+    checked = subprocess.run(check, env=env, capture_output=True, text=True, timeout=240, check=False)
+    if "-I" in first:  # the word arrived: it ignores PYTHONPATH
+        assert "No module named" in done.stderr and checked.returncode == 1
+    else:
+        assert done.stdout == "--base-model b --benchmark t\n", done.stderr
+        assert checked.returncode == 0, checked.stdout
 
 
 def test_hosted_tools_are_off_unless_the_driver_allows_them(tmp_path: Path) -> None:
