@@ -118,6 +118,7 @@ def _responses(body: dict[str, Any], allowed: Allowed) -> None:
     _choice(body.get("tool_choice"), RESPONSES, allowed)
     if body.get("background"):
         allowed.need("background", "the field")
+    _edits(body.get("context_management"), allowed)
     given = body.get("include")
     if given is not None and not isinstance(given, list):
         raise Refusal(400, "unreadable", "`include` is no list")
@@ -148,9 +149,24 @@ def _anthropic(body: dict[str, Any], allowed: Allowed) -> None:
         own = kind is None or kind == "custom" or (isinstance(kind, str) and kind.startswith(OWN_ANTHROPIC))
         if not own:
             allowed.need(_text(kind, "tools.type"), "the hosted tool")
+    management = body.get("context_management")
+    if management is not None:
+        if not isinstance(management, dict):
+            raise Refusal(400, "unreadable", "`context_management` is no object")
+        for name in management.keys() - {"edits"}:
+            allowed.need(name, "in context_management the field")
+        _edits(management.get("edits"), allowed)
     _parts(body.get("system"), "system", allowed)
     for message in _objects(body.get("messages"), "messages"):
         _parts(message.get("content"), "messages.content", allowed)
+
+
+def _edits(edits: Any, allowed: Allowed) -> None:
+    """Leaving out what is old costs nothing; a summary by the provider is work that not every answer tells."""
+    for edit in _objects(edits, "context_management"):
+        kind = _text(edit.get("type"), "context_management.type")
+        if not kind.startswith("clear_"):
+            allowed.need(kind, "the edit of the context")
 
 
 def _tools(tools: Any, dialect: str, allowed: Allowed) -> None:

@@ -218,16 +218,19 @@ class Meter:
         """Input that came from a cache or went into one is told beside the rest. Of a stream, the first event tells the input, the
         last ones the output so far, and some tell both again."""
         usage = self.usage
-        read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
-        total = _count(told.get("input_tokens")) + read + written
-        long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
+        figures = _anthropic_figures(told)
+        rounds = told.get("iterations")
+        if isinstance(rounds, list) and rounds:  # what compactions and the like took is billed, and stands here alone
+            each = [_anthropic_figures(_object(one)) for one in rounds]
+            figures = tuple(max(top, sum(those)) for top, those in zip(figures, zip(*each, strict=True), strict=True))
+        total, read, short, long, out = figures
         if total:
             usage.tokens_in = max(usage.tokens_in or 0, total)
             usage.tokens_cached = max(usage.tokens_cached, read)
             usage.written_1h = max(usage.written_1h, long)
-            usage.written_5m = max(usage.written_5m, written - long)
+            usage.written_5m = max(usage.written_5m, short)
         if last and "output_tokens" in told:
-            usage.tokens_out = max(usage.tokens_out or 0, _count(told["output_tokens"]))
+            usage.tokens_out = max(usage.tokens_out or 0, out)
             usage.out_is_last = True
 
     def _gemini(self, told: dict[str, Any]) -> None:
@@ -243,6 +246,14 @@ class Meter:
         usage.tokens_out = max(usage.tokens_out or 0, tokens_out)
         usage.tokens_cached = min(max(usage.tokens_cached, cached), usage.tokens_in)
         usage.out_is_last = True
+
+
+def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
+    """All input, and of it: read from a cache, written into one for five minutes, for an hour; output."""
+    read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
+    long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
+    total = _count(told.get("input_tokens")) + read + written
+    return total, read, written - long, long, _count(told.get("output_tokens"))
 
 
 def words_in(value: Any) -> int:

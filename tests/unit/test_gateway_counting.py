@@ -163,6 +163,34 @@ def test_anthropics_caches_are_part_of_the_input() -> None:
     assert cost == pytest.approx((10 + 40 * 1.25 + 60 * 2 + 900 * 0.1 + 5 * 10) / 1e6)
 
 
+COMPACTED = {
+    "input_tokens": 23_000,
+    "output_tokens": 1000,
+    "iterations": [
+        {"type": "compaction", "input_tokens": 80_000, "cache_read_input_tokens": 100_000, "output_tokens": 3500},
+        {"type": "message", "input_tokens": 23_000, "output_tokens": 1000},
+    ],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_compaction_at_the_provider_took_is_counted(stream: bool) -> None:
+    if stream:
+        start = {"type": "message_start", "message": {"usage": {"input_tokens": 23_000, "output_tokens": 1}}}
+        events = [start, {"type": "message_delta", "delta": {}, "usage": COMPACTED}, {"type": "message_stop"}]
+        usage = counted([b"data: %s\n\n" % json.dumps(event).encode() for event in events])
+    else:
+        usage = counted([json.dumps({"type": "message", "usage": COMPACTED}).encode()], "application/json")
+    assert (usage.tokens_in, usage.tokens_out, usage.tokens_cached) == (203_000, 4500, 100_000)
+
+
+@pytest.mark.parametrize("rounds", [[], [None, 3], [{"input_tokens": -4}], {"a": 1}])
+def test_iterations_that_tell_nothing_take_nothing_away(rounds: Any) -> None:
+    told = {"input_tokens": 10, "output_tokens": 5, "iterations": rounds}
+    usage = counted([json.dumps({"type": "message", "usage": told}).encode()], "application/json")
+    assert (usage.tokens_in, usage.tokens_out) == (10, 5)
+
+
 def test_thoughts_are_output() -> None:
     told = {"promptTokenCount": 10, "candidatesTokenCount": 5, "thoughtsTokenCount": 100, "toolUsePromptTokenCount": 3}
     usage = counted([json.dumps({"candidates": [], "usageMetadata": told}).encode()], "application/json")

@@ -132,6 +132,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ],
     (ANTHROPIC, {**user("x"), "mcp_servers": [{"type": "url", "url": "https://x"}]}),
     (ANTHROPIC, {**user("x"), "container": "c"}),
+    (ANTHROPIC, {**user("x"), "context_management": {"edits": [{"type": "compact_20260112"}]}}),
+    (ANTHROPIC, {**user("x"), "context_management": {"edits": {"type": "compact_20260112"}}}),
+    (ANTHROPIC, {**user("x"), "context_management": [{"type": "compact_20260112"}]}),
+    (ANTHROPIC, {**user("x"), "context_management": {"compact": {}}}),
+    (RESPONSES, {"model": "m", "input": "x", "context_management": [{"type": "compaction"}]}),
+    (RESPONSES, {"model": "m", "input": "x", "context_management": {"edits": []}}),
     (ANTHROPIC, {**user("x"), "speed": "fast"}),
     (ANTHROPIC, user([{"type": "image", "source": {"type": "url", "url": "https://x"}}])),
     (ANTHROPIC, user([{"type": "image", "source": {"type": "base64", "data": "", "url": "https://x"}}])),
@@ -264,7 +270,9 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
             **user("x"),
             "thinking": {"type": "enabled"},
             "metadata": {},
-            "context_management": {},
+            "context_management": {
+                "edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}]
+            },
             "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
         },
     ),
