@@ -14,7 +14,7 @@ from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.driver import Driver, DriverLost
 from autorl_hpc.gateway.passing import Passing
-from autorl_hpc.gateway.refusals import GEMINI, Refusal
+from autorl_hpc.gateway.refusals import ANTHROPIC, GEMINI, Refusal
 from autorl_hpc.gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -98,7 +98,10 @@ class Gateway:
             call.number = self._books.number()
             call.generates = route.kind == "generate"
             if call.generates:
-                self._books.budget.enter(call.number, call.wants.tokens_in, call.wants.tokens_out)
+                wants = call.wants
+                self._books.budget.enter(
+                    call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=route.dialect == ANTHROPIC
+                )
             return await self._passing.answer(request, route, call, data, body, shown_in)
         finally:
             self._at_once -= 1

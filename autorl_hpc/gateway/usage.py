@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
-from autorl_hpc.gateway.asked import BYTES_PER_TOKEN
+from autorl_hpc.gateway.sizes import BYTES_PER_TOKEN
 
 MAX_TOKENS: Final = 10**9
 """Of one answer: what is more is no figure."""

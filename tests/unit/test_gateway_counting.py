@@ -264,6 +264,40 @@ def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
     budget.enter(2, 50, 10)
 
 
+@pytest.mark.parametrize("limits", [Limits(tokens=10_000), Limits(cost_usd=0.01)])
+def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: Limits) -> None:
+    budget = Budget(limits, Prices(price_in=1.0, price_out=1.0), Totals())
+    budget.enter(1, 1500, 10, 9000, caches=False)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(2, 1500, 10, 9000, caches=False)
+    assert (caught.value.status, caught.value.code) == (429, "budget_reserved")
+    budget.enter(3, 10, 10, 40, caches=False)
+    budget.leave(1, used(9000, 10), False)
+    budget.leave(3, used(40, 10), False)
+    budget.enter(4, 100, 10, 9000, caches=False)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(5, 1, 1, 4, caches=False)
+    assert caught.value.code == "budget_reserved"
+
+
+def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost() -> None:
+    """What was learned from cached input is no ground to let many in at once."""
+    budget = Budget(Limits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), Totals())
+    for number in range(1, 20):
+        budget.enter(number, 1000, 1, 4000)
+        budget.leave(number, Usage(1000, 1, 1000, out_is_last=True, ended=True), False)
+    cost, under_way = budget.totals.cost_usd, []
+    for number in range(20, 60):
+        try:
+            budget.enter(number, 2500, 1, 10_000)
+            under_way.append(number)
+        except Refusal:
+            pass
+    for number in under_way:
+        budget.leave(number, Usage(10_000, 1, 0, written_1h=10_000, out_is_last=True, ended=True), False)
+    assert under_way and cost < 0.1 and budget.totals.cost_usd <= 1.0 + 0.2
+
+
 def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> None:
     budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=500))
     with pytest.raises(Refusal) as caught:
