@@ -109,15 +109,14 @@ class Budget:
         dearest = price_in * (WRITTEN_1H if caches else 1.0)
         others = self._places.values()
         tokens, cost = sum(p.tokens for p in others), sum(p.cost for p in others)
-        self._fits("tokens", self.limits.tokens, self.totals.tokens, tokens, given, most)
+        self._fits("tokens", self.limits.tokens, self.totals.tokens, tokens, given, most, given)
         own_cost = given * price_in * self._price_scale
-        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost, own_cost, max(own_cost, most * dearest))
-        self._places[number] = Place(
-            estimated_in, most + asked_out, max(own_cost, most * dearest) + asked_out * price_out
-        )
+        own_most = max(own_cost, most * dearest)
+        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost, own_cost, own_most, given)
+        self._places[number] = Place(estimated_in, most + asked_out, own_most + asked_out * price_out)
 
     def _fits(
-        self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float, most: float
+        self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float, most: float, given: float
     ) -> None:
         if limit is None or used + reserved + most <= limit:
             return
@@ -130,12 +129,16 @@ class Budget:
                 f"what is left of the run's {_name(what)} may be used by its requests that are under way: come again when they have ended",
                 retry_after_s=COME_AGAIN_S,
             )
-        if limit - used <= EXHAUSTED_SHARE * limit and not self._places:
+        if limit - used <= EXHAUSTED_SHARE * limit:
             self.exhausted = what
-        raise self._over(
-            what,
-            f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
-        )
+            raise self._over(
+                what,
+                f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
+            )
+        left, asked = int(limit - used), int(own)
+        if what == "cost":
+            left, asked = int(given * (limit - used) / own), int(given)
+        raise too_long(what, asked, left)
 
     def _over(self, what: Exhausted, says: str) -> Refusal:
         limit = self.limits.tokens if what == "tokens" else self.limits.cost_usd
@@ -177,6 +180,16 @@ class Budget:
             self.exhausted = "tokens"
         elif self.limits.cost_usd is not None and self.totals.cost_usd >= self.limits.cost_usd:
             self.exhausted = "cost"
+
+
+def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
+    """In the words by which clients know that the conversation must become shorter: many fold it and ask again."""
+    return Refusal(
+        400,
+        "context_length_exceeded",
+        f"prompt is too long: {asked} tokens > {left} maximum. The run's {_name(what)} has about {left} tokens left, so that the maximum "
+        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have",
+    )
 
 
 def _name(what: Exhausted) -> str:

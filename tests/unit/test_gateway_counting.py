@@ -302,10 +302,27 @@ def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> Non
     budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=500))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 600, 10)
-    assert caught.value.status == 403
-    assert "500 tokens left" in caught.value.message
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    assert "prompt is too long: 600 tokens > 500 maximum" in caught.value.message
     assert budget.exhausted is None
     budget.enter(2, 100, 10)
+
+
+def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
+    budget = Budget(Limits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), Totals(cost_usd=0.005))
+    with pytest.raises(Refusal) as caught:
+        budget.enter(1, 6000, 10)
+    assert caught.value.code == "context_length_exceeded"
+    assert "about 5000 tokens left" in caught.value.message
+
+
+def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
+    budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=960))
+    budget.enter(1, 10, 5)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(2, 60, 10)
+    assert caught.value.code == "budget_exhausted"
+    assert budget.exhausted == "tokens"
 
 
 def test_the_last_rest_that_nothing_fits_into_counts_as_used_up() -> None:
