@@ -94,7 +94,7 @@ class Books:
         usage, estimated = call.meter.end(call.whole), False
         if not usage.tokens_in:
             usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
-        if not usage.ended or not usage.out_is_last:
+        if not usage.out_is_told:
             written = max(usage.tokens_out or 0, usage.tokens_of_words)
             if call.left and not usage.ended:
                 took_s = time.monotonic() - (call.sent_at or call.began)

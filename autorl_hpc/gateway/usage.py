@@ -42,6 +42,7 @@ class Usage:
         tokens_in: cached ones and those written into a cache among them.
         written_5m, written_1h: input that was written into a cache (Anthropic), by how long it is kept.
         words_bytes: length of what the driver wrote, as far as it came.
+        out_is_last: the driver told the whole output, and not only what it was so far.
         ended: the answer came to its end.
     """
 
@@ -55,15 +56,22 @@ class Usage:
     ended: bool = False
 
     @property
+    def out_is_told(self) -> bool:
+        """Whether the driver's figure of the output can be one: words take tokens."""
+        return self.ended and self.out_is_last and (bool(self.tokens_out) or not self.words_bytes)
+
+    @property
     def tokens_of_words(self) -> int:
         """Estimated."""
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
 
 
+def _is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= MAX_TOKENS
+
+
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TOKENS:
-        return 0
-    return int(value)
+    return int(value) if _is_count(value) else 0
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -208,11 +216,11 @@ class Meter:
     def _chat(self, told: dict[str, Any]) -> None:
         details = _object(told.get("prompt_tokens_details"))
         cached = _count(details.get("cached_tokens")) or _count(told.get("prompt_cache_hit_tokens"))  # DeepSeek's name
-        self._told(_count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), cached)
+        self._told(_count(told.get("prompt_tokens")), told.get("completion_tokens"), cached)
 
     def _responses(self, told: dict[str, Any]) -> None:
         cached = _count(_object(told.get("input_tokens_details")).get("cached_tokens"))
-        self._told(_count(told.get("input_tokens")), _count(told.get("output_tokens")), cached)
+        self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
 
     def _anthropic(self, told: dict[str, Any], last: bool) -> None:
         """Input that came from a cache or went into one is told beside the rest. Of a stream, the first event tells the input, the
@@ -231,7 +239,7 @@ class Meter:
             usage.written_5m = max(usage.written_5m, short)
         if last and "output_tokens" in told:
             usage.tokens_out = max(usage.tokens_out or 0, out)
-            usage.out_is_last = True
+            usage.out_is_last = usage.out_is_last or _is_count(told["output_tokens"])
 
     def _gemini(self, told: dict[str, Any]) -> None:
         """Thoughts are told apart from the answer and cost the same; tools' results are input."""
@@ -239,13 +247,13 @@ class Meter:
         given = _count(told.get("promptTokenCount")) + _count(told.get("toolUsePromptTokenCount"))
         self._told(given, out, _count(told.get("cachedContentTokenCount")))
 
-    def _told(self, tokens_in: int, tokens_out: int, cached: int) -> None:
-        """Streams that tell more than once tell the total so far."""
+    def _told(self, tokens_in: int, tokens_out: Any, cached: int) -> None:
+        """Streams that tell more than once tell the total so far. `tokens_out` as it was told, whatever that is."""
         usage = self.usage
         usage.tokens_in = max(usage.tokens_in or 0, tokens_in)
-        usage.tokens_out = max(usage.tokens_out or 0, tokens_out)
+        usage.tokens_out = max(usage.tokens_out or 0, _count(tokens_out))
         usage.tokens_cached = min(max(usage.tokens_cached, cached), usage.tokens_in)
-        usage.out_is_last = True
+        usage.out_is_last = usage.out_is_last or _is_count(tokens_out)
 
 
 def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:

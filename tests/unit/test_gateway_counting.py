@@ -142,6 +142,35 @@ def test_figures_that_are_none_count_nothing(told: dict[str, Any]) -> None:
     assert not usage.tokens_in and not usage.tokens_out
 
 
+@pytest.mark.parametrize("told", [0, -5, "12", None, True, 1e400, [3]])
+@pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
+def test_an_output_that_no_figure_tells_is_not_told(told: Any, kind: str) -> None:
+    answer: dict[str, Any] = {
+        "chat": {
+            "choices": [{"message": {"content": "w " * 100}}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": told},
+        },
+        "responses": {
+            "object": "response",
+            "output": [{"content": [{"text": "w " * 100}]}],
+            "usage": {"input_tokens": 9, "output_tokens": told},
+        },
+        "anthropic": {
+            "type": "message",
+            "content": [{"text": "w " * 100}],
+            "usage": {"input_tokens": 9, "output_tokens": told},
+        },
+    }[kind]
+    usage = counted([json.dumps(answer).encode()], "application/json")
+    assert not usage.out_is_told and usage.tokens_of_words >= 50
+    assert usage.tokens_in == 9
+
+
+def test_an_answer_without_words_may_have_no_tokens() -> None:
+    told = {"choices": [{"message": {"content": ""}}], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
+    assert counted([json.dumps(told).encode()], "application/json").out_is_told
+
+
 def test_an_encoding_that_cant_be_read_is_estimated() -> None:
     usage = counted([b"x" * 400], encoding="br")
     assert usage.tokens_in is None
