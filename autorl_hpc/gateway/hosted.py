@@ -42,6 +42,14 @@ FIELDS: Final[dict[str, frozenset[str]]] = {
     ),
 }
 
+TEMPLATE_OWN: Final = names(
+    "chat_template tokenize continue_final_message conversation messages tools documents padding truncation max_length return_tensors "
+    "return_dict return_assistant_tokens_mask tokenizer_kwargs processor_kwargs template_kwargs tokenizer processor model_config"
+)
+"""Parameters of the function that fills in the template (transformers' `apply_chat_template`, vLLM's and SGLang's), to which
+`chat_template_kwargs` are handed too: with these a request brings a template, a prompt or tools of its own, past what is looked at here. Other
+names are the template's variables."""
+
 INCLUDES: Final = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
 OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
     CHAT: frozenset(("function", "custom")),
@@ -82,6 +90,12 @@ def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
     tier = body.get("service_tier")
     if tier is not None and _text(tier, "service_tier") not in TIERS:
         allowed.need(tier, "the service tier")
+    variables = body.get("chat_template_kwargs")
+    if variables is not None:
+        if not isinstance(variables, dict):
+            raise Refusal(400, "unreadable", "`chat_template_kwargs` is no object")
+        for name in variables.keys() & TEMPLATE_OWN:
+            allowed.need(name, "in chat_template_kwargs the field")
     {CHAT: _chat, RESPONSES: _responses, ANTHROPIC: _anthropic}[dialect](body, allowed)
 
 

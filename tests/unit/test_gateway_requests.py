@@ -49,6 +49,17 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**user("x"), "Tools": [{"type": "web_search"}]}),
     (CHAT, {**user("x"), "extra_body": {}}),
     (CHAT, {**user("x"), "chat_template": "{{ x }}"}),
+    *[
+        (dialect, {**user("x"), "chat_template_kwargs": {"enable_thinking": True, name: value}})
+        for dialect in (CHAT, ANTHROPIC)
+        for name, value in (
+            ("chat_template", "{{ x }}"),
+            ("tokenize", False),
+            ("continue_final_message", True),
+            ("tools", []),
+        )
+    ],
+    (CHAT, {**user("x"), "chat_template_kwargs": [["chat_template", "x"]]}),
     (CHAT, {**user("x"), "kv_transfer_params": {"remote_host": "10.0.0.1"}}),
     (CHAT, {**user("x"), "tools": [{"type": "web_search_preview"}]}),
     (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "mcp", "server_url": "https://x"}]}),
