@@ -17,6 +17,7 @@ class Call:
     Attributes:
         quiet: not logged.
         generates: its tokens count.
+        hides_usage: a chat stream that is asked for its usage in the client's place.
         meter: reads the answer; None: there was none.
         whole: the answer came to its end.
         left: the client did not wait for it.
@@ -32,6 +33,7 @@ class Call:
     model: str | None = None
     generates: bool = False
     stream: bool = False
+    hides_usage: bool = False
     wants: Asked | None = None
     status: int = 0
     request_bytes: int = 0

@@ -356,6 +356,22 @@ def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess)
 # --------------------------------------------------------------------------------------------------------------- failures
 
 
+def test_a_large_body_stops_no_other_and_takes_little_memory(gateway: GatewayProcess) -> None:
+    """Twenty megabytes: of texts they pass, of three million values they would take a gigabyte and are refused."""
+
+    def peak_mib() -> int:
+        status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+    before = peak_mib()
+    values = b'{"model":"%s","messages":[],"metadata":[' % MODEL.encode() + b'{"":1},' * 3_000_000 + b"0]}"
+    refused_one = gateway.ask(PATHS["openai-chat"], values)
+    assert (refused_one.status, refused_one.refused) == (413, "too_large")
+    assert peak_mib() - before < 200
+    texts = gateway.ask(PATHS["openai-chat"], request_of("openai-chat", "some words, " * 200_000, stream=True))
+    assert (texts.status, texts.refused) == (400, None), "it reached the driver, whose window is shorter"
+
+
 @pytest.mark.parametrize("dialect", PATHS)
 def test_the_drivers_errors_pass_without_the_key(driver: DriverServer, gateway: GatewayProcess, dialect: str) -> None:
     for word, fault in (

@@ -16,7 +16,7 @@ from autorl_hpc.gateway.hosted import check
 from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
 from autorl_hpc.gateway.routes import route, split
 from autorl_hpc.gateway.sizes import MOST_INPUT_TOKENS, size_of
-from autorl_hpc.gateway.strictly import read_object
+from autorl_hpc.gateway.strictly import MAX_VALUES, has_more_values, read_object
 
 NOTHING = Allowed(())
 OFTEN = settings(max_examples=60, deadline=None, database=None)
@@ -485,8 +485,39 @@ def test_plain_json_is_read_as_it_is(value: dict[str, Any]) -> None:
     assert read_object(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) is not None
 
 
+def values_of(value: Any) -> int:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(values_of, inner))
+
+
 @OFTEN
-@given(st.binary(max_size=60))
+@given(st.recursive(json_values, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
+def test_values_are_counted_before_they_are_read(value: Any) -> None:
+    for spaces in (None, 1):
+        for ascii_only in (True, False):
+            data = json.dumps(value, indent=spaces, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+            assert not has_more_values(data, 2 * values_of(value) + 1), "commas in texts are no values"
+            if values_of(value) > 2:
+                assert has_more_values(data, values_of(value) // 2)
+
+
+@pytest.mark.parametrize(
+    "many", [b'{"":1},' * 400_000 + b"0", b"[]," * 400_000 + b"0", b"0," * 400_000 + b"0", b'"",' * 400_000 + b'""']
+)
+def test_a_body_of_more_values_than_memory_is_for_is_refused(many: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        read_object(b'{"metadata":[' + many + b"]}")
+    assert caught.value.status == 413
+
+
+def test_a_text_full_of_json_is_one_value() -> None:
+    text = json.dumps([{"a": "b\\", "c": ['\\"', 1]}] * 100_000)
+    assert text.count(",") > MAX_VALUES
+    assert read_object(json.dumps({"input": text}).encode()) == {"input": text}
+
+
+@OFTEN
+@given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         assert isinstance(read_object(data), dict)
