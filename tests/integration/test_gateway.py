@@ -356,6 +356,16 @@ def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess)
 # --------------------------------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_packed_bodies_that_are_none_fill_no_log(gateway: GatewayProcess, encoding: bytes) -> None:
+    before = len(gateway.stderr.read_bytes())
+    for _ in range(5):
+        packed = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nxxxxx" % encoding
+        gateway.raw(packed)
+    assert gateway.ask("/v1/models", method="GET").status == 200
+    assert len(gateway.stderr.read_bytes()) == before
+
+
 def test_a_large_body_stops_no_other_and_takes_little_memory(gateway: GatewayProcess) -> None:
     """Twenty megabytes: of texts they pass, of three million values they would take a gigabyte and are refused."""
 
