@@ -107,6 +107,7 @@ class Gateway:
                 self._books.budget.enter(
                     call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=route.dialect == ANTHROPIC
                 )
+            self._books.sending(call)
             return await self._passing.answer(request, route, call, data, shown_in)
         finally:
             self._at_once -= 1

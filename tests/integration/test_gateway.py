@@ -22,6 +22,7 @@ from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
 from helpers import wait_for
 
+from autorl_hpc.files.driver_log import read_calls
 from autorl_hpc.files.endpoints import write_endpoint
 from autorl_hpc.records.driver import DriverEndpoint
 
@@ -622,6 +623,23 @@ def test_a_budget_of_tokens_ends_with_a_refusal_and_holds_over_restarts(tmp_path
             assert [line.number for line in lines] == list(range(1, 8))
             assert lines[2].attempt == 2 and lines[2].elapsed_s >= 100
             assert wait_for(lambda: gateway.totals()["refused"] == 4)
+
+
+def test_what_was_under_way_when_the_gateway_died_is_counted(tmp_path: Path) -> None:
+    slow = Pace(Turn("one two three four", tokens_in=300, tokens_out=100), event_s=60)
+    limits = {"tokens": 100_000}
+    with DriverServer([slow]) as driver, concurrent.futures.ThreadPoolExecutor() as pool:
+        with behind(driver, tmp_path, limits=limits) as gateway:
+            running = pool.submit(gateway.ask, PATHS["anthropic"], request_of("anthropic", max_tokens=700, stream=True))
+            wait_for(lambda: driver.asked)
+            wait_for(lambda: list(read_calls(gateway.log)))
+            gateway.process.kill()
+            gateway.process.wait()
+            assert running.exception() is not None
+        with behind(driver, tmp_path, limits=limits, attempt=2) as gateway:
+            told = gateway.totals(1)
+            assert told["tokens_out"] == 700 and told["tokens_in"] > 0
+            assert next(read_calls(gateway.log)).estimated
 
 
 def test_a_budget_of_cost(tmp_path: Path) -> None:

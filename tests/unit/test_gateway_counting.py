@@ -441,6 +441,18 @@ def test_totals_are_those_of_the_lines(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_request_that_never_ended_counts_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "driver.jsonl"
+    writer = LogWriter(path)
+    for number in (1, 2, 3):
+        put(writer, call(number, tokens_in=100, tokens_out=50, estimated=True, under_way=True, status=0))
+    put(writer, call(2, tokens_in=10, tokens_out=5))
+    put(writer, call(3, status=502, fault="cluster"))
+    totals = add_up_calls(read_calls(path))
+    assert (totals.tokens_in, totals.tokens_out, totals.calls, totals.estimated) == (110, 55, 2, 1)
+    assert (totals.failed, totals.last_number) == (1, 3)
+
+
 def test_a_damaged_log_loses_only_its_damaged_lines(tmp_path: Path) -> None:
     path = tmp_path / "driver.jsonl"
     put(LogWriter(path), call(1, tokens_in=1, tokens_out=1))
