@@ -86,7 +86,7 @@ class DriverTotals:
     """What a run's driver was asked, all attempts together.
 
     Attributes:
-        calls: requests that the driver answered, cut answers among them.
+        calls: requests that the driver worked for, or may have: cut answers and those that a provider never answered among them.
         failed: requests that it was asked and did not answer.
         cost_usd: None where there are no prices.
         points: (elapsed_s, tokens in and out so far, cost so far), rising.
@@ -118,6 +118,7 @@ def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
             refused += call.refused is not None
             failed += call.refused is None and not 200 <= call.status < 300
             continue
+        failed += call.status >= 300
         counted += 1
         estimated += call.estimated
         given += call.tokens_in or 0

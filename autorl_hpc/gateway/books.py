@@ -98,7 +98,11 @@ class Books:
 
     def _counted(self, call: Call) -> tuple[Usage | None, bool]:
         """What the answer is counted as: what was told, and an estimate for what was not."""
-        if call.meter is None or call.wants is None or not call.generates:
+        if call.wants is None or not call.generates:
+            return None, False
+        if call.unanswered:  # a provider takes money for what it read, whether or not it was heard
+            return Usage(self.budget.expected_in(call.wants.tokens_in), 0), True
+        if call.meter is None:
             return None, False
         usage, estimated = call.meter.end(call.whole), False
         if not usage.tokens_in:

@@ -50,6 +50,7 @@ class Gateway:
         self._names = frozenset((settings.model, *settings.aliases))
         self._allowed = Allowed(settings.tools)
         self._default_out = settings.max_output_tokens or asking.DEFAULT_ANSWER_TOKENS
+        self._on_cluster = driver.on_cluster
         self._bodies_bytes = self._at_once = 0
         self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
@@ -92,6 +93,7 @@ class Gateway:
             raise Refusal(403, "driver_closed", f"the driver doesn't answer any more: {self._closed}"[:500])
         if self._at_once >= MAX_AT_ONCE:
             raise Refusal(429, "busy", f"{MAX_AT_ONCE} requests are under way", retry_after_s=2)
+        head.check_beta(request.headers.items(), self._allowed)
         self._at_once += 1
         try:
             data = await self._body(request, call)
@@ -108,7 +110,11 @@ class Gateway:
                     call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=route.dialect == ANTHROPIC
                 )
             self._books.sending(call)
-            return await self._passing.answer(request, route, call, data, shown_in)
+            try:
+                return await self._passing.answer(request, route, call, data, shown_in)
+            except DriverLost as lost:
+                call.unanswered = lost.was_sent and not self._on_cluster
+                raise
         finally:
             self._at_once -= 1
 

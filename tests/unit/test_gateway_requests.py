@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autorl_hpc.gateway.allowed import Allowed
 from autorl_hpc.gateway.asked import asked
-from autorl_hpc.gateway.headers import shown_key, to_client, to_driver, with_key
+from autorl_hpc.gateway.headers import check_beta, shown_key, to_client, to_driver, with_key
 from autorl_hpc.gateway.hosted import check
 from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
 from autorl_hpc.gateway.routes import route, split
@@ -684,6 +684,15 @@ def test_the_key_takes_the_tokens_place(
     dialect: str, shown: dict[str, str], bearer: bool, made: dict[str, str]
 ) -> None:
     assert with_key(dialect, shown_key(shown, (), "tok"), "KEY", bearer=bearer) == made
+
+
+def test_a_window_that_costs_more_is_refused_unless_allowed() -> None:
+    for beta in ("context-1m-2025-08-07", "a, Context-1M-2025-08-07"):
+        with pytest.raises(Refusal) as caught:
+            check_beta([("Anthropic-Beta", beta)], NOTHING)
+        assert caught.value.code == "hosted_tool"
+        check_beta([("Anthropic-Beta", beta)], Allowed(("context-1m",)))
+    check_beta([("anthropic-beta", "a,context-management-2025-06-27"), ("x", "context-1m")], NOTHING)
 
 
 @pytest.mark.parametrize(
