@@ -102,8 +102,12 @@ class GatewayProcess:
         return self.told[-1]
 
     def calls(self, count: int) -> list[DriverCall]:
-        """The log's lines, as soon as there are so many."""
-        return wait_for(lambda: len(found := list(read_calls(self.log))) >= count and found, what=f"{count} lines")
+        """The log's lines of requests that have ended, as soon as there are so many."""
+
+        def ended() -> list[DriverCall]:
+            return [call for call in read_calls(self.log) if not call.under_way]
+
+        return wait_for(lambda: len(found := ended()) >= count and found, what=f"{count} lines")
 
     def connect(self, unix: bool = False) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection("127.0.0.1", self.port or 0, timeout=240)

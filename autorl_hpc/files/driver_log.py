@@ -1,5 +1,8 @@
 """driver.jsonl: one line for each request to the driver's gateway; what was used of tokens and cost is counted from it.
 
+Before a request is sent a line `under_way` says what it may take; the line with the same number that follows when it has ended stands in
+its place. Where none follows, the gateway died over it: then the first one counts, as an estimate.
+
 Never headers, never bodies. It is appended to by one gateway at a time, and read by the next one and by the report.
 """
 
@@ -44,6 +47,9 @@ class DriverCall(Strict):
     fault: str | None = Field(None, description="Of a request that failed: `cluster` or `agent`.")
     error: str | None = None
     tries: int = Field(0, ge=0, description="How often it was sent or tried to be sent.")
+    under_way: bool = Field(
+        False, description="Written before it was sent, and counted only where no other line has its number."
+    )
     left: bool = Field(False, description="The client left before the answer's end.")
 
     @property
@@ -53,7 +59,9 @@ class DriverCall(Strict):
 
 
 def read_calls(path: Path) -> Iterator[DriverCall]:
-    """The lines in their order, one at a time. Damaged ones are left out. None if the file is not there."""
+    """The lines in their order, one at a time, and at the end those of requests that never ended. Damaged ones are left out. None if the
+    file is not there."""
+    under_way: dict[int, DriverCall] = {}
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -63,9 +71,14 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
                     call = DriverCall.model_validate_json(line)
                 except ValidationError:
                     continue
+                if call.under_way:
+                    under_way[call.number] = call
+                    continue
+                under_way.pop(call.number, None)
                 yield call
     except OSError:
-        return
+        pass
+    yield from under_way.values()
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class DriverTotals:
     """What a run's driver was asked, all attempts together.
 
     Attributes:
-        calls: requests that the driver answered, cut answers among them.
+        calls: requests that the driver worked for, or may have: cut answers and those that a provider never answered among them.
         failed: requests that it was asked and did not answer.
         cost_usd: None where there are no prices.
         points: (elapsed_s, tokens in and out so far, cost so far), rising.
@@ -105,6 +118,7 @@ def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
             refused += call.refused is not None
             failed += call.refused is None and not 200 <= call.status < 300
             continue
+        failed += call.status >= 300
         counted += 1
         estimated += call.estimated
         given += call.tokens_in or 0

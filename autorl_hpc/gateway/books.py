@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
 from autorl_hpc.files.masking import masked
+from autorl_hpc.gateway.asked import DEFAULT_ANSWER_TOKENS
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.settings import Limits, Settings
@@ -76,6 +77,14 @@ class Books:
 
     # ---------------------------------------------------------------------------------------------------- one request ends
 
+    def sending(self, call: Call) -> None:
+        """A line before request `call` is sent, so that a gateway that dies over it doesn't forget it."""
+        if call.wants is None or not call.generates:
+            return
+        usage = Usage(self.budget.expected_in(call.wants.tokens_in), min(call.wants.tokens_out, DEFAULT_ANSWER_TOKENS))
+        line = self._line(call, usage, True, self.budget.cost(usage), under_way=True)
+        self._thread.submit(self._put, line, call.number, None)
+
     def close(self, call: Call) -> None:
         """Counts a request that has ended in whatever way, logs it and tells the supervisor."""
         usage, estimated = self._counted(call)
@@ -89,12 +98,16 @@ class Books:
 
     def _counted(self, call: Call) -> tuple[Usage | None, bool]:
         """What the answer is counted as: what was told, and an estimate for what was not."""
-        if call.meter is None or call.wants is None or not call.generates:
+        if call.wants is None or not call.generates:
+            return None, False
+        if call.unanswered:  # a provider takes money for what it read, whether or not it was heard
+            return Usage(self.budget.expected_in(call.wants.tokens_in), 0), True
+        if call.meter is None:
             return None, False
         usage, estimated = call.meter.end(call.whole), False
         if not usage.tokens_in:
             usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
-        if not usage.ended or not usage.out_is_last:
+        if not usage.out_is_told:
             written = max(usage.tokens_out or 0, usage.tokens_of_words)
             if call.left and not usage.ended:
                 took_s = time.monotonic() - (call.sent_at or call.began)
@@ -111,7 +124,9 @@ class Books:
             return self._refused_lines <= MAX_REFUSED_LINES
         return True
 
-    def _line(self, call: Call, usage: Usage | None, estimated: bool, cost: float | None) -> bytes:
+    def _line(
+        self, call: Call, usage: Usage | None, estimated: bool, cost: float | None, *, under_way: bool = False
+    ) -> bytes:
         line = DriverCall(
             at=call.at,
             elapsed_s=round(self.elapsed_s(), 3),
@@ -135,6 +150,7 @@ class Books:
             fault=call.fault,
             error=None if call.error is None else self._clean(call.error),
             tries=len(call.tries) + (call.first_byte_s is not None),
+            under_way=under_way,
             left=call.left,
         )
         return json.dumps(line.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode(

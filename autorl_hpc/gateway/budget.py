@@ -1,9 +1,10 @@
 """The budgets of tokens and cost, and who may still ask.
 
 The rule: a request is let in while what is used, what requests in flight may still use, and its own input are within the limit. Its own
-answer is not counted beforehand, for most answers are far shorter than what is asked for. So one request at a time can always use
-the budget to its end, and the limit is passed by at most one answer (as long as that request asked for) and by what estimates of
-inputs are wrong by. Of two at once the second one waits near the end: it is told to come again.
+answer is not counted beforehand, for most answers are far shorter than what is asked for. Inputs are estimates, and whoever writes them
+can make them wrong: so of requests at once the most counts that they can be, and one that is alone is let in by its estimate. One
+request at a time can thus use the budget to its end, and the limit is passed by at most one answer (as long as that request asked
+for) and by what the estimate of one input is wrong by. Of two at once the second one waits near the end: it is told to come again.
 """
 
 from __future__ import annotations
@@ -50,13 +51,11 @@ class Totals:
 
 @dataclass
 class Place:
-    """What one request in flight may use."""
+    """What one request in flight may use at most, beside the estimate of its input."""
 
     estimated_in: int
-    tokens_in: float
-    tokens_out: float
-    cost_in: float
-    cost_out: float
+    tokens: float
+    cost: float
 
 
 @dataclass
@@ -89,8 +88,14 @@ class Budget:
         """What an estimate by length most likely stands for, by what the driver told so far."""
         return max(1, round(estimated_in * self._scale))
 
-    def enter(self, number: int, estimated_in: int, asked_out: int) -> None:
+    def enter(
+        self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
+    ) -> None:
         """Lets request `number` in.
+
+        Args:
+            most_in: what its input can't be more than; None: the estimate is right.
+            caches: its input may be written into a cache for an hour, which costs more.
 
         Raises:
             Refusal: the budget is used up, or others in flight may use what is left.
@@ -99,37 +104,41 @@ class Budget:
             raise self._over(self.exhausted, "is used up")
         prices = self.prices
         given = estimated_in * self._scale
-        place = Place(
-            estimated_in,
-            given,
-            asked_out,
-            given * prices.price_in * self._price_scale / 1e6 if prices else 0.0,
-            asked_out * prices.price_out / 1e6 if prices else 0.0,
-        )
+        most = given if most_in is None else max(given, most_in)
+        price_in, price_out = (prices.price_in / 1e6, prices.price_out / 1e6) if prices else (0.0, 0.0)
+        dearest = price_in * (WRITTEN_1H if caches else 1.0)
         others = self._places.values()
-        self._fits(
-            "tokens", self.limits.tokens, self.totals.tokens, sum(p.tokens_in + p.tokens_out for p in others), given
-        )
-        cost_others = sum(p.cost_in + p.cost_out for p in others)
-        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost_others, place.cost_in)
-        self._places[number] = place
+        tokens, cost = sum(p.tokens for p in others), sum(p.cost for p in others)
+        self._fits("tokens", self.limits.tokens, self.totals.tokens, tokens, given, most, given)
+        own_cost = given * price_in * self._price_scale
+        own_most = max(own_cost, most * dearest)
+        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost, own_cost, own_most, given)
+        self._places[number] = Place(estimated_in, most + asked_out, own_most + asked_out * price_out)
 
-    def _fits(self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float) -> None:
-        if limit is None or used + reserved + own <= limit:
+    def _fits(
+        self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float, most: float, given: float
+    ) -> None:
+        if limit is None or used + reserved + most <= limit:
             return
         if used + own <= limit:
+            if not self._places:
+                return
             raise Refusal(
                 429,
                 "budget_reserved",
                 f"what is left of the run's {_name(what)} may be used by its requests that are under way: come again when they have ended",
                 retry_after_s=COME_AGAIN_S,
             )
-        if limit - used <= EXHAUSTED_SHARE * limit and not self._places:
+        if limit - used <= EXHAUSTED_SHARE * limit:
             self.exhausted = what
-        raise self._over(
-            what,
-            f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
-        )
+            raise self._over(
+                what,
+                f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
+            )
+        left, asked = int(limit - used), int(own)
+        if what == "cost":
+            left, asked = int(given * (limit - used) / own), int(given)
+        raise too_long(what, asked, left)
 
     def _over(self, what: Exhausted, says: str) -> Refusal:
         limit = self.limits.tokens if what == "tokens" else self.limits.cost_usd
@@ -171,6 +180,16 @@ class Budget:
             self.exhausted = "tokens"
         elif self.limits.cost_usd is not None and self.totals.cost_usd >= self.limits.cost_usd:
             self.exhausted = "cost"
+
+
+def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
+    """In the words by which clients know that the conversation must become shorter: many fold it and ask again."""
+    return Refusal(
+        400,
+        "context_length_exceeded",
+        f"prompt is too long: {asked} tokens > {left} maximum. The run's {_name(what)} has about {left} tokens left, so that the maximum "
+        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have",
+    )
 
 
 def _name(what: Exhausted) -> str:

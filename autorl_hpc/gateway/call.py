@@ -17,7 +17,9 @@ class Call:
     Attributes:
         quiet: not logged.
         generates: its tokens count.
+        hides_usage: a chat stream that is asked for its usage in the client's place.
         meter: reads the answer; None: there was none.
+        unanswered: it was sent to a provider, and nothing came.
         whole: the answer came to its end.
         left: the client did not wait for it.
         bodies: request and answer, where they are kept.
@@ -32,6 +34,7 @@ class Call:
     model: str | None = None
     generates: bool = False
     stream: bool = False
+    hides_usage: bool = False
     wants: Asked | None = None
     status: int = 0
     request_bytes: int = 0
@@ -40,6 +43,7 @@ class Call:
     first_byte_s: float | None = None
     tries: list[str] = field(default_factory=list)
     meter: Meter | None = None
+    unanswered: bool = False
     whole: bool = False
     left: bool = False
     refused: str | None = None

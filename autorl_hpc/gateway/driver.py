@@ -52,6 +52,7 @@ class DriverLost(Refusal):
             message = "the driver did not answer in time"
         super().__init__(status, code, message, retry_after_s=COME_AGAIN_S if again else None)
         self.detail = detail
+        self.was_sent = code in ("driver_timeout", "driver_broke_off")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from autorl_hpc.gateway.allowed import names
+from autorl_hpc.gateway.allowed import Allowed, names
 from autorl_hpc.gateway.refusals import ANTHROPIC, GEMINI, Refusal
 
 PASSED: Final = names(
@@ -53,6 +53,18 @@ def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         if known and lowered not in kept and len(value) <= MAX_VALUE_CHARS and value.isprintable():
             kept[lowered] = value
     return kept
+
+
+def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
+    """
+    Raises:
+        Refusal: the client asks for Anthropic's window of a million tokens, whose input costs more than the stated prices.
+    """
+    for name, value in headers:
+        if name.lower() == "anthropic-beta":
+            for each in value.split(","):
+                if each.strip().lower().startswith("context-1m"):
+                    allowed.need(each.strip(), "in anthropic-beta the word")
 
 
 def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:

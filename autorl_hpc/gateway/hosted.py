@@ -42,6 +42,14 @@ FIELDS: Final[dict[str, frozenset[str]]] = {
     ),
 }
 
+TEMPLATE_OWN: Final = names(
+    "chat_template tokenize continue_final_message conversation messages tools documents padding truncation max_length return_tensors "
+    "return_dict return_assistant_tokens_mask tokenizer_kwargs processor_kwargs template_kwargs tokenizer processor model_config"
+)
+"""Parameters of the function that fills in the template (transformers' `apply_chat_template`, vLLM's and SGLang's), to which
+`chat_template_kwargs` are handed too: with these a request brings a template, a prompt or tools of its own, past what is looked at here. Other
+names are the template's variables."""
+
 INCLUDES: Final = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
 OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
     CHAT: frozenset(("function", "custom")),
@@ -82,6 +90,12 @@ def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
     tier = body.get("service_tier")
     if tier is not None and _text(tier, "service_tier") not in TIERS:
         allowed.need(tier, "the service tier")
+    variables = body.get("chat_template_kwargs")
+    if variables is not None:
+        if not isinstance(variables, dict):
+            raise Refusal(400, "unreadable", "`chat_template_kwargs` is no object")
+        for name in variables.keys() & TEMPLATE_OWN:
+            allowed.need(name, "in chat_template_kwargs the field")
     {CHAT: _chat, RESPONSES: _responses, ANTHROPIC: _anthropic}[dialect](body, allowed)
 
 
@@ -118,6 +132,7 @@ def _responses(body: dict[str, Any], allowed: Allowed) -> None:
     _choice(body.get("tool_choice"), RESPONSES, allowed)
     if body.get("background"):
         allowed.need("background", "the field")
+    _edits(body.get("context_management"), allowed)
     given = body.get("include")
     if given is not None and not isinstance(given, list):
         raise Refusal(400, "unreadable", "`include` is no list")
@@ -148,9 +163,24 @@ def _anthropic(body: dict[str, Any], allowed: Allowed) -> None:
         own = kind is None or kind == "custom" or (isinstance(kind, str) and kind.startswith(OWN_ANTHROPIC))
         if not own:
             allowed.need(_text(kind, "tools.type"), "the hosted tool")
+    management = body.get("context_management")
+    if management is not None:
+        if not isinstance(management, dict):
+            raise Refusal(400, "unreadable", "`context_management` is no object")
+        for name in management.keys() - {"edits"}:
+            allowed.need(name, "in context_management the field")
+        _edits(management.get("edits"), allowed)
     _parts(body.get("system"), "system", allowed)
     for message in _objects(body.get("messages"), "messages"):
         _parts(message.get("content"), "messages.content", allowed)
+
+
+def _edits(edits: Any, allowed: Allowed) -> None:
+    """Leaving out what is old costs nothing; a summary by the provider is work that not every answer tells."""
+    for edit in _objects(edits, "context_management"):
+        kind = _text(edit.get("type"), "context_management.type")
+        if not kind.startswith("clear_"):
+            allowed.need(kind, "the edit of the context")
 
 
 def _tools(tools: Any, dialect: str, allowed: Allowed) -> None:

@@ -49,6 +49,10 @@ READ_BYTES: Final = 2**20
 
 END_S: Final = 5.0
 MAX_LINE_BYTES: Final = 2**20
+MAX_LOG_LINES: Final = 10_000
+MAX_SERVER_LINES: Final = 100
+"""Of the HTTP server, with a traceback each."""
+
 MAX_SOCKET_PATH: Final = 100
 
 
@@ -66,8 +70,11 @@ def main() -> int:
         return int(Exit.OK)
     _many_files()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_AtMost(MAX_LOG_LINES))
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     logging.getLogger("aiohttp.server").addFilter(_not_the_clients)
+    logging.getLogger("aiohttp.server").addFilter(_AtMost(MAX_SERVER_LINES))
     try:
         settings = told(json.loads(_first_line()))
         return asyncio.run(_serve(settings))
@@ -80,10 +87,27 @@ def main() -> int:
 
 
 def _not_the_clients(record: logging.LogRecord) -> bool:
-    """Requests that are no HTTP are their client's affair, and what they hold may be its token."""
+    """Requests that are no HTTP, or whose body can't be unpacked, are their client's affair, and what they hold may be its token."""
+    from aiohttp import web
+    from aiohttp.client_exceptions import ClientPayloadError
     from aiohttp.http_exceptions import HttpProcessingError
 
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    clients = (HttpProcessingError, web.RequestPayloadError, ClientPayloadError, ConnectionError)
+    return not (record.exc_info and isinstance(record.exc_info[1], clients))
+
+
+class _AtMost(logging.Filter):
+    """So many lines of one process: whoever may knock could fill a disk with them."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self._left = lines
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            record.msg, record.args, record.exc_info = "too many lines: what follows is left out", (), None
+        return self._left >= 0
 
 
 def _first_line() -> bytes:

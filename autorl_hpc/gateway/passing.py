@@ -6,16 +6,15 @@ import asyncio
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from autorl_hpc.gateway import headers as head
 from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.driver import Driver, DriverLost, Sent
-from autorl_hpc.gateway.refusals import CHAT
 from autorl_hpc.gateway.routes import Route
 from autorl_hpc.gateway.usage import Meter
-from autorl_hpc.gateway.usage_stream import WithoutUsage, asking
+from autorl_hpc.gateway.usage_stream import WithoutUsage
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, web
@@ -38,18 +37,14 @@ class Passing:
         self._driver, self._books = driver, books
 
     async def answer(
-        self, request: web.BaseRequest, route: Route, call: Call, data: bytes, body: dict[str, Any], shown_in: str
+        self, request: web.BaseRequest, route: Route, call: Call, data: bytes, shown_in: str
     ) -> web.StreamResponse:
         """The driver's answer; `call` knows what became of it.
 
         Raises:
             Refusal: there is none.
         """
-        without = None
-        if self._books.keeps_bodies:
-            call.bodies = (data, bytearray())
-        if route.dialect == CHAT and call.stream and not (call.wants and call.wants.include_usage):
-            without, data = WithoutUsage(), asking(data, body)
+        without = WithoutUsage() if call.hides_usage else None
         headers = {
             **head.to_driver(request.headers.items()),
             "content-type": "application/json",

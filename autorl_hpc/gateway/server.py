@@ -14,8 +14,9 @@ from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.driver import Driver, DriverLost
 from autorl_hpc.gateway.passing import Passing
-from autorl_hpc.gateway.refusals import GEMINI, Refusal
+from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, Refusal
 from autorl_hpc.gateway.settings import Settings
+from autorl_hpc.gateway.usage_stream import asking as asking_usage
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -27,6 +28,9 @@ MAX_BODY_BYTES: Final = 32 * 2**20
 
 MAX_BODIES_BYTES: Final = 256 * 2**20
 """Of all requests under way together."""
+
+LARGE_BYTES: Final = 2**20
+"""Above it a body is read beside the loop, so that streams go on, and one at a time."""
 
 MAX_AT_ONCE: Final = 1000
 BODY_S: Final = 120.0
@@ -46,7 +50,9 @@ class Gateway:
         self._names = frozenset((settings.model, *settings.aliases))
         self._allowed = Allowed(settings.tools)
         self._default_out = settings.max_output_tokens or asking.DEFAULT_ANSWER_TOKENS
+        self._on_cluster = driver.on_cluster
         self._bodies_bytes = self._at_once = 0
+        self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
 
     def close(self, reason: str) -> None:
@@ -87,21 +93,42 @@ class Gateway:
             raise Refusal(403, "driver_closed", f"the driver doesn't answer any more: {self._closed}"[:500])
         if self._at_once >= MAX_AT_ONCE:
             raise Refusal(429, "busy", f"{MAX_AT_ONCE} requests are under way", retry_after_s=2)
+        head.check_beta(request.headers.items(), self._allowed)
         self._at_once += 1
         try:
             data = await self._body(request, call)
-            body = strictly.read_object(data)
-            call.model = self._model(route, body)
-            hosted.check(route.dialect, body, self._allowed)
-            call.wants = asking.asked(route.dialect, body, self._default_out)
-            call.stream = call.wants.stream if route.stream is None else route.stream
+            if len(data) > LARGE_BYTES:
+                async with self._large:
+                    data = await asyncio.to_thread(self._look, route, data, call)
+            else:
+                data = self._look(route, data, call)
             call.number = self._books.number()
             call.generates = route.kind == "generate"
-            if call.generates:
-                self._books.budget.enter(call.number, call.wants.tokens_in, call.wants.tokens_out)
-            return await self._passing.answer(request, route, call, data, body, shown_in)
+            wants = call.wants
+            if call.generates and wants is not None:
+                self._books.budget.enter(
+                    call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=route.dialect == ANTHROPIC
+                )
+            self._books.sending(call)
+            try:
+                return await self._passing.answer(request, route, call, data, shown_in)
+            except DriverLost as lost:
+                call.unanswered = lost.was_sent and not self._on_cluster
+                raise
         finally:
             self._at_once -= 1
+
+    def _look(self, route: routes.Route, data: bytes, call: Call) -> bytes:
+        """Reads a body, which takes many times its size, and lets it go again; what is to be sent, and in `call` what is asked for."""
+        body = strictly.read_object(data)
+        call.model = self._model(route, body)
+        hosted.check(route.dialect, body, self._allowed)
+        call.wants = asking.asked(route.dialect, body, self._default_out)
+        call.stream = call.wants.stream if route.stream is None else route.stream
+        call.hides_usage = route.dialect == CHAT and call.stream and not call.wants.include_usage
+        if self._books.keeps_bodies:
+            call.bodies = (data, bytearray())
+        return asking_usage(data, body) if call.hides_usage else data
 
     @staticmethod
     def _note(call: Call, refusal: Refusal) -> None:

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
-from autorl_hpc.gateway.asked import BYTES_PER_TOKEN
+from autorl_hpc.gateway.sizes import BYTES_PER_TOKEN
 
 MAX_TOKENS: Final = 10**9
 """Of one answer: what is more is no figure."""
@@ -42,6 +42,7 @@ class Usage:
         tokens_in: cached ones and those written into a cache among them.
         written_5m, written_1h: input that was written into a cache (Anthropic), by how long it is kept.
         words_bytes: length of what the driver wrote, as far as it came.
+        out_is_last: the driver told the whole output, and not only what it was so far.
         ended: the answer came to its end.
     """
 
@@ -55,15 +56,22 @@ class Usage:
     ended: bool = False
 
     @property
+    def out_is_told(self) -> bool:
+        """Whether the driver's figure of the output can be one: words take tokens."""
+        return self.ended and self.out_is_last and (bool(self.tokens_out) or not self.words_bytes)
+
+    @property
     def tokens_of_words(self) -> int:
         """Estimated."""
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
 
 
+def _is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= MAX_TOKENS
+
+
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TOKENS:
-        return 0
-    return int(value)
+    return int(value) if _is_count(value) else 0
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -208,27 +216,30 @@ class Meter:
     def _chat(self, told: dict[str, Any]) -> None:
         details = _object(told.get("prompt_tokens_details"))
         cached = _count(details.get("cached_tokens")) or _count(told.get("prompt_cache_hit_tokens"))  # DeepSeek's name
-        self._told(_count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), cached)
+        self._told(_count(told.get("prompt_tokens")), told.get("completion_tokens"), cached)
 
     def _responses(self, told: dict[str, Any]) -> None:
         cached = _count(_object(told.get("input_tokens_details")).get("cached_tokens"))
-        self._told(_count(told.get("input_tokens")), _count(told.get("output_tokens")), cached)
+        self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
 
     def _anthropic(self, told: dict[str, Any], last: bool) -> None:
         """Input that came from a cache or went into one is told beside the rest. Of a stream, the first event tells the input, the
         last ones the output so far, and some tell both again."""
         usage = self.usage
-        read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
-        total = _count(told.get("input_tokens")) + read + written
-        long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
+        figures = _anthropic_figures(told)
+        rounds = told.get("iterations")
+        if isinstance(rounds, list) and rounds:  # what compactions and the like took is billed, and stands here alone
+            each = [_anthropic_figures(_object(one)) for one in rounds]
+            figures = tuple(max(top, sum(those)) for top, those in zip(figures, zip(*each, strict=True), strict=True))
+        total, read, short, long, out = figures
         if total:
             usage.tokens_in = max(usage.tokens_in or 0, total)
             usage.tokens_cached = max(usage.tokens_cached, read)
             usage.written_1h = max(usage.written_1h, long)
-            usage.written_5m = max(usage.written_5m, written - long)
+            usage.written_5m = max(usage.written_5m, short)
         if last and "output_tokens" in told:
-            usage.tokens_out = max(usage.tokens_out or 0, _count(told["output_tokens"]))
-            usage.out_is_last = True
+            usage.tokens_out = max(usage.tokens_out or 0, out)
+            usage.out_is_last = usage.out_is_last or _is_count(told["output_tokens"])
 
     def _gemini(self, told: dict[str, Any]) -> None:
         """Thoughts are told apart from the answer and cost the same; tools' results are input."""
@@ -236,13 +247,21 @@ class Meter:
         given = _count(told.get("promptTokenCount")) + _count(told.get("toolUsePromptTokenCount"))
         self._told(given, out, _count(told.get("cachedContentTokenCount")))
 
-    def _told(self, tokens_in: int, tokens_out: int, cached: int) -> None:
-        """Streams that tell more than once tell the total so far."""
+    def _told(self, tokens_in: int, tokens_out: Any, cached: int) -> None:
+        """Streams that tell more than once tell the total so far. `tokens_out` as it was told, whatever that is."""
         usage = self.usage
         usage.tokens_in = max(usage.tokens_in or 0, tokens_in)
-        usage.tokens_out = max(usage.tokens_out or 0, tokens_out)
+        usage.tokens_out = max(usage.tokens_out or 0, _count(tokens_out))
         usage.tokens_cached = min(max(usage.tokens_cached, cached), usage.tokens_in)
-        usage.out_is_last = True
+        usage.out_is_last = usage.out_is_last or _is_count(tokens_out)
+
+
+def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
+    """All input, and of it: read from a cache, written into one for five minutes, for an hour; output."""
+    read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
+    long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
+    total = _count(told.get("input_tokens")) + read + written
+    return total, read, written - long, long, _count(told.get("output_tokens"))
 
 
 def words_in(value: Any) -> int:

@@ -22,6 +22,7 @@ from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
 from helpers import wait_for
 
+from autorl_hpc.files.driver_log import read_calls
 from autorl_hpc.files.endpoints import write_endpoint
 from autorl_hpc.records.driver import DriverEndpoint
 
@@ -356,6 +357,32 @@ def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess)
 # --------------------------------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_packed_bodies_that_are_none_fill_no_log(gateway: GatewayProcess, encoding: bytes) -> None:
+    before = len(gateway.stderr.read_bytes())
+    for _ in range(5):
+        packed = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nxxxxx" % encoding
+        gateway.raw(packed)
+    assert gateway.ask("/v1/models", method="GET").status == 200
+    assert len(gateway.stderr.read_bytes()) == before
+
+
+def test_a_large_body_stops_no_other_and_takes_little_memory(gateway: GatewayProcess) -> None:
+    """Twenty megabytes: of texts they pass, of three million values they would take a gigabyte and are refused."""
+
+    def peak_mib() -> int:
+        status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+    before = peak_mib()
+    values = b'{"model":"%s","messages":[],"metadata":[' % MODEL.encode() + b'{"":1},' * 3_000_000 + b"0]}"
+    refused_one = gateway.ask(PATHS["openai-chat"], values)
+    assert (refused_one.status, refused_one.refused) == (413, "too_large")
+    assert peak_mib() - before < 200
+    texts = gateway.ask(PATHS["openai-chat"], request_of("openai-chat", "some words, " * 200_000, stream=True))
+    assert (texts.status, texts.refused) == (400, None), "it reached the driver, whose window is shorter"
+
+
 @pytest.mark.parametrize("dialect", PATHS)
 def test_the_drivers_errors_pass_without_the_key(driver: DriverServer, gateway: GatewayProcess, dialect: str) -> None:
     for word, fault in (
@@ -471,6 +498,7 @@ def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
         with pytest.raises(http.client.IncompleteRead):
             gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
         first, second = gateway.calls(2)
+        assert first.estimated and first.tokens_in and first.tokens_out == 0, "a provider took its input"
         assert first.fault == "cluster" and "driver_timeout" in first.error and first.tokens_in is None
         assert second.estimated and second.fault == "cluster"
 
@@ -596,6 +624,23 @@ def test_a_budget_of_tokens_ends_with_a_refusal_and_holds_over_restarts(tmp_path
             assert [line.number for line in lines] == list(range(1, 8))
             assert lines[2].attempt == 2 and lines[2].elapsed_s >= 100
             assert wait_for(lambda: gateway.totals()["refused"] == 4)
+
+
+def test_what_was_under_way_when_the_gateway_died_is_counted(tmp_path: Path) -> None:
+    slow = Pace(Turn("one two three four", tokens_in=300, tokens_out=100), event_s=60)
+    limits = {"tokens": 100_000}
+    with DriverServer([slow]) as driver, concurrent.futures.ThreadPoolExecutor() as pool:
+        with behind(driver, tmp_path, limits=limits) as gateway:
+            running = pool.submit(gateway.ask, PATHS["anthropic"], request_of("anthropic", max_tokens=700, stream=True))
+            wait_for(lambda: driver.asked)
+            wait_for(lambda: list(read_calls(gateway.log)))
+            gateway.process.kill()
+            gateway.process.wait()
+            assert running.exception() is not None
+        with behind(driver, tmp_path, limits=limits, attempt=2) as gateway:
+            told = gateway.totals(1)
+            assert told["tokens_out"] == 700 and told["tokens_in"] > 0
+            assert next(read_calls(gateway.log)).estimated
 
 
 def test_a_budget_of_cost(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from driver_server import Call, Conversation, DriverServer, Failure, Pace, Turn
 from helpers import wait_for
 from miniparts import DONE, Alone, contents, errors, parts, say
 
+from autorl_hpc.gateway.budget import too_long
+
 parts()
 
 
@@ -108,6 +110,27 @@ def test_a_conversation_longer_than_the_window_is_folded_until_it_fits(alone: Al
     assert code == 0 and max(sizes) > 5000
     assert any("folded more" in line for line in errors(lines)) and len(errors(lines)) <= 5
     assert len(sizes) < 40, "it is not told over and over again"
+
+
+@pytest.mark.parametrize(("left", "code"), [(3000, "0"), (20, "BudgetOver")])
+def test_the_rest_of_a_budget_is_a_shorter_window(alone: Alone, left: int, code: str) -> None:
+    """Folded until it fits; where nothing fits any more the budget is over, and not the agent in error."""
+    alone.accept("output/v1")
+
+    def play(conversation: Conversation) -> Turn | Failure:
+        if conversation.number > 4 and conversation.tokens_in > left:
+            told = too_long("tokens", conversation.tokens_in, left)
+            return Failure(told.status, body=told.body("openai-chat"))
+        return say(DONE) if conversation.number > 8 else say(f"seq 2000; echo run {conversation.number}")
+
+    with DriverServer(play) as driver:
+        ended, lines = alone.run(
+            driver.url, AUTORL_DRIVER_CONTEXT_TOKENS="30000", AUTORL_DRIVER_MAX_OUTPUT_TOKENS="1000"
+        )
+    assert ended == 0, lines
+    assert any("folded more" in line for line in errors(lines))
+    if code == "BudgetOver":
+        assert "The run's budget of tokens has about 20 tokens left" in contents(lines, "exit")[0]
 
 
 def test_tool_calls(alone: Alone) -> None:

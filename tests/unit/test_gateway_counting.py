@@ -142,6 +142,35 @@ def test_figures_that_are_none_count_nothing(told: dict[str, Any]) -> None:
     assert not usage.tokens_in and not usage.tokens_out
 
 
+@pytest.mark.parametrize("told", [0, -5, "12", None, True, 1e400, [3]])
+@pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
+def test_an_output_that_no_figure_tells_is_not_told(told: Any, kind: str) -> None:
+    answer: dict[str, Any] = {
+        "chat": {
+            "choices": [{"message": {"content": "w " * 100}}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": told},
+        },
+        "responses": {
+            "object": "response",
+            "output": [{"content": [{"text": "w " * 100}]}],
+            "usage": {"input_tokens": 9, "output_tokens": told},
+        },
+        "anthropic": {
+            "type": "message",
+            "content": [{"text": "w " * 100}],
+            "usage": {"input_tokens": 9, "output_tokens": told},
+        },
+    }[kind]
+    usage = counted([json.dumps(answer).encode()], "application/json")
+    assert not usage.out_is_told and usage.tokens_of_words >= 50
+    assert usage.tokens_in == 9
+
+
+def test_an_answer_without_words_may_have_no_tokens() -> None:
+    told = {"choices": [{"message": {"content": ""}}], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
+    assert counted([json.dumps(told).encode()], "application/json").out_is_told
+
+
 def test_an_encoding_that_cant_be_read_is_estimated() -> None:
     usage = counted([b"x" * 400], encoding="br")
     assert usage.tokens_in is None
@@ -161,6 +190,34 @@ def test_anthropics_caches_are_part_of_the_input() -> None:
     assert (usage.tokens_in, usage.tokens_cached, usage.written_5m, usage.written_1h) == (1010, 900, 40, 60)
     cost = Budget(Limits(), Prices(price_in=1.0, price_out=10.0, price_cached=0.1), Totals()).cost(usage)
     assert cost == pytest.approx((10 + 40 * 1.25 + 60 * 2 + 900 * 0.1 + 5 * 10) / 1e6)
+
+
+COMPACTED = {
+    "input_tokens": 23_000,
+    "output_tokens": 1000,
+    "iterations": [
+        {"type": "compaction", "input_tokens": 80_000, "cache_read_input_tokens": 100_000, "output_tokens": 3500},
+        {"type": "message", "input_tokens": 23_000, "output_tokens": 1000},
+    ],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_compaction_at_the_provider_took_is_counted(stream: bool) -> None:
+    if stream:
+        start = {"type": "message_start", "message": {"usage": {"input_tokens": 23_000, "output_tokens": 1}}}
+        events = [start, {"type": "message_delta", "delta": {}, "usage": COMPACTED}, {"type": "message_stop"}]
+        usage = counted([b"data: %s\n\n" % json.dumps(event).encode() for event in events])
+    else:
+        usage = counted([json.dumps({"type": "message", "usage": COMPACTED}).encode()], "application/json")
+    assert (usage.tokens_in, usage.tokens_out, usage.tokens_cached) == (203_000, 4500, 100_000)
+
+
+@pytest.mark.parametrize("rounds", [[], [None, 3], [{"input_tokens": -4}], {"a": 1}])
+def test_iterations_that_tell_nothing_take_nothing_away(rounds: Any) -> None:
+    told = {"input_tokens": 10, "output_tokens": 5, "iterations": rounds}
+    usage = counted([json.dumps({"type": "message", "usage": told}).encode()], "application/json")
+    assert (usage.tokens_in, usage.tokens_out) == (10, 5)
 
 
 def test_thoughts_are_output() -> None:
@@ -236,14 +293,65 @@ def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
     budget.enter(2, 50, 10)
 
 
+@pytest.mark.parametrize("limits", [Limits(tokens=10_000), Limits(cost_usd=0.01)])
+def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: Limits) -> None:
+    budget = Budget(limits, Prices(price_in=1.0, price_out=1.0), Totals())
+    budget.enter(1, 1500, 10, 9000, caches=False)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(2, 1500, 10, 9000, caches=False)
+    assert (caught.value.status, caught.value.code) == (429, "budget_reserved")
+    budget.enter(3, 10, 10, 40, caches=False)
+    budget.leave(1, used(9000, 10), False)
+    budget.leave(3, used(40, 10), False)
+    budget.enter(4, 100, 10, 9000, caches=False)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(5, 1, 1, 4, caches=False)
+    assert caught.value.code == "budget_reserved"
+
+
+def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost() -> None:
+    """What was learned from cached input is no ground to let many in at once."""
+    budget = Budget(Limits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), Totals())
+    for number in range(1, 20):
+        budget.enter(number, 1000, 1, 4000)
+        budget.leave(number, Usage(1000, 1, 1000, out_is_last=True, ended=True), False)
+    cost, under_way = budget.totals.cost_usd, []
+    for number in range(20, 60):
+        try:
+            budget.enter(number, 2500, 1, 10_000)
+            under_way.append(number)
+        except Refusal:
+            pass
+    for number in under_way:
+        budget.leave(number, Usage(10_000, 1, 0, written_1h=10_000, out_is_last=True, ended=True), False)
+    assert under_way and cost < 0.1 and budget.totals.cost_usd <= 1.0 + 0.2
+
+
 def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> None:
     budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=500))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 600, 10)
-    assert caught.value.status == 403
-    assert "500 tokens left" in caught.value.message
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    assert "prompt is too long: 600 tokens > 500 maximum" in caught.value.message
     assert budget.exhausted is None
     budget.enter(2, 100, 10)
+
+
+def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
+    budget = Budget(Limits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), Totals(cost_usd=0.005))
+    with pytest.raises(Refusal) as caught:
+        budget.enter(1, 6000, 10)
+    assert caught.value.code == "context_length_exceeded"
+    assert "about 5000 tokens left" in caught.value.message
+
+
+def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
+    budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=960))
+    budget.enter(1, 10, 5)
+    with pytest.raises(Refusal) as caught:
+        budget.enter(2, 60, 10)
+    assert caught.value.code == "budget_exhausted"
+    assert budget.exhausted == "tokens"
 
 
 def test_the_last_rest_that_nothing_fits_into_counts_as_used_up() -> None:
@@ -331,6 +439,18 @@ def test_totals_are_those_of_the_lines(tmp_path: Path) -> None:
     assert totals.points == ((10.0, 12, 0.5), (20.0, 35, 0.5))
     assert totals.spans == ((7.0, 10.0), (19.0, 20.0))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_request_that_never_ended_counts_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "driver.jsonl"
+    writer = LogWriter(path)
+    for number in (1, 2, 3):
+        put(writer, call(number, tokens_in=100, tokens_out=50, estimated=True, under_way=True, status=0))
+    put(writer, call(2, tokens_in=10, tokens_out=5))
+    put(writer, call(3, status=502, fault="cluster"))
+    totals = add_up_calls(read_calls(path))
+    assert (totals.tokens_in, totals.tokens_out, totals.calls, totals.estimated) == (110, 55, 2, 1)
+    assert (totals.failed, totals.last_number) == (1, 3)
 
 
 def test_a_damaged_log_loses_only_its_damaged_lines(tmp_path: Path) -> None:

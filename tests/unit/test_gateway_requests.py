@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autorl_hpc.gateway.allowed import Allowed
-from autorl_hpc.gateway.asked import asked, tokens_of
-from autorl_hpc.gateway.headers import shown_key, to_client, to_driver, with_key
+from autorl_hpc.gateway.asked import asked
+from autorl_hpc.gateway.headers import check_beta, shown_key, to_client, to_driver, with_key
 from autorl_hpc.gateway.hosted import check
 from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
 from autorl_hpc.gateway.routes import route, split
-from autorl_hpc.gateway.strictly import read_object
+from autorl_hpc.gateway.sizes import MOST_INPUT_TOKENS, size_of
+from autorl_hpc.gateway.strictly import MAX_VALUES, has_more_values, read_object
 
 NOTHING = Allowed(())
 OFTEN = settings(max_examples=60, deadline=None, database=None)
@@ -48,6 +49,17 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**user("x"), "Tools": [{"type": "web_search"}]}),
     (CHAT, {**user("x"), "extra_body": {}}),
     (CHAT, {**user("x"), "chat_template": "{{ x }}"}),
+    *[
+        (dialect, {**user("x"), "chat_template_kwargs": {"enable_thinking": True, name: value}})
+        for dialect in (CHAT, ANTHROPIC)
+        for name, value in (
+            ("chat_template", "{{ x }}"),
+            ("tokenize", False),
+            ("continue_final_message", True),
+            ("tools", []),
+        )
+    ],
+    (CHAT, {**user("x"), "chat_template_kwargs": [["chat_template", "x"]]}),
     (CHAT, {**user("x"), "kv_transfer_params": {"remote_host": "10.0.0.1"}}),
     (CHAT, {**user("x"), "tools": [{"type": "web_search_preview"}]}),
     (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "mcp", "server_url": "https://x"}]}),
@@ -132,6 +144,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ],
     (ANTHROPIC, {**user("x"), "mcp_servers": [{"type": "url", "url": "https://x"}]}),
     (ANTHROPIC, {**user("x"), "container": "c"}),
+    (ANTHROPIC, {**user("x"), "context_management": {"edits": [{"type": "compact_20260112"}]}}),
+    (ANTHROPIC, {**user("x"), "context_management": {"edits": {"type": "compact_20260112"}}}),
+    (ANTHROPIC, {**user("x"), "context_management": [{"type": "compact_20260112"}]}),
+    (ANTHROPIC, {**user("x"), "context_management": {"compact": {}}}),
+    (RESPONSES, {"model": "m", "input": "x", "context_management": [{"type": "compaction"}]}),
+    (RESPONSES, {"model": "m", "input": "x", "context_management": {"edits": []}}),
     (ANTHROPIC, {**user("x"), "speed": "fast"}),
     (ANTHROPIC, user([{"type": "image", "source": {"type": "url", "url": "https://x"}}])),
     (ANTHROPIC, user([{"type": "image", "source": {"type": "base64", "data": "", "url": "https://x"}}])),
@@ -264,7 +282,9 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
             **user("x"),
             "thinking": {"type": "enabled"},
             "metadata": {},
-            "context_management": {},
+            "context_management": {
+                "edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}]
+            },
             "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
         },
     ),
@@ -397,7 +417,7 @@ def test_any_body_is_let_in_or_refused_and_never_an_accident(dialect: str, body:
     except Refusal as refusal:
         for each in DIALECTS:
             json.loads(refusal.body(each))
-    assert tokens_of(body) >= 1
+    assert size_of(body).tokens >= 1
 
 
 REMOTE = {
@@ -465,8 +485,39 @@ def test_plain_json_is_read_as_it_is(value: dict[str, Any]) -> None:
     assert read_object(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) is not None
 
 
+def values_of(value: Any) -> int:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(values_of, inner))
+
+
 @OFTEN
-@given(st.binary(max_size=60))
+@given(st.recursive(json_values, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
+def test_values_are_counted_before_they_are_read(value: Any) -> None:
+    for spaces in (None, 1):
+        for ascii_only in (True, False):
+            data = json.dumps(value, indent=spaces, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+            assert not has_more_values(data, 2 * values_of(value) + 1), "commas in texts are no values"
+            if values_of(value) > 2:
+                assert has_more_values(data, values_of(value) // 2)
+
+
+@pytest.mark.parametrize(
+    "many", [b'{"":1},' * 400_000 + b"0", b"[]," * 400_000 + b"0", b"0," * 400_000 + b"0", b'"",' * 400_000 + b'""']
+)
+def test_a_body_of_more_values_than_memory_is_for_is_refused(many: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        read_object(b'{"metadata":[' + many + b"]}")
+    assert caught.value.status == 413
+
+
+def test_a_text_full_of_json_is_one_value() -> None:
+    text = json.dumps([{"a": "b\\", "c": ['\\"', 1]}] * 110_000)
+    assert text.count(",") > MAX_VALUES
+    assert read_object(json.dumps({"input": text}).encode()) == {"input": text}
+
+
+@OFTEN
+@given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         assert isinstance(read_object(data), dict)
@@ -635,6 +686,15 @@ def test_the_key_takes_the_tokens_place(
     assert with_key(dialect, shown_key(shown, (), "tok"), "KEY", bearer=bearer) == made
 
 
+def test_a_window_that_costs_more_is_refused_unless_allowed() -> None:
+    for beta in ("context-1m-2025-08-07", "a, Context-1M-2025-08-07"):
+        with pytest.raises(Refusal) as caught:
+            check_beta([("Anthropic-Beta", beta)], NOTHING)
+        assert caught.value.code == "hosted_tool"
+        check_beta([("Anthropic-Beta", beta)], Allowed(("context-1m",)))
+    check_beta([("anthropic-beta", "a,context-management-2025-06-27"), ("x", "context-1m")], NOTHING)
+
+
 @pytest.mark.parametrize(
     "shown",
     [{}, {"authorization": "Bearer "}, {"authorization": "tok"}, {"x-api-key": "tok "}, {"authorization": "Basic tok"}],
@@ -653,15 +713,14 @@ def test_without_the_token_nothing_passes(shown: dict[str, str]) -> None:
     [
         (CHAT, {"max_tokens": 5}, 5),
         (CHAT, {"max_tokens": 5, "max_completion_tokens": 7, "n": 3}, 21),
-        (CHAT, {"max_tokens": True}, 99),
-        (CHAT, {"max_tokens": -5}, 99),
-        (CHAT, {"max_tokens": "5", "n": "8"}, 99),
-        (CHAT, {"max_tokens": 10**30}, 99),
+        (CHAT, {"max_tokens": 9, "max_completion_tokens": 7}, 9),
+        (CHAT, {"max_tokens": None, "n": None}, 99),
         (RESPONSES, {"max_output_tokens": 5}, 5),
         (ANTHROPIC, {"max_tokens": 5}, 5),
         (GEMINI, {"generationConfig": {"maxOutputTokens": 5, "candidateCount": 2}}, 10),
         (GEMINI, {"generation_config": {"max_output_tokens": 5}}, 5),
-        (GEMINI, {"generationConfig": []}, 99),
+        (GEMINI, {"generationConfig": {"maxOutputTokens": "60000", "candidateCount": "8"}}, 480_000),
+        (GEMINI, {"generationConfig": None}, 99),
     ],
 )
 def test_how_long_an_answer_may_become(dialect: str, body: dict[str, Any], out: int) -> None:
@@ -674,7 +733,88 @@ def test_a_stream_is_true_or_false(stream: object) -> None:
         asked(CHAT, {"stream": stream}, 99)
 
 
-def test_an_image_is_not_counted_by_its_bytes() -> None:
-    assert tokens_of({"image_url": "data:image/png;base64," + "A" * 4_000_000}) < 2000
-    assert tokens_of({"data": "iVBOR" * 100_000}) < 2000
-    assert tokens_of({"text": "some words " * 40_000}) > 100_000
+@pytest.mark.parametrize("value", [True, -5, 0, 5.0, "5", "90000", 10**30, [5], {}])
+def test_a_limit_that_two_may_read_in_two_ways_is_refused(value: object) -> None:
+    fields = [(CHAT, "max_tokens"), (CHAT, "n"), (RESPONSES, "max_output_tokens"), (ANTHROPIC, "max_tokens")]
+    cases: list[tuple[str, dict[str, Any]]] = [(dialect, {name: value}) for dialect, name in fields]
+    if not isinstance(value, str):
+        cases += [(GEMINI, {"generationConfig": {name: value}}) for name in ("maxOutputTokens", "candidate_count")]
+    for dialect, body in cases:
+        with pytest.raises(Refusal) as caught:
+            asked(dialect, body, 99)
+        assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (CHAT, {"n": 100_000}),
+        (GEMINI, {"generationConfig": {"candidateCount": "17"}}),
+        (GEMINI, {"generationConfig": []}),
+        (GEMINI, {"generationConfig": {"maxOutputTokens": 5, "max_output_tokens": 50_000}}),
+    ],
+)
+def test_too_many_answers_and_odd_configurations_are_refused(dialect: str, body: dict[str, Any]) -> None:
+    with pytest.raises(Refusal):
+        asked(dialect, body, 99)
+
+
+IMAGE = "data:image/png;base64," + "A" * 4_000_000
+NO_SPACES = "A" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        user([{"type": "image_url", "image_url": {"url": IMAGE}}]),
+        user([{"type": "image_url", "image_url": IMAGE}]),
+        item({"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}),
+        user([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR" * 100_000}}]),
+        parts({"inlineData": {"mimeType": "image/png", "data": NO_SPACES}}),
+        parts({"inline_data": {"mime_type": "image/png", "data": NO_SPACES}}),
+    ],
+)
+def test_an_image_is_not_counted_by_its_bytes(body: dict[str, Any]) -> None:
+    assert 1500 <= size_of(body).tokens < 1600
+    assert size_of(body).most < 20_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        user(NO_SPACES),
+        user("A" * 2100 + " word words of text." * 5000),
+        user(IMAGE),
+        user([{"type": "text", "text": IMAGE}]),
+        user([{"type": "tool_use", "name": "f", "input": {"source": {"type": "base64", "data": NO_SPACES}}}]),
+        user([{"type": "document", "source": {"type": "text", "media_type": "image/png", "data": NO_SPACES}}]),
+        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "some words " * 10_000}}]),
+        item({"role": "user", "content": NO_SPACES}),
+        {"input": NO_SPACES},
+        parts({"functionCall": {"args": {"inlineData": {"mimeType": "image/png", "data": NO_SPACES}}}}),
+        parts({"text": NO_SPACES}),
+    ],
+)
+def test_words_that_look_like_an_image_are_words(body: dict[str, Any]) -> None:
+    assert size_of(body).tokens >= 25_000
+    assert size_of(body).most >= 100_000
+
+
+def test_no_input_is_longer_than_its_bytes_or_than_a_window() -> None:
+    assert size_of(user("é" * 1000)).most >= 2000
+    assert size_of(user("x" * 10_000_000)).most == MOST_INPUT_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("body", "stored"),
+    [
+        ({"input": "hi", "previous_response_id": "resp_1"}, True),
+        (item({"type": "item_reference", "id": "msg_1"}), True),
+        (item({"type": "reasoning", "id": "rs_1", "summary": []}), True),
+        (item({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}), False),
+        (item({"type": "message", "role": "user", "content": "hi"}), False),
+        ({"input": "hi", "previous_response_id": None}, False),
+    ],
+)
+def test_what_lies_at_the_provider_may_be_as_long_as_a_window(body: dict[str, Any], stored: bool) -> None:
+    assert (asked(RESPONSES, body, 99).most_in == MOST_INPUT_TOKENS) is stored

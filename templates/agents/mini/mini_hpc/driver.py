@@ -34,6 +34,9 @@ _LIMIT = re.compile(r"(?:maximum|max)[^.\d]{0,40}(?:is|of|:)\s*(\d{3,9})", re.IG
 CLOSED = frozenset({"budget_exhausted", "driver_closed"})
 """By these words the gateway says that the run may not ask any more."""
 
+_OF_BUDGET = "The run's budget of"
+"""So the gateway begins to say what is left, where a request's input alone takes more."""
+
 _ROLES = re.compile(r"system role|roles must alternate|system message", re.IGNORECASE)
 
 
@@ -54,11 +57,16 @@ class Unreachable(DriverError):
 
 
 class TooLong(DriverError):
-    """The conversation does not fit. `limit_tokens`: the window, if the driver told it."""
+    """The conversation does not fit.
 
-    def __init__(self, message: str, limit_tokens: int | None) -> None:
+    Attributes:
+        limit_tokens: the window, if the driver told it.
+        of_budget: it is not the window: so much is left of the run's budget.
+    """
+
+    def __init__(self, message: str, limit_tokens: int | None, *, of_budget: bool = False) -> None:
         super().__init__(message)
-        self.limit_tokens = limit_tokens
+        self.limit_tokens, self.of_budget = limit_tokens, of_budget
 
 
 class Passing(Exception):
@@ -228,7 +236,7 @@ def _failure(status: int, body: bytes, retry_after: str | None = None) -> Except
         return BudgetOver(text[:500])
     if status == 413 or (status in (400, 422) and (_TOO_LONG.search(text) or "context_length_exceeded" in kinds)):
         limit = _LIMIT.search(text)
-        return TooLong(told, int(limit[1]) if limit else None)
+        return TooLong(told, int(limit[1]) if limit else None, of_budget=_OF_BUDGET in text)
     if "insufficient_quota" in kinds:
         return Rejected(told)
     if status in (408, 409, 425, 429) or status >= 500:

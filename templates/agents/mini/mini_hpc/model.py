@@ -13,7 +13,7 @@ from minisweagent.exceptions import FormatError
 from minisweagent.models.utils.actions_toolcall import BASH_TOOL, parse_toolcall_actions
 from pydantic import BaseModel
 
-from mini_hpc.driver import Driver, Reply, TooLong
+from mini_hpc.driver import BudgetOver, Driver, Reply, TooLong
 from mini_hpc.window import Message, Window, shortened
 
 NO_BLOCK = """\
@@ -83,6 +83,8 @@ class HttpModel:
             except TooLong as error:
                 self.driver.tell(f"the conversation was too long for the driver and is folded more ({error})")
                 if not self.window.tighten(error.limit_tokens):
+                    if error.of_budget:
+                        raise BudgetOver(str(error)) from None
                     raise
         self.window.learn(shown, reply.tokens_in)
         name = f"mini-{len(messages)}"  # drivers' own ids may be empty, or the same each time
