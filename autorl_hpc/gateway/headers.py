@@ -64,7 +64,7 @@ def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
         if name.lower() == "anthropic-beta":
             for each in value.split(","):
                 if each.strip().lower().startswith("context-1m"):
-                    allowed.need(each.strip(), "in anthropic-beta the word")
+                    allowed.need(each.strip().lower(), "in anthropic-beta the word")
 
 
 def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:

@@ -499,7 +499,7 @@ def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
             gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
         first, second = gateway.calls(2)
         assert first.estimated and first.tokens_in and first.tokens_out == 0, "a provider took its input"
-        assert first.fault == "cluster" and "driver_timeout" in first.error and first.tokens_in is None
+        assert first.fault == "cluster" and "driver_timeout" in first.error
         assert second.estimated and second.fault == "cluster"
 
 
