@@ -51,6 +51,10 @@ def play(conversation: Conversation) -> Any:
     return Turn(f"you said: {conversation.last}", tokens_in=1000, tokens_out=50, tokens_cached=400)
 
 
+pytestmark = pytest.mark.xdist_group("gateway")
+"""One gateway serves most of these tests, and each finds what the ones before left."""
+
+
 @pytest.fixture(scope="module")
 def driver() -> Iterator[DriverServer]:
     with DriverServer(play, key=KEY, model=MODEL, context_tokens=4000) as server:
@@ -722,6 +726,7 @@ def test_no_secret_is_in_argv_environment_log_or_words(gateway: GatewayProcess) 
     folder = Path(f"/proc/{gateway.process.pid}")
     argv = (folder / "cmdline").read_bytes()
     assert TOKEN.encode() not in argv and KEY.encode() not in argv
+    assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
     gateway.calls(1)
     log = gateway.log.read_text()
     assert TOKEN not in log and KEY not in log and "Bearer" not in log
