@@ -110,8 +110,8 @@ def test_a_query_of_the_address_stays(serve: Serve) -> None:
 
 
 def test_concurrency_is_bounded_and_used(serve: Serve) -> None:
-    server = serve(always(Reply(after_s=0.05)))
-    ask(judge(server, concurrency=4), 24)
+    server = serve(always(Reply(after_s=0.5)))
+    ask(judge(server, concurrency=4), 12)
     assert server.most_at_once == 4
 
 
