@@ -138,7 +138,7 @@ class Driver:
         Raises:
             DriverError: one of its kinds.
         """
-        began, failures = time.monotonic(), 0
+        failed_at, failures = 0.0, 0
         while True:
             try:
                 return self._once(self._body(messages, tools, max_tokens))
@@ -146,8 +146,9 @@ class Driver:
                 pause_s = error.pause_s
                 if pause_s is None:
                     pause_s = min(LONGEST_PAUSE_S, 2.0**failures) * random.uniform(0.5, 1.0)
+                failed_at = failed_at if failures else time.monotonic()  # a long answer that breaks off is no waiting
                 failures += 1
-                waited_s = time.monotonic() - began
+                waited_s = time.monotonic() - failed_at
                 if waited_s + pause_s > self.patience_s:
                     raise Unreachable(f"the driver did not answer for {waited_s:.0f} s: {error}") from None
                 self.tell(f"the driver failed ({error}); asked again in {pause_s:.1f} s")
