@@ -435,7 +435,9 @@ def test_disk_that_fills_up_in_the_middle_loses_nothing(cluster: Cluster, small_
     wait_for((cluster.workspace(run_id) / "output" / "v1").exists, what="the second checkpoint")
     time.sleep(4)
     after = ledger_bytes(cluster, run_id)
-    assert before.items() <= after.items() and all(json.loads(entry) for entry in after.values())  # none lost, none half
+    assert before.items() <= after.items() and all(
+        json.loads(entry) for entry in after.values()
+    )  # none lost, none half
     assert len(cluster.view(run_id).submissions) == 1, "the second checkpoint was taken in on a full disk"
     done = launch(cluster, check=False)
     assert done.returncode == 3 and "No space left on device" in done.stderr, done.stderr
