@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -97,16 +98,14 @@ class JudgeServer:
             number = len(self.asked)
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            self._answer(handler, self.replies(number, body))
-        except OSError:
-            pass  # the client has gone
-        finally:
-            with self._lock:
-                self.at_once -= 1
+        reply = self.replies(number, body)
+        time.sleep(reply.after_s)
+        with self._lock:  # before the answer: with it the client asks again at once
+            self.at_once -= 1
+        with suppress(OSError):  # the client has gone
+            self._answer(handler, reply)
 
     def _answer(self, handler: BaseHTTPRequestHandler, reply: Reply) -> None:
-        time.sleep(reply.after_s)
         data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
         handler.send_response(reply.status)
         for name, value in {
