@@ -92,12 +92,27 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
     gone = artifacts / f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-{secrets.token_hex(6)}"
     try:
         os.rename(target, gone)
-        if READY_NAME in reading.list_names(gone):
-            os.rename(gone, target)
-            return
     except OSError:
-        pass
-    remove(gone)
+        return
+    if (gone / READY_NAME).exists():
+        _put_back(artifacts, gone, content_hash)
+    else:
+        remove(gone)
+
+
+def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
+    """Gives an artifact its name again. Where an equal copy bears it by now, that one takes over who holds this one. What can be
+    done in neither way is better left lying than lost."""
+    for _ in range(MAX_INSTALL_TRIES):
+        try:
+            again(lambda: os.rename(gone, artifacts / content_hash))
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                return
+        if all(hold(artifacts, content_hash, name) for name in _fresh_names(gone / "refs")):
+            remove(gone)
+            return
 
 
 def remove(path: Path) -> None:
@@ -183,13 +198,9 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
     except OSError:
         return
     if _is_held(gone):  # someone took hold in between
-        try:
-            again(lambda: os.rename(gone, target))
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                return  # better left lying than lost
-    remove(gone)
+        _put_back(artifacts, gone, content_hash)
+    else:
+        remove(gone)
 
 
 def _is_held(gone: Path) -> bool:
