@@ -94,7 +94,11 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
         os.rename(target, gone)
     except OSError:
         return
-    if (gone / READY_NAME).exists():
+    try:
+        whole = READY_NAME in reading.list_names(gone)
+    except NotADirectoryError:
+        whole = False
+    if whole:
         _put_back(artifacts, gone, content_hash)
     else:
         remove(gone)
