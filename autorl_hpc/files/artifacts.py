@@ -19,7 +19,6 @@ from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
-PUT_BACK_TRIES = 200
 MAX_INSTALL_TRIES = 100
 """Each try that fails means that another run installed or released the same content in between."""
 
@@ -108,7 +107,7 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
 def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
     """Gives an artifact its name again. Where an equal copy bears it by now, that one takes over who holds this one. What can be
     done in neither way is better left lying than lost."""
-    for _ in range(PUT_BACK_TRIES):
+    for _ in range(MAX_INSTALL_TRIES):
         try:
             again(lambda: os.rename(gone, artifacts / content_hash))
             return
