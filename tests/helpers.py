@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,6 +66,14 @@ def wait_for(condition: Callable[[], Any], what: str = "", *, patience_s: float 
             return value
         time.sleep(0.05)
     raise AssertionError(f"timed out after {patience_s} s waiting for {what or condition}")
+
+
+def free_listener() -> socket.socket:
+    """A listener on the loopback, at a port that the kernel would not give to whoever asks for any, and that no other test is
+    likely to draw at the same time."""
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", random.randrange(20000, 29000)))
 
 
 def alive(pid: int) -> bool:

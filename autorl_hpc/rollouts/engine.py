@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # agents get this room without the records
     from autorl_hpc.records.exchange import Engine as EngineIdentity
@@ -66,4 +66,31 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Gives memory back."""
+        ...
+
+
+class Stream(Protocol):
+    """Prompts that go in while others are being answered."""
+
+    def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Hands in prompts, each with a key that is used once in a stream. Draws follow from the stream's seed and the key alone,
+        as far as the engine can."""
+        ...
+
+    def close(self) -> None:
+        """Gives up what is not answered yet; nothing is delivered after it returns."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """What an engine offers beside the Protocol above if it needs no batches: episodes then ask as soon as they can."""
+
+    def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
+        """Opens the engine's one stream.
+
+        Args:
+            deliver: called by a thread of the engine with each key and its answer, in any order; with -1 and an exception, once,
+                where the engine failed.
+        """
         ...

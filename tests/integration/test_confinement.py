@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from driver_server import DriverServer, Turn
-from helpers import PATIENCE_S, SUBMITS_ONE, Cluster
+from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, free_listener
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -64,8 +64,13 @@ def plan(tmp_path: Path) -> Plan:
         devices=tuple(devices()),
         masked=tuple(slurm_programs(outer)),
         socket_folder=str(tmp_path / "socket"),
-        ways=((29561, SOCKET_NAME), (29563, DRIVER_SOCKET_NAME)),
+        ways=((_free_port(), SOCKET_NAME), (_free_port(), DRIVER_SOCKET_NAME)),
     )
+
+
+def _free_port() -> int:
+    with free_listener() as listener:
+        return int(listener.getsockname()[1])
 
 
 def environment(plan: Plan) -> dict[str, str]:
@@ -275,14 +280,15 @@ def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, p
                 listener.bind(f"{plan.socket_folder}/{socket_name}")
                 listener.listen()
                 stack.enter_context(_says(listener, socket_name))
-        stack.enter_context(_says(socket.create_server(("127.0.0.1", 29000)), "another service"))
+        other = free_listener()
+        stack.enter_context(_says(other, "another service"))
         code = (
             "import socket, sys\n"
             "for port in sys.argv[1:]:\n"
             "    try: print(socket.create_connection(('127.0.0.1', int(port)), 5).recv(50).decode())\n"
             "    except OSError: print('nobody')\n"
         )
-        done = inside(found, plan, sys.executable, "-I", "-c", code, *map(str, [*ports, 29000]))
+        done = inside(found, plan, sys.executable, "-I", "-c", code, *map(str, [*ports, other.getsockname()[1]]))
     assert done.stdout.splitlines() == [SOCKET_NAME, DRIVER_SOCKET_NAME, "nobody"], done.stderr
 
 
@@ -497,10 +503,9 @@ def test_an_agent_works_inside_asks_its_driver_and_submits(
 
 def _free_server(turns: list[Turn], key: str) -> DriverServer:
     """At a port that the kernel gives to nobody who asks for any: those are open at level landlock."""
-    for port in range(21000, 29000):
+    while True:
         with contextlib.suppress(OSError):
-            return DriverServer(turns, key=key, port=port)
-    raise OSError("no free port")
+            return DriverServer(turns, key=key, port=_free_port())
 
 
 def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(cluster: Cluster) -> None:
