@@ -130,12 +130,35 @@ class GraderSpec(Table):
     )
     count: int = Field(1, ge=1, le=64)
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="Who answers; `vllm` needs a Python that has it, see docs/engines.md."
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(
         1, ge=0, description="torch threads on the CPU; 0 leaves torch's default. One is best for tiny models."
     )
-    batch_tokens: int = Field(131072, ge=256, description="Upper limit of prompt plus answer tokens in one batch.")
+    batch_tokens: int = Field(
+        131072, ge=256, description="Of `transformers`: upper limit of prompt plus answer tokens in one batch."
+    )
+    cache_gib: float | None = Field(
+        None,
+        ge=0,
+        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what the machine has.",
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Of `vllm`: GPUs that hold one model together. Further GPUs hold further copies."
+    )
+    gpu_memory: float = Field(
+        0.85, gt=0, le=0.95, description="Of `vllm`: its share of each GPU; less where an agent works on the same one."
+    )
+    context_tokens: int | None = Field(
+        None, ge=64, description="Of `vllm`: prompt and answer together; left out: the base model's own window."
+    )
+    sleep_after_s: float = Field(
+        300.0,
+        ge=0,
+        description="Of `vllm`: idle for so long, it gives the GPU's memory back until work comes; 0: never.",
+    )
     idle_exit_s: float = Field(600.0, gt=0)
     watch_every_s: float = Field(
         10.0, ge=0.5, le=600, description="On a cluster: how often the scheduler is asked about the jobs."

@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 class Loaded:
     """How long it took to bring weights in."""
 
-    load_s: float  # reading and checking the files
+    load_s: float  # that the caller waited for files to be read and checked: less than that took, where they were read ahead
     swap_s: float  # putting them into the model
 
 
@@ -44,11 +44,18 @@ class Engine(Protocol):
         """Backend, versions, device, dtype: hashed into every score."""
         ...
 
+    def prefetch(self, weights: Path, content_hash: str) -> None:
+        """Has a folder read and checked ahead, into host memory, while the engine works. Returns at once and raises nothing: what goes
+        wrong comes out at `load`. More than the engine's cache holds is not read ahead."""
+        ...
+
     def load(self, weights: Path, content_hash: str) -> Loaded:
         """Swaps in the weights of a folder of safetensors whose names and shapes equal the base model's.
 
         Raises:
             WeightsChanged: the data don't have `content_hash`.
+            OSError: they can't be read.
+            EngineFailed: they did not get into the model; the engine is of no use any more.
         """
         ...
 
@@ -78,7 +85,8 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives up what is not answered yet; nothing is delivered after it returns."""
+        """Gives up what is not answered yet; nothing is delivered after it returns. Not to be called under a lock that `deliver`
+        takes: it waits for a delivery that is under way."""
         ...
 
 

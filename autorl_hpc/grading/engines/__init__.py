@@ -1,17 +1,38 @@
-"""Engines behind the Protocol of autorl_hpc.rollouts.engine."""
+"""Engines behind the Protocol of autorl_hpc.rollouts.engine.
+
+Nothing is imported here at once: the worker of the engine `vllm` lives in this package too, in an interpreter that may lack pydantic.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autorl_hpc.records.experiment import GraderSpec
-from autorl_hpc.rollouts.engine import Engine
+if TYPE_CHECKING:
+    from autorl_hpc.records.experiment import GraderSpec
+    from autorl_hpc.rollouts.engine import Engine
 
 
-def make_engine(spec: GraderSpec, base: Path, dtype: str) -> Engine:
-    """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`."""
+def make_engine(spec: GraderSpec, base: Path, dtype: str, vllm: str | None = None) -> Engine:
+    """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`.
+
+    Args:
+        vllm: the program `vllm` as the cluster's profile names it, for the engine of that name.
+
+    Raises:
+        EngineFailed, AutorlError: it could not be started.
+    """
+    if spec.engine == "vllm":
+        from autorl_hpc.grading.engines.vllm import VllmEngine
+
+        return VllmEngine(base, spec, dtype, vllm=vllm)
     from autorl_hpc.grading.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        base, dtype=dtype, device=spec.device, threads=spec.threads, batch_tokens=spec.batch_tokens
+        base,
+        dtype=dtype,
+        device=spec.device,
+        threads=spec.threads,
+        batch_tokens=spec.batch_tokens,
+        cache_gib=spec.cache_gib,
     )

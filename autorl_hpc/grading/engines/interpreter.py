@@ -1,0 +1,138 @@
+"""Which Python has vLLM, and the environment that an engine's worker starts in."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.states import Fault
+
+PROGRAM_VARIABLE = "AUTORL_VLLM"
+"""Names the program `vllm`, as for drivers; the Python beside it runs the engine."""
+
+CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
+"""A folder for compiled kernels, in place of the one in the user's cache."""
+
+HOME = Path(__file__).resolve().parents[3]
+"""The folder that this package is imported from."""
+
+NOT_PASSED_ON = frozenset(
+    {
+        *("VLLM_PORT", "VLLM_DP_MASTER_PORT", "MASTER_PORT", "MASTER_ADDR", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        *(
+            "LOCAL_WORLD_SIZE",
+            "GROUP_RANK",
+            "ROLE_RANK",
+            "NODE_RANK",
+            "VLLM_CONFIG_ROOT",
+            "VLLM_ALLOW_INSECURE_SERIALIZATION",
+        ),
+        *(
+            "VLLM_API_KEY",
+            "VLLM_LOGGING_CONFIG_PATH",
+            "VLLM_ENABLE_V1_MULTIPROCESSING",
+            "PYTHONSTARTUP",
+            "PYTHONINSPECT",
+        ),
+    }
+)
+"""Ports and ranks of whoever started the grader: engines side by side would meet at them. vLLM then asks the kernel for free ports."""
+
+FIXED = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_PLUGINS": "",  # none: they are code that acts in every process of vLLM
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in the worker itself, which is a process of its own already
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Of vLLM's CPU build, where the job says nothing else: GiB, and threads that the kernel places."""
+
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+"""What these libraries compile is code that runs at the next start: by default some of it lies in /tmp, under a name that is known."""
+
+
+def interpreter(named: str | None = None) -> str:
+    """The Python that runs the engine: beside `$AUTORL_VLLM` or `named`; else this one if it has vLLM; else beside the `vllm` on PATH.
+
+    Args:
+        named: the program `vllm`, as the cluster's profile names it.
+
+    Raises:
+        AutorlError: there is none.
+    """
+    wanted = os.environ.get(PROGRAM_VARIABLE) or named
+    if not wanted and importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    program = shutil.which(os.path.expandvars(os.path.expanduser(wanted or "vllm")))
+    if program is not None:
+        for folder in (Path(program).parent, Path(program).resolve().parent):
+            for name in ("python3", "python"):
+                if os.access(folder / name, os.X_OK):
+                    return str(folder / name)
+    raise AutorlError(
+        "no Python with vLLM is here, which `grader.engine: vllm` asks for"
+        if program is None
+        else f"no Python lies beside {program}",
+        where=socket.gethostname(),
+        fault=Fault.CLUSTER,
+        next_step=f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's "
+        f"profile, or ${PROGRAM_VARIABLE}",
+        exit_code=Exit.ENVIRONMENT,
+    )
+
+
+def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: int) -> dict[str, str]:
+    """A worker's variables: this process's, offline, with our code first, its own caches, and these GPUs.
+
+    Args:
+        threads: of vLLM's CPU build; 0 leaves its default.
+    """
+    env = {name: value for name, value in outer.items() if name not in NOT_PASSED_ON}
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    env["PYTHONPATH"] = os.pathsep.join([str(HOME), *(part for part in path if Path(part) != HOME)])
+    env.update({name: value for name, value in DEFAULTS.items() if name not in outer})
+    env.update(FIXED)
+    cache = cache_folder(outer)
+    env.update({name: str(cache / folder) for name, folder in CACHES.items()})
+    env.update(devices)
+    if threads:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return env
+
+
+def cache_folder(outer: Mapping[str, str]) -> Path:
+    """A folder that only this user may enter; one that lasts, where there is a home."""
+    named = outer.get(CACHE_VARIABLE)
+    home = outer.get("XDG_CACHE_HOME") or (f"{outer['HOME']}/.cache" if outer.get("HOME") else "")
+    for folder in [named, f"{home}/autorl-hpc/engines" if home else None]:
+        if folder:
+            path = Path(folder)
+            try:
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                found = path.stat()
+                if found.st_uid == os.getuid() and os.access(path, os.W_OK):
+                    path.chmod(0o700)
+                    return path
+            except OSError:
+                continue
+    return Path(tempfile.mkdtemp(prefix="autorl-engine-"))

@@ -1,0 +1,168 @@
+"""What the engine's own code does inside vLLM's processes that hold the model: read, check, swap in, check again.
+
+vLLM mixes `Weights` into its worker class (`worker_extension_cls`) and calls it by name through `collective_rpc`, in every process of
+a tensor-parallel group; what goes to and fro is plain values. Each of them reads the whole checkpoint and hashes it: no process is
+handed bytes that it did not check itself. Nothing of the suite but standard library code is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
+from autorl_hpc.rollouts.engine import WeightsChanged
+
+FUSED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
+"""Tensors that vLLM keeps one below the other in one parameter, by the first of them."""
+
+CHECKED_ROWS = 64
+"""Of a tensor with rows: so many at its beginning, and at its end."""
+
+CHECKED_LARGE = 24
+"""Tensors with rows that are checked, spread over the model; those without are checked all. A full check would take longer than
+the swap."""
+
+
+class Weights:
+    """Mixed into vLLM's worker. Results are lists and dicts of plain values, errors among them: an exception could not come back
+    from another process as what it was."""
+
+    model_runner: Any
+    device: Any
+
+    def autorl_prepare(self, cache_bytes: int, tied: list[str]) -> None:
+        """Before all else, once."""
+        deny_inspection()
+        self._autorl_tied = frozenset(tied)
+        self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
+        self._autorl_next: Checkpoint | None = None
+
+    def autorl_prefetch(self, folder: str, wanted: str) -> None:
+        """Has a checkpoint read ahead."""
+        self._autorl_shelf.prefetch(Path(folder), wanted)
+
+    def autorl_fetch(self, folder: str, wanted: str, wait_s: float) -> list[Any]:
+        """Waits for a checkpoint: ["ready"], ["waiting"], ["changed", why] or ["unread", errno, why]."""
+        try:
+            self._autorl_next = self._autorl_shelf.take(Path(folder), wanted, wait_s)
+        except WeightsChanged as error:
+            return ["changed", str(error)]
+        except OSError as error:
+            return ["unread", error.errno, str(error)]
+        return ["waiting" if self._autorl_next is None else "ready"]
+
+    def autorl_swap(self, wanted: str) -> dict[str, Any]:
+        """Puts what was fetched into the model: {"checked", "tensors", "swap_s"}, or {"wrong": why}: then the model is of no use."""
+        started = time.monotonic()
+        checkpoint, self._autorl_next = self._autorl_next, None
+        if checkpoint is None or checkpoint.content_hash != wanted:
+            return {"wrong": "nothing was fetched"}
+        model = self.model_runner.get_model()
+        needed = {name for name, _ in model.named_parameters()}
+        loaded = self._autorl_load(model, checkpoint)
+        if loaded is None:
+            return {"wrong": "vLLM does not say which weights it took"}
+        if missing := sorted(needed - loaded):
+            return {"wrong": f"vLLM took no weights for {len(missing)} of its parameters, such as {missing[0]}"}
+        problem, checked = _compare(model, checkpoint, self._autorl_tied)
+        if problem:
+            return {"wrong": problem}
+        return {"checked": checked, "tensors": len(checkpoint.tensors), "swap_s": time.monotonic() - started}
+
+    def _autorl_load(self, model: Any, checkpoint: Checkpoint) -> set[str] | None:
+        """The names that the model's own loader says it took."""
+        taken: list[set[str] | None] = []
+        load_weights = model.load_weights
+
+        def listening(weights: Any) -> Any:
+            found = load_weights(weights)
+            taken.append(None if found is None else set(found))
+            return found
+
+        model.load_weights = listening
+        try:
+            self.reload_weights(weights_iterator=_named(checkpoint, self._autorl_tied))  # type: ignore[attr-defined]
+        finally:
+            del model.load_weights
+        _pack_again(model)
+        return taken[0] if taken else None
+
+
+def _pack_again(model: Any) -> None:
+    """On a CPU vLLM multiplies by packed copies of weights. A tied head has one of its own, which vLLM's reloading leaves as it was:
+    it took no weights, for the embedding's are its weights."""
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _named(checkpoint: Checkpoint, tied: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Names and tensors as vLLM's loaders take them. A tied copy is not given: the embedding fills it."""
+    for tensor in checkpoint.tensors:
+        if tensor.name not in tied:
+            yield tensor.name, _as_torch(tensor)
+
+
+def _as_torch(tensor: Any) -> Any:
+    import torch
+
+    flat = torch.frombuffer(tensor.data, dtype=getattr(torch, TORCH_NAMES[tensor.dtype]))
+    return flat.reshape(tensor.shape)
+
+
+def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[str, int]:
+    """Compares parameters, as they lie on the device, with what was read; the problem or "", and how many tensors were compared.
+
+    Only those can be that vLLM keeps as the file has them: by their own name, or one below the other under a fused name. Under
+    tensor parallelism these are the ones that are not cut; where vLLM packs weights for a CPU's instructions, the norms.
+    """
+    parameters = dict(model.named_parameters())
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors if tensor.name not in tied}
+    vectors: list[tuple[str, Any, int]] = []
+    large: list[tuple[str, Any, int]] = []
+    for name, tensor in tensors.items():
+        found = _place(name, tensors, parameters)
+        if found is not None:
+            (vectors if len(tensor.shape) < 2 else large).append((name, *found))
+    step = max(1, len(large) // CHECKED_LARGE)
+    chosen = [*vectors, *large[::step], *large[-1:]]
+    for name, parameter, first_row in chosen:
+        value = _as_torch(tensors[name])
+        rows = value.shape[0]
+        spans = [(0, rows)] if value.dim() < 2 else [(0, CHECKED_ROWS), (max(0, rows - CHECKED_ROWS), rows)]
+        for begin, end in spans:
+            part = value[begin:end].to(parameter.dtype)
+            there = parameter.data[first_row + begin : first_row + begin + part.shape[0]].cpu()
+            if there.shape != part.shape or not bool((there == part).all()):
+                return f"{name} on the device is not what was read", 0
+    return "", len({name for name, _, _ in chosen})
+
+
+def _place(name: str, tensors: dict[str, Any], parameters: dict[str, Any]) -> tuple[Any, int] | None:
+    """The parameter that holds a tensor, and the row at which it begins; None where it is not kept as it is."""
+    shape = tensors[name].shape
+    own = parameters.get(name)
+    if own is not None:
+        padded = len(shape) == 2 and tuple(own.shape[1:]) == shape[1:] and own.shape[0] >= shape[0]  # a vocabulary
+        return (own, 0) if tuple(own.shape) == shape or padded else None
+    for fused, parts in FUSED.values():
+        for number, part in enumerate(parts):
+            if f".{part}." not in name:
+                continue
+            whole = parameters.get(name.replace(f".{part}.", f".{fused}."))
+            siblings = [tensors.get(name.replace(f".{part}.", f".{other}.")) for other in parts]
+            if whole is None or any(sibling is None for sibling in siblings):
+                return None
+            rows = [sibling.shape[0] for sibling in siblings if sibling is not None]
+            if tuple(whole.shape) != (sum(rows), *shape[1:]):
+                return None
+            return whole, sum(rows[:number])
+    return None

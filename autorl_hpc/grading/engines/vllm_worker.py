@@ -1,0 +1,352 @@
+"""The process that holds vLLM: `python -m autorl_hpc.grading.engines.vllm_worker FD PARENT`.
+
+It talks in frames over the socket that it inherits, is silent on it while it starts, and gives a sign of life at least every few
+seconds after that. It ends when the daemon is gone. Its interpreter needs vLLM and what that brings along, and nothing of the suite
+but its standard library parts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.grading.engines import framing
+from autorl_hpc.grading.engines.framing import Frame
+
+PR_SET_PDEATHSIG = 1
+BEAT_S = 1.0
+IDLE_BEAT_S = 5.0
+FETCH_WAIT_S = 0.5
+"""Between two signs of life while a checkpoint is being read."""
+
+ADD_AT_ONCE = 64
+"""Prompts that go in between two steps, so that the first ones are being answered while the last ones are still handed over."""
+
+SETTLE_STEPS = 8
+"""vLLM plans one step ahead: after two there is nothing left."""
+
+EXTENSION = "autorl_hpc.grading.engines.vllm_extension.Weights"
+END_REASON, LENGTH_REASON = "stop", "length"
+
+
+class Broken(Exception):
+    """The engine is of no use any more."""
+
+
+def seed_of(seed: int, key: int) -> int:
+    """The seed of one request, from the stream's and its key."""
+    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class Worker:
+    """The loop between the daemon and vLLM's engine."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._pending: deque[tuple[str, list[int], Any]] = deque()
+        self._open: dict[str, tuple[int, int]] = {}  # request: stream and key
+        self._engine: Any = None
+        self._context = 0
+        self._ends: list[int] = []
+        self._sleep_after_s = 0.0
+        self._asleep = False
+        self._holds: tuple[str, str] | None = None  # folder and content hash
+        self._steps = 0
+        self._last_sent = self._last_work = time.monotonic()
+
+    def run(self) -> None:
+        """Until the daemon says so, or is gone."""
+        first = framing.receive(self._sock)
+        if first is None:
+            return
+        self._start(first.head)
+        threading.Thread(target=self._listen, name="listener", daemon=True).start()
+        while True:
+            busy = bool(self._pending) or bool(self._open)
+            for frame in self._received(busy):
+                if frame.head["op"] == "end":
+                    return
+                self._do(frame)
+                self._last_work = time.monotonic()
+            if self._pending or self._open:
+                self._step()
+                self._last_work = time.monotonic()
+            elif self._may_sleep():
+                self._engine.sleep(level=2)
+                self._asleep = True
+            if time.monotonic() - self._last_sent >= BEAT_S:
+                self._send({"beat": self._steps})
+
+    def _listen(self) -> None:
+        """Takes in whatever comes, so that the daemon is never kept waiting; ends all when it is gone."""
+        try:
+            while (frame := framing.receive(self._sock)) is not None:
+                self._inbox.put(frame)
+        finally:
+            os.killpg(0, signal.SIGKILL)
+
+    def _received(self, busy: bool) -> list[Frame]:
+        frames: list[Frame] = []
+        try:
+            if not busy:
+                frames.append(self._inbox.get(timeout=IDLE_BEAT_S))
+            while True:
+                frames.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return frames
+
+    def _send(self, head: dict[str, Any], block: bytes = b"") -> None:
+        framing.send(self._sock, head, block)
+        self._last_sent = time.monotonic()
+
+    def _start(self, told: dict[str, Any]) -> None:
+        import torch
+        import transformers
+        import vllm
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        on_gpu = not current_platform.is_cpu()
+        _allow_uuids()
+        arguments = EngineArgs(
+            model=told["base"],
+            tokenizer=told["base"],
+            trust_remote_code=False,
+            dtype=told["dtype"],
+            load_format="dummy",  # the first weights come as all others do
+            generation_config="vllm",  # nothing of the folder's own
+            max_model_len=told["context"],
+            tensor_parallel_size=told["tensor_parallel"],
+            gpu_memory_utilization=told["gpu_memory"],
+            enforce_eager=not on_gpu,
+            enable_sleep_mode=on_gpu and bool(told["sleep_after_s"]),
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            seed=0,
+            worker_extension_cls=EXTENSION,
+        )
+        self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        self._rpc("autorl_prepare", told["cache_bytes"], told["tied"])
+        self._context = int(self._engine.model_config.max_model_len)
+        self._ends = told["ends"]
+        self._sleep_after_s = told["sleep_after_s"] if on_gpu else 0.0
+        versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+        device = f"cuda: {torch.cuda.get_device_name(0)}" if on_gpu else "cpu"
+        self._send({"ready": versions, "device": device, "context": self._context})
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return list(self._engine.collective_rpc(method, args=args))
+
+    def _do(self, frame: Frame) -> None:
+        head = frame.head
+        if head["op"] == "ask":
+            self._ask(head, frame.block)
+        elif head["op"] == "drop":
+            self._drop(head["stream"])
+        elif head["op"] == "prefetch":
+            self._rpc("autorl_prefetch", head["folder"], head["hash"])
+        elif head["op"] == "load":
+            self._send({"loaded": head["id"], **self._load(head["folder"], head["hash"])})
+        else:
+            raise Broken(f"the daemon asks for {head['op']!r}")
+
+    def _load(self, folder: str, wanted: str) -> dict[str, Any]:
+        """Times and counts, or what went wrong: {"changed": why} or {"unread": why, "errno"}; then the model is as it was."""
+        started = time.monotonic()
+        self._drop(None)
+        if self._holds is not None and self._holds[1] == wanted and not self._asleep:
+            return {"load_s": 0.0, "swap_s": 0.0, "checked": 0, "tensors": 0}
+        waiting = True
+        while waiting:
+            waiting = False
+            for found in self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S):
+                if found[0] == "changed":
+                    return {"changed": found[1]}
+                if found[0] == "unread":
+                    return {"errno": found[1], "unread": found[2]}
+                waiting = waiting or found[0] == "waiting"
+            if waiting:
+                self._send({"beat": self._steps})
+        loaded = time.monotonic()
+        self._holds = None
+        if self._asleep:
+            self._engine.wake_up(["weights"])
+        told = self._rpc("autorl_swap", wanted)
+        if wrong := [part["wrong"] for part in told if "wrong" in part]:
+            raise Broken(f"the weights of {folder} did not get into the model: {wrong[0]}")
+        if self._asleep:
+            self._engine.wake_up(["kv_cache"])
+            self._asleep = False
+        if not self._engine.reset_prefix_cache():
+            raise Broken("vLLM did not empty its prefix cache")
+        self._holds = (folder, wanted)
+        counts = {name: min(part[name] for part in told) for name in ("checked", "tensors")}
+        return {"load_s": loaded - started, "swap_s": time.monotonic() - loaded, **counts}
+
+    def _ask(self, head: dict[str, Any], block: bytes) -> None:
+        if self._holds is None:
+            raise Broken("it is asked before it has weights")
+        if self._asleep:
+            told = self._load(*self._holds)
+            if "swap_s" not in told:
+                raise Broken(f"its weights can't be read again after it slept: {told}")
+        stream, sampling, too_long = head["stream"], head["sampling"], []
+        for key, prompt in zip(head["keys"], framing.unpack_tokens(head["lengths"], block), strict=True):
+            if len(prompt) >= self._context:
+                too_long.append(key)
+                continue
+            params = self._params(sampling, seed_of(head["seed"], key), self._context - len(prompt))
+            self._pending.append((f"{stream}.{key}", prompt, params))
+        if too_long:
+            self._send({"answers": stream, "keys": too_long, "lengths": [0] * len(too_long)})
+
+    def _params(self, sampling: dict[str, Any], seed: int, room: int) -> Any:
+        """The recipe's sampling and nothing else."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        drawn = sampling["temperature"] > 0
+        return SamplingParams(
+            n=1,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"] if drawn else 1.0,
+            top_k=0,
+            min_p=0.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+            min_tokens=0,
+            seed=seed if drawn else None,
+            max_tokens=min(sampling["max_new_tokens"], room),
+            stop=list(sampling["stop"]) or None,
+            stop_token_ids=self._ends,
+            ignore_eos=False,
+            detokenize=bool(sampling["stop"]),
+            skip_special_tokens=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _drop(self, stream: int | None) -> None:
+        """Gives up what a stream has asked and is not answered; of all streams where none is named."""
+        self._pending = deque(entry for entry in self._pending if stream is not None and _stream_of(entry[0]) != stream)
+        given_up = [name for name, (other, _) in self._open.items() if stream is None or other == stream]
+        if given_up:
+            self._engine.abort_request(given_up)
+        for name in given_up:
+            del self._open[name]
+        if not self._open:  # a step may be under way on the device though nobody waits for it
+            core = getattr(self._engine.engine_core, "engine_core", None)
+            for _ in range(SETTLE_STEPS):
+                if self._engine.has_unfinished_requests() or getattr(core, "batch_queue", None):
+                    self._engine.step()
+
+    def _step(self) -> None:
+        from vllm.inputs.engine import tokens_input
+
+        for _ in range(min(ADD_AT_ONCE, len(self._pending))):
+            name, prompt, params = self._pending.popleft()
+            self._engine.add_request(name, tokens_input(prompt), params)
+            self._open[name] = (_stream_of(name), int(name.partition(".")[2]))
+        answers: dict[int, list[tuple[int, list[int]]]] = {}
+        for output in self._engine.step():
+            asked = self._open.pop(output.request_id, None) if output.finished else None
+            if asked is not None:
+                tokens = list(output.outputs[0].token_ids)
+                ending = output.outputs[0]
+                if ending.finish_reason == END_REASON and not isinstance(ending.stop_reason, str):
+                    if not tokens or tokens[-1] not in self._ends:
+                        tokens.append(self._ends[0])
+                elif ending.finish_reason not in (END_REASON, LENGTH_REASON):
+                    raise Broken(f"vLLM ended an answer with {ending.finish_reason!r}")
+                answers.setdefault(asked[0], []).append((asked[1], tokens))
+        self._steps += 1
+        for stream, found in answers.items():
+            lengths, block = framing.pack_tokens(tokens for _, tokens in found)
+            self._send({"answers": stream, "keys": [key for key, _ in found], "lengths": lengths}, block)
+
+    def _may_sleep(self) -> bool:
+        idle_s = time.monotonic() - self._last_work
+        return bool(self._sleep_after_s) and not self._asleep and idle_s > self._sleep_after_s
+
+
+def _stream_of(request: str) -> int:
+    return int(request.partition(".")[0])
+
+
+def _allow_uuids() -> None:
+    """Lets vLLM ask the driver about a GPU that CUDA_VISIBLE_DEVICES names by its UUID: it takes every entry for a number.
+
+    Of a slice it is told about the whole GPU, which decides the kernels and the default sizes of batches; memory it asks CUDA for.
+    """
+    entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(entry.isdigit() or not entry for entry in entries):
+        return
+    from vllm.platforms.interface import Platform
+
+    def physical(cls: Any, device_id: int) -> int:
+        return _index(entries[device_id])
+
+    Platform.device_id_to_physical_device_id = classmethod(physical)
+
+
+def _index(entry: str) -> int:
+    from vllm.third_party import pynvml
+
+    if entry.isdigit():
+        return int(entry)
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(entry)
+        if entry.startswith("MIG-"):
+            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        return int(pynvml.nvmlDeviceGetIndex(handle))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def main(arguments: list[str]) -> int:
+    """Serves one daemon."""
+    descriptor, parent = int(arguments[0]), int(arguments[1])
+    deny_inspection()
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+    if os.getppid() != parent:
+        return 0
+    os.set_inheritable(descriptor, False)
+    sock = socket.socket(fileno=descriptor)
+    worker = Worker(sock)
+    try:
+        worker.run()
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        try:
+            framing.send(sock, {"broken": f"{type(error).__name__}: {error}"[:500]})
+        except OSError:
+            pass
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # vLLM's own end may hang; what it holds goes with the process, and the daemon ends its children
