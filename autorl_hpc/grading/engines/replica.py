@@ -75,6 +75,7 @@ class Replica:
         self._sending = threading.Lock()
         self._closing = threading.Event()
         self._log_from = 0
+        self._children: dict[int, int] = {}  # when each started: after its end its number may be another's
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -92,6 +93,7 @@ class Replica:
 
     def close(self) -> None:
         """Ends it and all its children, and waits until they are gone."""
+        self._note_children()  # once the worker has ended, those in sessions of their own are nobody's
         self._closing.set()
         try:
             # A worker that hangs may not take the frame.
@@ -182,6 +184,7 @@ class Replica:
                 return f"the engine broke: {frame.head['broken']}"
             if "ready" in frame.head:
                 limit_s = self._silence_limit_s
+                self._note_children()
             if "beat" not in frame.head and not self._closing.is_set():
                 self._heard(frame)
 
@@ -192,14 +195,20 @@ class Replica:
                 process.wait(END_WAIT_S)
             except subprocess.TimeoutExpired:
                 pass
-        others = descendants(process.pid)
+        self._note_children()
         deadline = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < deadline:
-            others |= {child for pid in others for child in descendants(pid)}
-            left = _kill(process.pid, others)
+            for pid in [*self._children]:
+                self._note_children(pid)
+            left = _kill_group(process.pid) | _kill_each(dict(self._children))
             if process.poll() is not None and not left:
                 break
             time.sleep(0.02)
+
+    def _note_children(self, of: int | None = None) -> None:
+        pid = self.pid if of is None else of
+        found = {} if pid is None else {child: _started(child) for child in descendants(pid)}
+        self._children.update({child: began for child, began in found.items() if began is not None})
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:
@@ -210,40 +219,42 @@ def _how(process: subprocess.Popen[bytes]) -> str:
     return f" by signal {signal.Signals(-code).name}" if code < 0 else f" with {code}"
 
 
-def _kill(group: int, others: set[int]) -> bool:
-    """Sends KILL to the group and the others; whether any of them lives."""
-    left = False
+def _kill_group(group: int) -> bool:
+    """Sends KILL to a process group; whether any of it is more than a zombie that its new parent has not collected."""
     try:
         os.killpg(group, signal.SIGKILL)
-        left = _group_lives(group)
     except (ProcessLookupError, PermissionError):
-        pass
-    for pid in others:
-        try:
-            os.kill(pid, signal.SIGKILL)
-            left = left or _state(pid) not in (None, "Z")
-        except (ProcessLookupError, PermissionError):
-            continue
+        return False
+    return any(
+        _stat(int(name), 4) == str(group) and _stat(int(name), 2) != "Z"
+        for name in os.listdir("/proc")
+        if name.isdigit()
+    )
+
+
+def _kill_each(started: Mapping[int, int]) -> bool:
+    """Sends KILL to processes, if they are those that were noted; whether any lives."""
+    left = False
+    for pid, began in started.items():
+        if _started(pid) == began and _stat(pid, 2) != "Z":
+            left = True
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
     return left
 
 
-def _group_lives(group: int) -> bool:
-    """Whether a process of the group is more than a zombie that its new parent has not collected."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    rest = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if int(rest[2]) == group and rest[0] != b"Z":
-                return True
-    return False
+def _started(pid: int) -> int | None:
+    """When a process started, in the kernel's ticks; None if it is gone."""
+    value = _stat(pid, 21)
+    return None if value is None else int(value)
 
 
-def _state(pid: int) -> str | None:
+def _stat(pid: int, field: int) -> str | None:
+    """A field of /proc/PID/stat, counted from 0; from the third on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except OSError:
+            return file.read().rpartition(b")")[2].split()[field - 2].decode()
+    except (OSError, IndexError):
         return None

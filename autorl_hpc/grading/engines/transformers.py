@@ -6,7 +6,6 @@ Files are read by large sequential reads, never mapped, and hashed on the way: w
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterator, Sequence

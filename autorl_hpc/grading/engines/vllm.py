@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME, weight_files
 from autorl_hpc.grading.engines import devices, framing, interpreter
@@ -87,7 +86,7 @@ class VllmEngine:
         self._closed = False
         self._checked = (0, 0)
         self._same = {name: digest for name in COMPUTED_BY if (digest := _digest(base / name)) is not None}
-        tied = [] if any(HEAD_NAME == name for name in _tensor_names(base)) else [HEAD_NAME]
+        tied = [] if any(name == HEAD_NAME for name in _tensor_names(base)) else [HEAD_NAME]
         entries = [] if spec.device == "cpu" else devices.visible()
         shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)

@@ -1,0 +1,3 @@
+"""In the place of transformers, for the engine's worker on top of the stand-in of vLLM."""
+
+__version__ = "stand-in"
