@@ -29,6 +29,7 @@ from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.backoff import RETRY_AFTER_TROUBLE_S, Backoff
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing
+from autorl_hpc.grading.engines.interpreter import name_program
 from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.grading.keeping import release_spare
 from autorl_hpc.grading.tracing import Tracing
@@ -383,6 +384,7 @@ def run_grader(experiment: ExperimentDir) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     grader = Grader(experiment)
+    name_program(grader.record.cluster)
     try:
         grader.run()
     except Stopped:

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from autorl_hpc.rollouts.engine import Engine
 
 
-def make_engine(spec: GraderSpec, base: Path, dtype: str, vllm: str | None = None) -> Engine:
+def make_engine(spec: GraderSpec, base: Path, dtype: str) -> Engine:
     """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`.
-
-    Args:
-        vllm: the program `vllm` as the cluster's profile names it, for the engine of that name.
 
     Raises:
         EngineFailed, AutorlError: it could not be started.
@@ -25,7 +22,7 @@ def make_engine(spec: GraderSpec, base: Path, dtype: str, vllm: str | None = Non
     if spec.engine == "vllm":
         from autorl_hpc.grading.engines.vllm import VllmEngine
 
-        return VllmEngine(base, spec, dtype, vllm=vllm)
+        return VllmEngine(base, spec, dtype)
     from autorl_hpc.grading.engines.transformers import TransformersEngine
 
     return TransformersEngine(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.states import Fault
 
 PROGRAM_VARIABLE = "AUTORL_VLLM"
@@ -71,16 +72,19 @@ CACHES = {
 """What these libraries compile is code that runs at the next start: by default some of it lies in /tmp, under a name that is known."""
 
 
-def interpreter(named: str | None = None) -> str:
-    """The Python that runs the engine: beside `$AUTORL_VLLM` or `named`; else this one if it has vLLM; else beside the `vllm` on PATH.
+def name_program(profile: ClusterProfile | None) -> None:
+    """Has this process's engines take the program that the cluster's profile names, unless the variable says another one."""
+    if profile is not None and profile.vllm:
+        os.environ.setdefault(PROGRAM_VARIABLE, profile.vllm)
 
-    Args:
-        named: the program `vllm`, as the cluster's profile names it.
+
+def interpreter() -> str:
+    """The Python that runs the engine: beside `$AUTORL_VLLM`; else this one if it has vLLM; else beside the `vllm` on PATH.
 
     Raises:
         AutorlError: there is none.
     """
-    wanted = os.environ.get(PROGRAM_VARIABLE) or named
+    wanted = os.environ.get(PROGRAM_VARIABLE)
     if not wanted and importlib.util.find_spec("vllm") is not None:
         return sys.executable
     program = shutil.which(os.path.expandvars(os.path.expanduser(wanted or "vllm")))

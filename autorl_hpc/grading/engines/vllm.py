@@ -61,7 +61,6 @@ class VllmEngine:
         spec: GraderSpec,
         dtype: str,
         *,
-        vllm: str | None = None,
         command: Sequence[str] | None = None,
         log: Path | None = None,
         start_limit_s: float = START_LIMIT_S,
@@ -69,7 +68,6 @@ class VllmEngine:
     ) -> None:
         """
         Args:
-            vllm: the program, as the cluster's profile names it.
             command: in the place of Python and the worker's module.
             log: where the first worker's output goes; the others' lie beside it.
 
@@ -102,7 +100,7 @@ class VllmEngine:
             "cache_bytes": cache // (len(shares) * spec.tensor_parallel),
             "sleep_after_s": spec.sleep_after_s,
         }
-        started = command or [interpreter.interpreter(vllm), "-m", MODULE]
+        started = command or [interpreter.interpreter(), "-m", MODULE]
         logs = log or _log_beside_ours()
         self._parts: list[_Part] = []
         try:

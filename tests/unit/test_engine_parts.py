@@ -1,0 +1,206 @@
+"""Parts of engines by themselves: the shelf of checkpoints, GPUs by their names, frames, the worker's Python and environment, texts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import EMBEDDING, HEAD, TINY
+from helpers import PATIENCE_S, wait_for
+from weights import noisy_tiny, read_safetensors, write_safetensors
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.grading.engines import devices, framing, interpreter
+from autorl_hpc.grading.engines.framing import BadFrame
+from autorl_hpc.grading.engines.shelf import Shelf, read_checkpoint
+from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.task import Sampling
+from autorl_hpc.rollouts.engine import WeightsChanged
+
+TIED = frozenset({HEAD})
+FEW = Sampling(max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    folder = tmp_path_factory.mktemp("made")
+    for seed in range(3):
+        noisy_tiny(TINY, folder / str(seed), seed=seed)
+    return [(folder / str(seed), folder_content_hash(folder / str(seed))) for seed in range(3)]
+
+
+def test_what_was_hashed_is_what_is_kept(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    tensors = read_safetensors(made[0][0] / "model.safetensors")
+    names = sorted(tensors)
+    for number, part in enumerate((names[:5], names[5:])):
+        write_safetensors(folder / f"model-{number}.safetensors", {name: tensors[name] for name in part})
+    found = read_checkpoint(folder, made[0][1], TIED)
+    assert {t.name: bytes(t.data) for t in found.tensors} == {n: v.tobytes() for n, (_, v) in tensors.items()}
+    assert found.size == sum(values.nbytes for _, values in tensors.values())
+    with_head = {**tensors, HEAD: tensors[EMBEDDING]}
+    write_safetensors(folder / "model-0.safetensors", {name: with_head[name] for name in (*names[:5], HEAD)})
+    read_checkpoint(folder, made[0][1], TIED)
+    with pytest.raises(WeightsChanged):
+        read_checkpoint(folder, made[0][1], frozenset())
+    other = ("F32", np.array(tensors[EMBEDDING][1]) + 1)
+    write_safetensors(folder / "model-0.safetensors", {**{name: tensors[name] for name in names[:5]}, HEAD: other})
+    with pytest.raises(WeightsChanged):
+        read_checkpoint(folder, made[0][1], TIED)
+    (folder / "model-0.safetensors").write_bytes(b"no safetensors file")
+    with pytest.raises(WeightsChanged):
+        read_checkpoint(folder, made[0][1], TIED)
+
+
+def test_a_shelf_reads_ahead_and_keeps_the_last_within_its_limit(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+    size = read_checkpoint(*made[0], TIED).size
+    shelf = Shelf(int(2.5 * size), TIED)
+    moved = [tmp_path / str(number) for number in range(3)]
+    for (folder, _), target in zip(made, moved, strict=True):
+        shutil.copytree(folder, target)
+    shelf.prefetch(moved[0], made[0][1])
+    wait_for(lambda: not shelf._reading and not shelf._wishes and shelf._kept, "the first to be read ahead")
+    shutil.rmtree(moved[0])
+    first = shelf.take(moved[0], made[0][1])
+    assert first is not None and first.content_hash == made[0][1]
+    assert shelf.take(moved[1], made[1][1]) is not None
+    assert shelf.take(moved[0], made[0][1]) is first, "kept by its hash: nothing is read"
+    assert shelf.take(moved[2], made[2][1]) is not None
+    shutil.rmtree(moved[1])
+    assert shelf.take(moved[0], made[0][1]) is first
+    with pytest.raises(OSError):
+        shelf.take(moved[1], made[1][1])  # the one that was not used for longest had to go
+    small = Shelf(size // 2, TIED)
+    small.prefetch(moved[2], made[2][1])
+    wait_for(lambda: small._thread is None, "nothing to be read ahead")
+    assert not small._kept
+    assert small.take(moved[2], made[2][1]) is not None
+    assert not small._kept, "more than the limit is not kept"
+    shelf.close()
+    with pytest.raises(OSError):
+        shelf.take(moved[2], "0" * 64)
+
+
+def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+    shelf = Shelf(1 << 30, TIED)
+    late = tmp_path / "late"
+    shelf.prefetch(late, made[0][1])
+    shelf.prefetch(made[1][0], "0" * 64)
+    wait_for(lambda: shelf._thread is None, "both to fail")
+    with pytest.raises(WeightsChanged):
+        shelf.take(made[1][0], "0" * 64)
+    with pytest.raises(FileNotFoundError):
+        shelf.take(late, made[0][1])
+    shutil.copytree(made[0][0], late)
+    assert shelf.take(late, made[0][1]) is not None, "a failure is not kept"
+
+
+def test_gpus_by_all_their_names() -> None:
+    def seen(value: str | None) -> list[str]:
+        return devices.visible({} if value is None else {devices.VARIABLE: value}, lambda: 3)
+
+    assert seen(None) == ["0", "1", "2"]
+    assert seen("2, 0") == ["2", "0"]
+    assert seen("") == seen("NoDevFiles") == seen("-1") == []
+    assert seen("1,-1,2") == ["1"], "as CUDA: what follows an entry that is none is not seen"
+    assert seen("GPU-5a,MIG-9e,GPU-5a") == ["GPU-5a", "MIG-9e"]
+    assert devices.shares(["0", "1", "2"], 1) == [["0"], ["1"], ["2"]]
+    assert devices.shares(["0", "1", "2", "3", "4"], 2) == [["0", "1"], ["2", "3"]]
+    with pytest.raises(AutorlError, match="needs 2"):
+        devices.shares(["0"], 2)
+    with pytest.raises(AutorlError, match="MIG"):
+        devices.shares(["MIG-1", "MIG-2"], 2)
+    order = {devices.ORDER_VARIABLE: "PCI_BUS_ID"}
+    assert devices.environment(["3", "1"]) == {devices.VARIABLE: "3,1"}
+    assert devices.environment([]) == {devices.VARIABLE: ""}
+    assert devices.environment(["GPU-b"], {"GPU-b": 1}.get) == {devices.VARIABLE: "1", **order}
+    assert devices.environment(["GPU-b"], lambda entry: None) == {devices.VARIABLE: "GPU-b"}
+    assert devices.environment(["MIG-b"], lambda entry: 0) == {devices.VARIABLE: "MIG-b"}
+
+
+def test_frames_and_what_is_none() -> None:
+    ours, theirs = socket.socketpair()
+    rows = [[1, 2, 3], [], [2**31 - 1] * 300_000]
+    lengths, block = framing.pack_tokens(rows)
+    sender = threading.Thread(target=framing.send, args=(ours, {"lengths": lengths, "word": "ö"}, block))
+    sender.start()
+    frame = framing.receive(theirs)
+    sender.join(PATIENCE_S)
+    assert frame is not None and frame.head["word"] == "ö"
+    assert framing.unpack_tokens(frame.head["lengths"], frame.block) == rows
+    for broken in ([1, 1], [2, 2]):
+        with pytest.raises(BadFrame):
+            framing.unpack_tokens(broken, framing.pack_tokens([[1, 2, 3]])[1])
+    for text in (b"[]", b"{", b"[" * 100_000):
+        theirs.settimeout(PATIENCE_S)
+        ours.sendall(framing.LENGTHS.pack(len(text), 0) + text)
+        with pytest.raises(BadFrame):
+            framing.receive(theirs)
+    ours.sendall(framing.LENGTHS.pack(5, 0) + b"{}")
+    ours.close()
+    assert framing.receive(theirs) is None
+    theirs.close()
+
+
+def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("vllm", "python3"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.delenv(interpreter.PROGRAM_VARIABLE, raising=False)
+    monkeypatch.setenv("SOFTWARE", str(tmp_path))
+    profile = ClusterProfile.model_construct(vllm="$SOFTWARE/venv/bin/vllm")
+    interpreter.name_program(profile)
+    assert interpreter.interpreter() == str(folder / "python3")
+    (folder / "python3").unlink()
+    with pytest.raises(AutorlError, match="beside"):
+        interpreter.interpreter()
+    monkeypatch.setenv(interpreter.PROGRAM_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(AutorlError, match="no Python with vLLM"):
+        interpreter.interpreter()
+
+
+def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
+    outer = {"PYTHONPATH": "/a:/b", "VLLM_PORT": "5000", "MASTER_PORT": "5000", "RANK": "1", "HF_HUB_OFFLINE": "0"}
+    outer |= {"VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
+    env = interpreter.environment(outer, {"CUDA_VISIBLE_DEVICES": "1"}, 2)
+    assert not {"VLLM_PORT", "MASTER_PORT", "RANK"} & set(env)
+    assert env["PYTHONPATH"] == f"{interpreter.HOME}:/a:/b" and env["PATH"] == "/bin"
+    assert (env["HF_HUB_OFFLINE"], env["DO_NOT_TRACK"], env["VLLM_PLUGINS"]) == ("1", "1", "")
+    assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "2")
+    cache = Path(env["VLLM_CACHE_ROOT"]).parent
+    assert cache == tmp_path / "cache" and stat.S_IMODE(os.stat(cache).st_mode) == 0o700
+
+
+def test_the_worker_needs_nothing_of_the_suites_libraries() -> None:
+    script = (
+        "import sys, autorl_hpc.grading.engines.vllm_worker, autorl_hpc.grading.engines.vllm_extension\n"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pydantic', 'yaml', 'numpy', 'torch', 'vllm', 'transformers')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_answers_are_cut_at_the_first_end() -> None:
+    words = Words(TINY)
+    tokens = words.encode("one two three two")
+    end = words.ends[0]
+    whole = words.answer(tokens, FEW)
+    assert (whole.text, whole.tokens, whole.truncated) == ("one two three two", len(tokens), True)
+    ended = words.answer([*tokens[:2], end, *tokens], FEW)
+    assert (ended.tokens, ended.truncated) == (2, False) and "one two three two".startswith(ended.text)
+    stopped = words.answer(tokens, FEW.model_copy(update={"stop": ("three", "two")}))
+    assert (stopped.text, stopped.truncated) == ("one ", False)
+    assert words.answer([], FEW) == ("", 0, True)
