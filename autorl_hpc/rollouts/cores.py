@@ -22,7 +22,9 @@ def _quotas(cgroups: Path, own: Path) -> list[float]:
         return []
     found = []
     for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
         root = cgroups / controllers if controllers else cgroups
         if controllers and "cpu" not in controllers.split(","):
             continue

@@ -209,6 +209,10 @@ class Desk:
         self._knows[beginning.key] = number
         if len(self._knows) > KNOWN_GOALS:
             del self._knows[next(iter(self._knows))]
+        if self._beginnings and len(place.hosted) > LEAD:  # others may take from what this one knows
+            for other in self._places:
+                if other.at is None and other is not place:
+                    other.wake.notify()
         request = {"slot": own, "goal": dict(beginning.goal), "seed": beginning.seed}
         return Call(beginning.ticket, beginning.slot, request)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers import wait_for
 from players import Player
 from streaming import StreamingPlayer
-from test_episodes import ENVIRONMENT, SAMPLING, TROUBLES, count, goal, outcomes, play
+from test_episodes import ENVIRONMENT, TROUBLES, count, goal, outcomes, play
 
 from autorl_hpc.rollouts import desk
 from autorl_hpc.rollouts.desk import Call, Desk
-from autorl_hpc.rollouts.episodes import run_episodes
+from autorl_hpc.rollouts.episode import MAX_ATTEMPTS
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
@@ -34,23 +35,20 @@ def source(tmp_path: Path) -> Source:
 def test_streamed_and_gathered_episodes_are_equal_whatever_the_delays(source: Source, seed: int) -> None:
     draw = random.Random(seed)
     goals = [
-        goal(number, n=draw.randint(1, 9), slow=draw.choice([0, 0, 0.002, 0.02]), chat=draw.random() < 0.3)
-        for number in range(30)
+        goal(number, n=draw.randint(1, 9), slow=draw.choice([0, 0, 0.002, 0.01]), chat=draw.random() < 0.3)
+        for number in range(16)
     ]
-    wrong = draw.randrange(30)
+    wrong = draw.randrange(16)
     goals[wrong] = {**goals[wrong], "n": 9, "trouble": "fail('a broken door')", "at": 5}
     options = {"max_steps": 8, "max_prompt_tokens": 60 if seed == 3 else None}
     expected = outcomes(play(source, goals, Player(count, template=True), workers=2, gather_s=30, **options))
     assert len({outcome[1] for outcome in expected}) >= 3
-    for _ in range(2):
-        engine = StreamingPlayer(count, template=True, seed=draw.randrange(1 << 30), most_s=draw.choice([0.0, 0.02]))
-        places = {"workers": draw.randint(1, 4), "in_flight": draw.choice([1 + draw.randrange(5), 256])}
-        streamed = play(source, goals, engine, **options, **places)
-        assert outcomes(streamed) == expected, places
-        batched = play(
-            source, goals, Player(count, template=True), gather_s=draw.choice([0.0, 0.01]), **options, **places
-        )
-        assert outcomes(batched) == expected, places
+    engine = StreamingPlayer(count, template=True, seed=draw.randrange(1 << 30), most_s=draw.choice([0.0, 0.02]))
+    places = {"workers": draw.randint(1, 4), "in_flight": draw.choice([1 + draw.randrange(5), 256])}
+    streamed = play(source, goals, engine, **options, **places)
+    assert outcomes(streamed) == expected, places
+    batched = play(source, goals, Player(count, template=True), gather_s=draw.choice([0.0, 0.01]), **options, **places)
+    assert outcomes(batched) == expected, places
 
 
 def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
@@ -58,7 +56,7 @@ def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
         noise = hashlib.sha256(str(key).encode()).hexdigest()[:6]
         return f"{count(text)} " if noise[0] in "01234567" else f" {count(text).strip()}  "
 
-    Path(source.file).write_text(ENVIRONMENT.replace("assert action", "assert True, action"))
+    Path(source.file).write_text(ENVIRONMENT.replace("assert action ==", "assert True or action =="))
     goals = [goal(number, n=5) for number in range(12)]
     runs = [
         play(
@@ -68,7 +66,7 @@ def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
     ]
     said = [[episode.completions for episode in episodes] for episodes in runs]
     assert said[0] == said[1] == said[2]
-    assert len({completions for completions in said[0]}) > 1
+    assert len(set(said[0])) > 1
 
 
 def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source: Source) -> None:
@@ -78,8 +76,8 @@ def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source
     keys = [key for asked in engine.asked for key in asked]
     assert len(keys) == 2 + 7 * 6 and all(asked == sorted(asked) for asked in engine.asked)
     assert engine.streams == 1
-    of_the_slow_one = [place for place, key in enumerate(keys) if key < min(keys[1:][-1], 64 * 20)]
-    assert of_the_slow_one[-1] >= len(keys) - 8, "the others waited for the slow one"
+    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * 20]
+    assert len(of_the_slow_one) == 2 and of_the_slow_one[-1] >= 20, "the others waited for the slow one"
 
 
 # --- what fails ---
@@ -136,12 +134,12 @@ def test_the_others_do_not_wait_for_one_that_sleeps_in_every_step(source: Source
         ended[prompt.partition(":")[0]] = time.monotonic()
         return count(prompt)
 
-    goals = [goal(0, n=10, slow=2.0), *(goal(number, n=10) for number in range(1, 12))]
+    goals = [goal(0, n=6, slow=1.0), *(goal(number, n=6) for number in range(1, 12))]
     engine = StreamingPlayer(noted) if streams else Player(noted)
     episodes = play(source, goals, engine, workers=2, gather_s=0.05)
     assert outcomes(episodes) == outcomes(play(source, [{**g, "slow": 0} for g in goals]))
     others = max(at for name, at in ended.items() if name != "g0")
-    assert ended["g0"] - others > 8.0, "the others had to wait for the slow one"
+    assert ended["g0"] - others > 2.0, "the others had to wait for the slow one"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -153,9 +151,9 @@ def test_one_that_hangs_is_replaced_and_the_others_go_on_meanwhile(source: Sourc
         return count(prompt)
 
     goals = [goal(0, n=5, trouble="time.sleep(600)", at=2), *(goal(number, n=10) for number in range(1, 12))]
-    with Pool(source, 2, call_limit_s=4) as pool:
+    with Pool(source, 2, call_limit_s=2) as pool:
         hung, *others = play(source, goals, StreamingPlayer(noted), pool=pool)
-    assert hung.reward is None and "gave no answer within 4 s; begun 3 times" in str(hung.problem)
+    assert hung.reward is None and "gave no answer within 2 s; begun 3 times" in str(hung.problem)
     assert [e.reward for e in others] == [1.0] * 11
     assert ended["g0"] > max(at for name, at in ended.items() if name != "g0") + 2.0, (
         "the others waited for the hung one"
@@ -218,12 +216,21 @@ def test_many_copies_of_one_goal_are_spread() -> None:
     made = Desk(4)
     for slot in range(64):
         made.begin(slot, {"id": "one"}, 0)
-    for _ in range(64):
-        fewest = min(range(4), key=lambda number: len(made._places[number].hosted) + (number != 0) * desk.LEAD + 0.5)
-        assert made.take(fewest) is not None
-        made.done(fewest)
-    hosted = [len(place.hosted) for place in made._places]
-    assert sum(hosted) == 64 and max(hosted) - min(hosted) <= desk.LEAD + 1, hosted
+
+    def work(number: int) -> None:
+        while made.take(number) is not None:
+            time.sleep(0.002)
+            made.done(number)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(made.worker_of(slot) is not None for slot in range(64)), "all to be begun")
+    made.close()
+    for thread in threads:
+        thread.join()
+    hosted = [[made.worker_of(slot) for slot in range(64)].count(number) for number in range(4)]
+    assert min(hosted) >= 8, hosted
 
 
 def test_calls_of_a_lost_or_released_episode_are_dropped() -> None:
