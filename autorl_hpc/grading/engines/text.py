@@ -9,6 +9,7 @@ from typing import Any
 
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed
+from autorl_hpc.rollouts.tokens import Encoder
 
 
 class Words:
@@ -30,6 +31,7 @@ class Words:
 
         self.config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False, local_files_only=True)
+        self._encoder = Encoder(self._tokenizer)
         self.ends = self._end_tokens(base)
         self._end_set = frozenset(self.ends)
 
@@ -40,7 +42,7 @@ class Words:
 
     def encode(self, text: str) -> list[int]:
         """See the Protocol."""
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return self._encoder.encode(text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         """See the Protocol."""
