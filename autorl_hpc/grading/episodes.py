@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import Science
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer, Engine
 from autorl_hpc.rollouts.episodes import Episode, run_episodes
 from autorl_hpc.rollouts.pool import CALL_LIMIT_S, Pool
@@ -22,13 +22,14 @@ from autorl_hpc.tasks.played import check_played
 BY_REWARD = "episodes"
 """The scorer that goes by episodes' rewards; others rate the answer that an episode ended with."""
 
-MAX_WORKERS = 16
-"""Processes with environments: a step takes milliseconds, so more of them wait for the engine."""
-
+MAX_WORKERS = 64
+"""Processes with environments, one a core. A split has some 140 goals: more processes would have one or two each, and every one
+takes a second to start and 150 to 250 MB."""
 
 GATHER_S = 30.0
-"""How long a batch waits for slow environments. Long, so that a batch is all episodes under way but in case of need: which
-prompts stand together can change a word of an answer, and the same checkpoint should get the same score."""
+"""How long a batch waits for slow environments, where the engine is asked in batches. Long, so that a batch is all episodes under
+way but in case of need: which prompts stand together can change a word of an answer, and the same checkpoint should get the same
+score."""
 
 
 class Playground:
@@ -93,8 +94,7 @@ class Playground:
             self.close()
             check_played(self.root, task, science.recipe.options)
             limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
-            workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
-            self._pool = Pool(source, workers, call_limit_s=limit_s)
+            self._pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
         return self._pool
 
 

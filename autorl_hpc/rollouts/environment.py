@@ -28,7 +28,11 @@ class Step(NamedTuple):
 
 
 class Environment(Protocol):
-    """One environment, in a process of its own; it serves one episode after the other."""
+    """One environment, in a process of its own; it serves one episode after the other.
+
+    A class may set `replays = False`: its episodes are never played again up to where they stand, which is done to get them away
+    from one that hangs. Right where a step costs money or the world outside answers.
+    """
 
     def reset(self, goal: Mapping[str, Any], seed: int) -> str:
         """Begins an episode and returns the first observation."""

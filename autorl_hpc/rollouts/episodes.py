@@ -1,22 +1,25 @@
-"""The episode scheduler: all episodes are stepped together, and the engine is asked in large batches.
+"""The episode scheduler: all episodes are played together.
+
+An engine that is `Streaming` is asked as soon as an environment is ready, and each answer goes to its environment as it comes.
+Any other engine is asked in batches of all that are ready.
 
 An episode's prompts depend on its own transcript alone. With a greedy engine and deterministic environments its outcome is
-therefore the same whatever the timing, the number of workers and the other episodes. With sampling the engine's draws
-depend on the batch.
+therefore the same whatever the timing, the number of workers and the other episodes. With sampling a stream's draws follow from
+goal, beginning and turn; a batch's depend on the batch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autorl_hpc.rollouts.engine import Answer
+from autorl_hpc.rollouts.engine import Answer, Stream, Streaming
 from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.pool import Lost, Pool, Reply
+from autorl_hpc.rollouts.episode import Episode, Live
+from autorl_hpc.rollouts.hosting import Lost, Reply
+from autorl_hpc.rollouts.pool import Note, Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 if TYPE_CHECKING:
@@ -35,9 +38,15 @@ MAX_LOSSES = 12
 """Workers lost in one run of episodes, and calls that raised. An environment that fails everywhere ends the run, not after hours of
 new beginnings."""
 
+MAX_MOVES = 3
+"""Of one episode, away from others that are slow: then it waits."""
+
+LOOK_S = 0.5
+"""How often it is looked for episodes that wait behind slow ones."""
+
 
 class Answers(Protocol):
-    """The part of an engine that episodes need; agents write one over the model that they train."""
+    """The part of an engine that episodes need; agents write one over the model that they train. It may be `Streaming` too."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text."""
@@ -50,33 +59,6 @@ class Answers(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
         """One answer a prompt, in order."""
         ...
-
-
-@dataclass(frozen=True)
-class Episode:
-    """What came out of one goal.
-
-    Attributes:
-        goal: its id.
-        reward: at the end, 0 to 1; None where the environment failed: the grader's fault, and no score.
-        done: the environment ended it; else the steps or the context were used up.
-        steps: actions of the model.
-        tokens: that the model wrote.
-        truncated: completions that were cut off by the token limit.
-        transcript: first observation and turns; `completions` are the model's words behind each.
-        problem: why there is no reward, or what ended the episode before its time.
-    """
-
-    goal: str
-    reward: float | None
-    done: bool
-    steps: int
-    tokens: int
-    truncated: int
-    transcript_sha256: str
-    transcript: Transcript = field(repr=False)
-    completions: tuple[str, ...] = field(default=(), repr=False)
-    problem: str | None = None
 
 
 def run_episodes(
@@ -99,7 +81,8 @@ def run_episodes(
     Args:
         pool: a warm one of the same source; without one a pool of `workers` processes is made for this run.
         in_flight: episodes at a time; a finished one makes room for the next goal at once.
-        gather_s: a slow environment never keeps ready ones waiting for longer than this.
+        gather_s: a slow environment never keeps ready ones waiting for longer than this. Nothing is gathered for a `Streaming`
+            engine.
         max_prompt_tokens: an episode whose prompt grows longer ends there, with the reward that it has.
         all_or_none: stop at the first episode that can have no reward.
 
@@ -119,24 +102,6 @@ def run_episodes(
             own.close()
 
 
-@dataclass(eq=False)
-class _Live:
-    """An episode under way."""
-
-    index: int
-    slot: int
-    ticket: int = -1  # of the call it waits for; -1: it waits for the model
-    beginnings: int = 1
-    begun: bool = False
-    reward: float = 0.0
-    done: bool = False
-    tokens: int = 0
-    truncated: int = 0
-    prompt: str | list[dict[str, str]] | None = None
-    transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
-    completions: list[str] = field(default_factory=list)
-
-
 @dataclass
 class _Run:
     engine: Answers
@@ -148,37 +113,45 @@ class _Run:
     gather_s: float = GATHER_S
     max_prompt_tokens: int | None = None
     all_or_none: bool = False
-    _live: dict[int, _Live] = field(default_factory=dict)  # by slot
-    _waiting: dict[int, _Live] = field(default_factory=dict)  # by ticket
-    _ready: list[_Live] = field(default_factory=list)
+    _live: dict[int, Live] = field(default_factory=dict)  # by slot
+    _waiting: dict[int, Live] = field(default_factory=dict)  # by ticket
+    _asked: dict[int, Live] = field(default_factory=dict)  # by key
+    _ready: list[Live] = field(default_factory=list)
     _finished: dict[int, Episode] = field(default_factory=dict)
     _next: int = 0
     _losses: int = 0
     _errors: int = 0
+    _look_at: float = 0.0
 
     def play(self, in_flight: int) -> list[Episode]:
-        for slot in range(min(max(1, in_flight), len(self.goals))):
-            self._begin_next(slot)
-        while self._live:
-            self._gather()
-            if self._ready:
-                self._ask()
-        return [self._finished[index] for index in range(len(self.goals))]
+        try:
+            for slot in range(min(max(1, in_flight), len(self.goals))):
+                self._begin_next(slot)
+            if isinstance(self.engine, Streaming):
+                self._stream(self.engine)
+            else:
+                while self._live:
+                    self._gather()
+                    self._ask()
+            return [self._finished[index] for index in range(len(self.goals))]
+        finally:
+            for slot in self._live:  # of a run that ends by an exception
+                self.pool.release(slot)
 
-    def _begin_next(self, slot: int) -> None:
-        if self._next < len(self.goals):
-            self._live[slot] = _Live(self._next, slot)
-            self._next += 1
-            self._begin(self._live[slot])
+    # --- waiting ---
 
-    def _begin(self, live: _Live) -> None:
-        """Begins an episode, or begins it again from nothing."""
-        live.begun, live.reward, live.done, live.tokens, live.truncated, live.completions = False, 0.0, False, 0, 0, []
-        self._wait(live, self.pool.begin(live.slot, self.goals[live.index], self.seed))
-
-    def _wait(self, live: _Live, ticket: int) -> None:
-        live.ticket = ticket
-        self._waiting[ticket] = live
+    def _stream(self, engine: Streaming) -> None:
+        """Asks for whatever is ready, waits for what comes, from environments and the engine, and takes all that is there."""
+        stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
+        try:
+            while self._live:
+                self._hand_in(stream)
+                if self._hear(LOOK_S):
+                    for _ in range(len(self._live)):  # bounded: prompts must leave
+                        if not self._hear(0.0):
+                            break
+        finally:
+            stream.close()
 
     def _gather(self) -> None:
         """Waits until all episodes are ready, or some have been for `gather_s`."""
@@ -186,15 +159,50 @@ class _Run:
         while self._waiting:
             if self._ready and deadline is None:
                 deadline = time.monotonic() + self.gather_s
-            event = self.pool.next(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if event is None:
+            left = LOOK_S if deadline is None else deadline - time.monotonic()
+            if not self._hear(min(LOOK_S, max(0.0, left))) and left <= 0.0:
                 return
-            if isinstance(event, Lost):
-                self._lost(event)
-            elif (live := self._waiting.pop(event.ticket, None)) is not None:  # else of a run that was given up
-                self._take(live, event)
 
-    def _take(self, live: _Live, reply: Reply) -> None:
+    def _hear(self, timeout_s: float) -> bool:
+        """Takes the next event, False if there was none in time."""
+        event = self.pool.next(timeout_s)
+        if isinstance(event, Lost):
+            self._lost(event)
+        elif isinstance(event, Note):
+            if event.sender is self:  # else of a run that was given up
+                self._answered(event)
+        elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:  # else the same
+            self._take(live, event)
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_S
+            for slot in self.pool.held_up():
+                self._move(slot)
+        return event is not None
+
+    # --- the environments' side ---
+
+    def _begin_next(self, slot: int) -> None:
+        if self._next < len(self.goals):
+            self._live[slot] = Live(self._next, slot)
+            self._next += 1
+            self._begin(self._live[slot])
+
+    def _begin(self, live: Live) -> None:
+        """Begins an episode, or begins it again from nothing."""
+        live.clear()
+        self._wait(live, self.pool.begin(live.slot, self.goals[live.index], self.seed))
+
+    def _wait(self, live: Live, ticket: int) -> None:
+        self._waiting.pop(live.ticket, None)
+        live.ticket = ticket
+        self._waiting[ticket] = live
+
+    def _act(self, live: Live) -> None:
+        """The model's last words go to the environment."""
+        last = len(live.completions) >= self.max_steps
+        self._wait(live, self.pool.act(live.slot, live.completions[-1], last=last))
+
+    def _take(self, live: Live, reply: Reply) -> None:
         if reply.error is not None:
             self._errors += 1
             if self._errors > MAX_LOSSES:
@@ -207,18 +215,41 @@ class _Run:
         else:
             live.transcript.turns.append(Turn(reply.action, reply.observation))
             live.reward, live.done = reply.reward, reply.done
-        live.ticket = -1
+        if live.known is not None:
+            self._replay(live, live.known)
+            return
+        live.ticket = 0
         if live.done or len(live.transcript.turns) >= self.max_steps:
             self._finish(live, live.reward)
         else:
             self._ready.append(live)
+
+    def _move(self, slot: int) -> None:
+        """An episode that waits behind a slow one is begun elsewhere and played up to where it stands by the same words."""
+        live = self._live.get(slot)
+        if live is None or live.ticket not in self._waiting or live.moves >= MAX_MOVES:
+            return
+        live.moves += 1
+        live.begun, live.known = False, live.known or live.transcript
+        self._wait(live, self.pool.begin(slot, self.goals[live.index], self.seed))
+
+    def _replay(self, live: Live, known: Transcript) -> None:
+        """The next of the known turns. An environment that tells another story now has its episode begun from nothing."""
+        turns = live.transcript.turns
+        if live.transcript.first != known.first or turns != known.turns[: len(turns)]:
+            self._begin(live)
+        elif len(turns) < len(known.turns):
+            self._wait(live, self.pool.act(live.slot, live.completions[len(turns)], last=True))
+        else:
+            live.known = None
+            self._act(live)
 
     def _lost(self, lost: Lost) -> None:
         """All episodes of a lost worker begin again; only the one that it was at is counted."""
         self._losses += 1
         if self._losses > MAX_LOSSES:
             raise EnvironmentBroken(f"{self._losses} workers were lost in one run; the last one: {lost.reason}")
-        for live in [live for live in self._live.values() if self.pool.worker_of(live.slot) == lost.worker]:
+        for live in [self._live[slot] for slot in lost.slots if slot in self._live]:
             guilty = live.ticket == lost.ticket
             self._waiting.pop(live.ticket, None)
             if live in self._ready:
@@ -228,7 +259,7 @@ class _Run:
             else:
                 self._begin(live)
 
-    def _again(self, live: _Live, reason: str, last: bool = False) -> None:
+    def _again(self, live: Live, reason: str, last: bool = False) -> None:
         if last or live.beginnings >= MAX_BEGINNINGS:
             times = "once" if live.beginnings == 1 else f"{live.beginnings} times"
             self._finish(live, None, f"{reason}; begun {times}")
@@ -236,53 +267,65 @@ class _Run:
             live.beginnings += 1
             self._begin(live)
 
+    # --- the engine's side ---
+
     def _ask(self) -> None:
         """One batch: the prompts of all that are ready, in the goals' order."""
-        asked: list[tuple[_Live, list[int]]] = []
-        for live in sorted(self._ready, key=lambda live: live.index):
+        asked = self._prompts()
+        if asked:
+            answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
+            for (live, _), answer in zip(asked, answers, strict=True):
+                self._hand_on(live, answer)
+
+    def _hand_in(self, stream: Stream) -> None:
+        """The prompts of all that are ready, at once."""
+        keyed: list[tuple[int, list[int]]] = []
+        for live, tokens in self._prompts():
+            live.key = live.next_key(self.max_steps)
+            self._asked[live.key] = live
+            keyed.append((live.key, tokens))
+        if keyed:
+            stream.ask(keyed)
+
+    def _answered(self, note: Note) -> None:
+        if isinstance(note.content, BaseException):
+            raise note.content
+        live = self._asked.pop(note.key, None)
+        if live is not None and live.key == note.key:  # else its environment was lost meanwhile
+            live.key = None
+            self._hand_on(live, note.content)
+
+    def _hand_on(self, live: Live, answer: Answer) -> None:
+        live.tokens += answer.tokens
+        live.truncated += answer.truncated
+        live.completions.append(answer.text)
+        self._act(live)
+
+    def _prompts(self) -> list[tuple[Live, list[int]]]:
+        """All that are ready, with their prompts' token ids, in the goals' order; those that grew too long end."""
+        ready, self._ready = sorted(self._ready, key=lambda live: live.index), []
+        asked: list[tuple[Live, list[int]]] = []
+        for live in ready:
             tokens = self._tokens(live)
             if self.max_prompt_tokens is not None and len(tokens) > self.max_prompt_tokens:
                 self._finish(live, live.reward, "the prompt is longer than the recipe allows")
             else:
                 asked.append((live, tokens))
-        self._ready.clear()
-        if not asked:
-            return
-        answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
-        for (live, _), answer in zip(asked, answers, strict=True):
-            live.tokens += answer.tokens
-            live.truncated += answer.truncated
-            live.completions.append(answer.text)
-            last = len(live.completions) >= self.max_steps
-            self._wait(live, self.pool.act(live.slot, answer.text, last=last))
+        return asked
 
-    def _tokens(self, live: _Live) -> list[int]:
+    def _tokens(self, live: Live) -> list[int]:
         prompt = live.prompt or ""
         if isinstance(prompt, str):
             return self.engine.encode(prompt)
         tokens = self.engine.chat(prompt)
         return self.engine.encode("\n\n".join(m["content"] for m in prompt)) if tokens is None else tokens
 
-    def _finish(self, live: _Live, reward: float | None, problem: str | None = None) -> None:
+    def _finish(self, live: Live, reward: float | None, problem: str | None = None) -> None:
+        goal = self.goals[live.index]
         if reward is None and self.all_or_none:
-            raise EnvironmentBroken(f"episode {self.goals[live.index]['id']}: {problem}")
+            raise EnvironmentBroken(f"episode {goal['id']}: {problem}")
         del self._live[live.slot]
         self._waiting.pop(live.ticket, None)
-        self._finished[live.index] = Episode(
-            goal=str(self.goals[live.index]["id"]),
-            reward=reward,
-            done=live.done,
-            steps=len(live.completions),
-            tokens=live.tokens,
-            truncated=live.truncated,
-            transcript_sha256=_digest(live.transcript),
-            transcript=live.transcript,
-            completions=tuple(live.completions),
-            problem=problem,
-        )
+        self.pool.release(live.slot)
+        self._finished[live.index] = live.over(goal, reward, problem)
         self._begin_next(live.slot)
-
-
-def _digest(transcript: Transcript) -> str:
-    text = json.dumps([transcript.first, *([turn.action, turn.observation] for turn in transcript.turns)])
-    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,26 +1,17 @@
-"""A pool of worker processes, each the host of some environments; JSON lines over pipes.
+"""A pool of worker processes, each the host of some environments, with a thread each and one queue of what came of it.
 
-One thread a worker sends a call, waits for its answer within the time limit, and replaces the process when it dies or
-hangs. The thread goes on while the caller's engine works. Processes are groups of their own: an environment's children end
-with it. They end with their starter, however that one ends: by PR_SET_PDEATHSIG, and by the end of their stdin.
+The caller's engine may put its answers into the same queue (`post`), so that one thread waits for both.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
 import queue
-import select
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from autorl_hpc.rollouts.desk import Desk
+from autorl_hpc.rollouts.hosting import Lost, Reply, Worker
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 CALL_LIMIT_S = 120.0
@@ -29,59 +20,30 @@ CALL_LIMIT_S = 120.0
 START_LIMIT_S = 300.0
 """Until a new worker is ready: Python and libraries cold from a busy shared file system."""
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one line from a worker: observations and prompts are cut well below."""
 
-PACKAGE = __package__ or "autorl_hpc.rollouts"
-HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
-"""The folder that this package is imported from; workers get it first in PYTHONPATH."""
+CLOSING_S = 10.0
+"""For all threads together to end once their processes are killed."""
 
 
-class Reply(NamedTuple):
-    """An environment's answer to a call; `error` in place of the rest, where it or the dialogue raised or gave garbage.
+class Note(NamedTuple):
+    """Something that another than the pool's workers has posted.
 
     Attributes:
-        action: what the dialogue took the model's words for; "" at an episode's beginning.
-        prompt: what the model is asked next, text or messages; None where the episode is over.
-        final: the error would come again.
+        sender: who; notes of an earlier run are known by it.
+        key, content: as posted.
     """
 
-    ticket: int
-    observation: str = ""
-    done: bool = False
-    reward: float = 0.0
-    action: str = ""
-    prompt: str | list[dict[str, str]] | None = None
-    error: str | None = None
-    final: bool = False
-
-
-class Lost(NamedTuple):
-    """A worker died or was killed for hanging: all episodes on it are gone.
-
-    Attributes:
-        worker: its number.
-        ticket: the call that it was at.
-        reason: in words.
-    """
-
-    worker: int
-    ticket: int
-    reason: str
-
-
-class _Call(NamedTuple):
-    ticket: int
-    life: int  # of the worker for which it is meant: a call to an episode that died with its worker is dropped
-    request: Mapping[str, Any]
-
-
-class _Dead(Exception):
-    """The worker's process is of no use any more."""
+    sender: object
+    key: int
+    content: Any
 
 
 class Pool:
-    """Environments of one source in `workers` processes, which start when they are first needed."""
+    """Environments of one source in up to `workers` processes, which start when they are first needed.
+
+    Attributes:
+        size: how many processes at most.
+    """
 
     def __init__(
         self,
@@ -91,209 +53,71 @@ class Pool:
         call_limit_s: float = CALL_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
-        self.source = source
-        self._tickets = itertools.count()
-        self._events: queue.SimpleQueue[Reply | Lost | EnvironmentBroken] = queue.SimpleQueue()
-        self._lives = [0] * max(1, workers)
+        self.source, self.size = source, max(1, workers)
+        self._events: queue.SimpleQueue[Reply | Lost | Note | EnvironmentBroken] = queue.SimpleQueue()
+        self._desk = Desk(self.size)
         self._workers = [
-            _Worker(number, source, self._events, call_limit_s, start_limit_s) for number in range(max(1, workers))
+            Worker(number, source, self._desk, self._events.put, call_limit_s, start_limit_s)
+            for number in range(self.size)
         ]
         for worker in self._workers:
             worker.start()
 
-    def worker_of(self, slot: int) -> int:
-        """The number of the worker that hosts a slot."""
-        return slot % len(self._workers)
-
     @property
     def pids(self) -> list[int]:
         """Processes that are up."""
-        return [worker.process.pid for worker in self._workers if worker.process is not None]
+        return [process.pid for worker in self._workers if (process := worker.process) is not None]
+
+    def worker_of(self, slot: int) -> int | None:
+        """The number of the worker that hosts a slot's episode, None where it is not begun."""
+        return self._desk.worker_of(slot)
 
     def begin(self, slot: int, goal: Mapping[str, Any], seed: int) -> int:
         """Asks for an episode's beginning in a slot; the ticket comes back in the event."""
-        return self._send(slot, {"slot": slot, "goal": dict(goal), "seed": seed})
+        return self._desk.begin(slot, goal, seed)
 
     def act(self, slot: int, completion: str, *, last: bool = False) -> int:
         """Asks for one step of the episode in a slot, by the model's words. `last`: no prompt is wanted after it."""
-        return self._send(slot, {"slot": slot, "completion": completion, "last": last})
+        return self._desk.act(slot, {"completion": completion, "last": last})
 
-    def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
+    def release(self, slot: int) -> None:
+        """Gives a slot's episode up; what was asked for it and is not begun is dropped."""
+        self._desk.release(slot)
+
+    def held_up(self) -> list[int]:
+        """Slots that wait behind slow or hanging episodes of others, and would not elsewhere. None where the environment says
+        that it can't be played again (`replays = False`)."""
+        return self._desk.held_up() if all(worker.replays for worker in self._workers) else []
+
+    def post(self, note: Note) -> None:
+        """Puts a note into the queue of events, from any thread."""
+        self._events.put(note)
+
+    def next(self, timeout_s: float | None = None) -> Reply | Lost | Note | None:
         """The next event, None if there was none in time.
 
         Raises:
             EnvironmentBroken: a worker could not make an environment.
         """
         try:
-            event = self._events.get(timeout=timeout_s)
+            event = self._events.get(timeout=timeout_s) if timeout_s != 0.0 else self._events.get_nowait()
         except queue.Empty:
             return None
         if isinstance(event, EnvironmentBroken):
             raise event
-        if isinstance(event, Lost):
-            self._lives[event.worker] += 1
         return event
 
     def close(self) -> None:
         """Ends all processes."""
+        self._desk.close()
         for worker in self._workers:
             worker.end()
+        deadline = time.monotonic() + CLOSING_S
         for worker in self._workers:
-            worker.join(timeout=10.0)
+            worker.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, slot: int, request: dict[str, Any]) -> int:
-        ticket, number = next(self._tickets), self.worker_of(slot)
-        self._workers[number].calls.put(_Call(ticket, self._lives[number], request))
-        return ticket
-
-
-class _Worker(threading.Thread):
-    """Owns one process at a time. A daemon: its process dies with the interpreter."""
-
-    def __init__(
-        self,
-        number: int,
-        source: Source,
-        events: queue.SimpleQueue[Reply | Lost | EnvironmentBroken],
-        call_limit_s: float,
-        start_limit_s: float,
-    ) -> None:
-        super().__init__(name=f"environments-{number}", daemon=True)
-        self.number = number
-        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self.process: subprocess.Popen[bytes] | None = None
-        self._source, self._events = source, events
-        self._call_limit_s, self._start_limit_s = call_limit_s, start_limit_s
-        self._life = 0
-        self._ended = False
-
-    def run(self) -> None:
-        while (call := self.calls.get()) is not None and not self._ended:
-            if call.life != self._life:
-                continue
-            try:
-                process = self.process or self._start()
-                answer = _exchange(process, call.request, self._call_limit_s)
-                self._events.put(Reply(call.ticket, **answer))
-            except EnvironmentBroken as error:
-                self._kill()
-                self._events.put(error)
-            except (_Dead, OSError, ValueError, TypeError) as error:
-                reason = self._epitaph(error)
-                self._kill()
-                self._life += 1
-                self._events.put(Lost(self.number, call.ticket, reason))
-        self._kill()
-
-    def end(self) -> None:
-        """Ends process and thread, also in the midst of a call."""
-        self._ended = True
-        self.calls.put(None)
-        self._signal()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
-        env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "AUTORL_POOL_PID": str(os.getpid())}
-        env.setdefault("OMP_NUM_THREADS", "1")
-        # In this thread, which lives as long as the process is needed: PR_SET_PDEATHSIG looks at the thread.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{PACKAGE}.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=env,
-            start_new_session=True,
-        )
-        if self._ended:
-            raise _Dead("the pool was closed")
-        source = self._source
-        first = {
-            "file": str(source.file),
-            "name": source.name,
-            "data": str(source.data),
-            "held_out": source.held_out,
-            "options": dict(source.options),
-        }
-        try:
-            answer = _exchange(self.process, first, self._start_limit_s)
-        except (_Dead, OSError, ValueError) as error:
-            if self._ended:
-                raise
-            raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error)}") from error
-        if "error" in answer:
-            raise EnvironmentBroken(answer["error"])
-        return self.process
-
-    def _epitaph(self, error: Exception) -> str:
-        """Why the process is lost, with its end in words."""
-        process = self.process
-        try:
-            code = None if process is None else process.wait(0.5 if isinstance(error, (_Dead, OSError)) else 0)
-        except subprocess.TimeoutExpired:
-            code = None
-        if code is None:
-            return str(error)[:500]
-        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"the environment's process died ({end})"
-
-    def _signal(self) -> None:
-        process = self.process
-        if process is not None and process.poll() is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except OSError:
-                pass
-
-    def _kill(self) -> None:
-        process, self.process = self.process, None
-        if process is None:
-            return
-        try:  # also after its own end: its children are of its group
-            os.killpg(process.pid, signal.SIGKILL)
-        except OSError:
-            pass
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Writes one line and reads one. A worker that reads or writes nothing can't hold this up longer than `limit_s`."""
-    assert process.stdin is not None and process.stdout is not None
-    out, into = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(out, False)
-    os.set_blocking(into, False)
-    left = memoryview(json.dumps(request).encode("ascii") + b"\n")
-    answer = bytearray()
-    deadline = time.monotonic() + limit_s
-    poll = select.poll()
-    poll.register(out, select.POLLOUT)
-    poll.register(into, select.POLLIN)
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise _Dead(f"the environment gave no answer within {limit_s:g} s")
-        for fd, _ in poll.poll(remaining * 1000):
-            if fd == into:
-                data = os.read(into, 1 << 20)
-                if not data:
-                    raise _Dead("the environment's process closed its pipe")
-                answer += data
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise _Dead(f"the environment's answer is longer than {MAX_ANSWER_BYTES} bytes")
-            elif left:
-                left = left[os.write(out, left[: 1 << 16]) :]
-                if not left:
-                    poll.unregister(out)
-        if answer.endswith(b"\n"):
-            value = json.loads(answer)
-            if not isinstance(value, dict):
-                raise _Dead("the environment's process wrote something that is no answer")
-            return value

@@ -76,7 +76,7 @@ class Host:
             self._dialogue, self._spare = self._source.dialogue(), self._source.environment()
         except EnvironmentBroken as error:
             return {"error": str(error)}
-        return {"ready": True}
+        return {"ready": True, "replays": getattr(self._spare, "replays", True) is not False}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What follows on a call. An environment that raised is thrown away."""

@@ -17,7 +17,8 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import Recipe, Sampling
 from autorl_hpc.rollouts.engine import Answer
 from autorl_hpc.rollouts.episodes import run_episodes
-from autorl_hpc.rollouts.pool import Lost, Pool, Reply
+from autorl_hpc.rollouts.hosting import Lost, Reply
+from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source, load
 from autorl_hpc.scoring.episodes import encode
 from autorl_hpc.tasks.heldout import Item

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autorl_hpc.rollouts.pool import Pool, Reply
+from autorl_hpc.rollouts.hosting import Reply
+from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.search.backend import BACKENDS, Result, SearchFailed, Setup, make_backend
 from autorl_hpc.rollouts.search.bm25 import (
     K1,

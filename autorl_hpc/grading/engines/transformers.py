@@ -21,6 +21,7 @@ from autorl_hpc.files.faults import again
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded, WeightsChanged
+from autorl_hpc.rollouts.tokens import Encoder
 
 Part = tuple[str, str, tuple[int, ...], str]
 """Name, dtype, shape and sha256 of one tensor."""
@@ -60,6 +61,7 @@ class TransformersEngine:
         self._batch_tokens = batch_tokens
         config = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False, local_files_only=True)
+        self._encoder = Encoder(self._tokenizer)
         self._model: Any = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, dtype), trust_remote_code=False
         )
@@ -82,7 +84,7 @@ class TransformersEngine:
         return self._identity
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return self._encoder.encode(text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         if not getattr(self._tokenizer, "chat_template", None):

@@ -34,6 +34,8 @@ class Environment:
     Options: `search` and those of the back end (see backend.py); `results`: of a search, default 3.
     """
 
+    replays = False  # a search may cost money
+
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
         """Opens the search.
 

@@ -21,7 +21,8 @@ import household
 import machine
 import numpy as np
 import shopping
-from autorl_rollouts.pool import Lost, Pool
+from autorl_rollouts.hosting import Lost
+from autorl_rollouts.pool import Pool
 from batches import Spoken, Tokens, merged
 from words import Words
 
@@ -94,7 +95,7 @@ class Play:
                 continue
             slot = tickets.pop(event.ticket, -1)
             if isinstance(event, Lost):  # the goals under way on this worker are left out
-                for gone in [n for n in live if self._pool.worker_of(n) == event.worker]:
+                for gone in [n for n in event.slots if n in live]:
                     tickets = {ticket: at for ticket, at in tickets.items() if at != gone}
                     del live[gone]
                     begin(gone)

@@ -97,15 +97,14 @@ def play(
 ) -> list[list[Episode]]:
     """So many episodes of each goal, all of them together; one list a goal.
 
-    The copies of one goal are begun on one worker, which translates a game once for all of them: episodes are placed on
-    workers in turn, so one goal's lie as many places apart as there are workers.
+    Goals are begun one after the other before their copies: the pool begins copies where their goal is known, so that a game is
+    translated once for all of them.
     """
     from autorl_rollouts.episodes import run_episodes
 
-    workers = len({pool.worker_of(slot) for slot in range(4096)})
     order: list[int] = []
-    for start in range(0, len(goals), workers):
-        block = list(range(start, min(start + workers, len(goals))))
+    for start in range(0, len(goals), pool.size):
+        block = list(range(start, min(start + pool.size, len(goals))))
         order += block * copies
     limit = (recipe.get("options") or {}).get("max_prompt_tokens")
     played = run_episodes(
