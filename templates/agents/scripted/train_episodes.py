@@ -89,7 +89,7 @@ class Imitation:
                 break
             self.spent_s = before_s + now - begun
             late = self.policy.accelerator.num_processes == 1 and not self.policy.small
-            done = max(self.step / self.steps.steps, self.spent_s / allowed_s if late else 0.0)
+            done = max((self.step + 1) / self.steps.steps, self.spent_s / allowed_s if late else 0.0)
             told = self.take(rate_at(done))
             tokens += told.pop("tokens")
             self.step += 1
