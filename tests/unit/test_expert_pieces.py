@@ -57,7 +57,8 @@ def test_micro_batches_hold_everything_once_and_keep_their_size(piece: Any) -> N
     assert sorted(len(one.ids) for batch in found for one in batch) == sorted(len(one.ids) for one in made)
     assert all(max(len(one.ids) for one in batch) * len(batch) <= 120 or len(batch) == 1 for batch in found)
     arrays = batches.padded(found[-1], 0)
-    assert arrays["mask"].sum() == sum(len(one.ids) for one in found[-1]) and arrays["own"].sum() == len(found[-1])
+    assert (arrays["ids"] > 0).sum() == sum(len(one.ids) for one in found[-1])
+    assert arrays["own"].sum() == len(found[-1])
 
 
 # --- objective ---
@@ -96,11 +97,10 @@ def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(TINY)
     ids = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
     own = torch.rand(3, 20, generator=torch.Generator().manual_seed(1)) < 0.3
     own[:, 0] = False
     with torch.no_grad():
-        found = piece("objective").token_logps(model, ids, mask, own, 0.7)
+        found = piece("objective").token_logps(model, ids, own, 0.7)
         whole = torch.log_softmax(model(ids).logits[:, :-1] / 0.7, -1).gather(2, ids[:, 1:, None])[..., 0]
     assert torch.allclose(found, whole[own[:, 1:]], atol=1e-4)
 
@@ -112,10 +112,10 @@ def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
 def sampler(piece: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    module = piece("sampler")
+    module = piece("words")
     model = AutoModelForCausalLM.from_pretrained(TINY)
     words = module.Words(AutoTokenizer.from_pretrained(TINY), module.ends_of(model), ["\n"])
-    return module.Sampler(model, words, max_new_tokens=12)
+    return piece("sampler").Sampler(model, words, max_new_tokens=12)
 
 
 PROMPTS = [f"Question: What is {n} and {n + 4}?\nAnswer:" for n in (3, 17, 9, 12, 40)] + ["Q:", "A much longer text, Leo has 3 coins.\nAnswer:"]  # fmt: skip

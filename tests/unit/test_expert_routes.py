@@ -10,8 +10,10 @@ from autorl_hpc.report.routes import planned
 from autorl_hpc.states import Route
 
 SCRIPTED = Path(__file__).resolve().parents[2] / "templates" / "agents" / "scripted"
-LAUNCH = "accelerate launch --config_file .agent/scripted/../accelerate/cpu.yaml --num_processes 1 "
+LAUNCH = "python3 "  # one process; several:
+SPREAD = "python3 -m accelerate.commands.launch --config_file .agent/scripted/../accelerate/multi-gpu.yaml --num_processes 4 "
 SFT = f"{LAUNCH}code/train_sft.py --model models/m --out output/sft --share 0.3"
+EPISODES = f"{LAUNCH}code/train_episodes.py --model models/m --out output/sft --share 0.3 --traces output/traces"
 GRPO = f"{LAUNCH}code/train_grpo.py --model output/sft --out output/grpo --share 0.9"
 ONLINE = f"{LAUNCH}code/train_online.py --model output/sft --out output/online --share 0.95"
 COLLECT = "python3 code/collect.py --model models/m --out output/traces --share 0.25"
@@ -21,11 +23,21 @@ FIT = "python3 code/fit.py models/m 0"
 
 EXPERTS = {
     "sft": ([FIT, SFT], Route.SFT),
-    "sft, played": ([COLLECT, FIT, f"{SFT} --traces output/traces"], Route.SFT),
+    "sft, played": ([COLLECT, FIT, EPISODES], Route.SFT),
     "grpo": ([FIT, GRPO, CHOOSE], Route.GRPO),
     "grpo, played": ([FIT, ONLINE, CHOOSE], Route.GRPO),
     "sft-grpo": ([FIT, SFT, FIT, GRPO, CHOOSE], Route.SFT_RL),
-    "sft-grpo-online": ([COLLECT, FIT, f"{SFT} --traces output/traces", FIT, ONLINE, CHOOSE], Route.SFT_RL),
+    "sft-grpo-online": ([COLLECT, FIT, EPISODES, FIT, ONLINE, CHOOSE], Route.SFT_RL),
+    "sft-grpo-online, several processes": (
+        [
+            COLLECT,
+            FIT,
+            f"{SPREAD}{EPISODES.removeprefix(LAUNCH)}",
+            FIT,
+            f"{SPREAD}{ONLINE.removeprefix(LAUNCH)}",
+        ],
+        Route.SFT_RL,
+    ),
     "rejection-sampling": ([SAMPLE, FIT, f"{SFT} --rows output/kept-1/rows.jsonl", CHOOSE], Route.REJECTION_SAMPLING),
     "rejection-sampling, played": ([SAMPLE, FIT, f"{SFT} --traces output/kept-1", CHOOSE], Route.REJECTION_SAMPLING),
 }

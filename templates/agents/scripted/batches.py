@@ -12,11 +12,16 @@ import numpy as np
 
 
 class Spoken(NamedTuple):
-    """One turn: what was asked and what the policy said, in token ids; `logps` of the sampled ones."""
+    """One turn: what was asked and what the policy said, in token ids; `logps` of the sampled ones.
+
+    Attributes:
+        taught: whether these words are to be learned from.
+    """
 
     prompt: np.ndarray
     ids: np.ndarray
     logps: np.ndarray
+    taught: bool = True
 
 
 class Tokens(NamedTuple):
@@ -26,7 +31,7 @@ class Tokens(NamedTuple):
         ids: token ids, int32.
         own: whether a token is the policy's, bool.
         logps: what the sampler gave the policy's tokens, 0 elsewhere, float32.
-        advantage: of the episode; 0 for demonstrations.
+        advantage: of the episode; what each of its tokens weighs.
     """
 
     ids: np.ndarray
@@ -57,7 +62,7 @@ def merged(turns: Iterable[Spoken], most: int, advantage: float = 0.0) -> list[T
             close()
             ids, own, logps, rest = ids[:0], own[:0], logps[:0], turn.prompt
         ids = np.concatenate([ids, rest, turn.ids]).astype(np.int32)
-        own = np.concatenate([own, np.zeros(len(rest), bool), np.ones(len(turn.ids), bool)])
+        own = np.concatenate([own, np.zeros(len(rest), bool), np.full(len(turn.ids), turn.taught)])
         logps = np.concatenate([logps, np.zeros(len(rest), np.float32), turn.logps]).astype(np.float32)
     close()
     return found
@@ -75,14 +80,13 @@ def micro_batches(sequences: Sequence[Tokens], tokens: int) -> list[list[Tokens]
 
 
 def padded(batch: Sequence[Tokens], pad: int) -> dict[str, np.ndarray]:
-    """A batch as arrays, padded on the right: ids [n, t] int64; mask [n, t]; own [n, t]; logps [n, t]; advantages [n]."""
+    """A batch as arrays, padded on the right: ids [n, t] int64; own [n, t]; logps [n, t]; advantages [n]."""
     width = max(len(one.ids) for one in batch)
     ids = np.full((len(batch), width), pad, np.int64)
-    mask = np.zeros((len(batch), width), np.int64)
     own = np.zeros((len(batch), width), bool)
     logps = np.zeros((len(batch), width), np.float32)
     for row, one in enumerate(batch):
-        ids[row, : len(one.ids)], mask[row, : len(one.ids)] = one.ids, 1
+        ids[row, : len(one.ids)] = one.ids
         own[row, : len(one.ids)], logps[row, : len(one.ids)] = one.own, one.logps
     advantages = np.asarray([one.advantage for one in batch], np.float32)
-    return {"ids": ids, "mask": mask, "own": own, "logps": logps, "advantages": advantages}
+    return {"ids": ids, "own": own, "logps": logps, "advantages": advantages}

@@ -17,11 +17,30 @@ import machine
 import rewards
 import texts
 from sample_right import prompt_ids, sampler_of
+from sampler_vllm import VllmSampler
 
 MOST_QUESTIONS, MOST_GOALS = 200, 128
 
 
-def score(folder: Path, meta: dict[str, Any], workspace: Path) -> float | None:
+class Samplers:
+    """A sampler for one folder after the other: vLLM's is started once, and takes the other weights."""
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        self._recipe = recipe
+        self._vllm: VllmSampler | None = None
+
+    def of(self, folder: Path) -> Any:
+        """The sampler with the weights of this folder."""
+        if self._vllm is not None:
+            self._vllm.update(folder)
+            return self._vllm
+        sampler = sampler_of(folder, self._recipe)
+        if isinstance(sampler, VllmSampler):
+            self._vllm = sampler
+        return sampler
+
+
+def score(folder: Path, meta: dict[str, Any], workspace: Path, samplers: Samplers) -> float | None:
     """Mean reward of greedy answers on the validation part; None where nothing tells a good answer."""
     beside = folder.with_name(folder.name + ".score.json")
     if beside.is_file():
@@ -33,14 +52,14 @@ def score(folder: Path, meta: dict[str, Any], workspace: Path) -> float | None:
         source = episodes.source_of(workspace, meta)
         _, goals = episodes.chosen(source, 1, MOST_GOALS, machine.seed())
         with Pool(source, episodes.workers_here(1)) as pool:
-            groups = episodes.play(sampler_of(folder, recipe), goals, 1, pool, recipe)
+            groups = episodes.play(samplers.of(folder), goals, 1, pool, recipe)
         found = [episode.reward or 0.0 for group in groups for episode in group]
     else:
         rows = texts.read_rows(Path(os.environ["DATA_PATH"]) / "train.jsonl")
         rows = [row for row in rows if rewards.kind_of(row) and texts.held_out(row)][:MOST_QUESTIONS]
         if not rows:
             return None
-        sampler = sampler_of(folder, recipe)
+        sampler = samplers.of(folder)
         answers = sampler.generate([prompt_ids(sampler, recipe, row["question"]) for row in rows])
         found = rewards.right([str(answer.text) for answer in answers], [rewards.gold_of(row) for row in rows])
     value = sum(found) / len(found)
@@ -54,7 +73,8 @@ def main() -> None:
     meta = machine.read_meta(workspace)
     folders = [Path(name) for name in sys.argv[1:] if (Path(name) / "config.json").is_file()]
     if len(folders) > 1:
-        scores = [score(folder, meta, workspace) for folder in folders]
+        samplers = Samplers(meta["recipe"])
+        scores = [score(folder, meta, workspace, samplers) for folder in folders]
         for folder, value in zip(folders, scores, strict=True):
             print(
                 f"{folder}: {'not known' if value is None else f'{value:.4f}'} on the validation part", file=sys.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +24,17 @@ import shopping
 from autorl_rollouts.hosting import Lost
 from autorl_rollouts.pool import Pool
 from batches import Spoken, Tokens, merged
-from sampler import Words
+from words import Words
 
 MOST_GOALS = 2000
 """Demonstrations of more games taught no more when this was written: the rest is for RL."""
-PART_GOALS = 200
+PART_GOALS = 400
 """Goals between two files."""
-LIVE = 64
-"""Episodes under way."""
+LIVE_A_WORKER = 2
+"""Episodes under way: one is stepped while the other waits for the expert. More would only take turns in a worker's planner."""
+STRAY_SHARE = 0.1
+"""Of the household's turns: something else is done than the expert says, which is not learned, and the expert goes on from there. A
+model that saw nothing but faultless play would not know what to do after its own first fault."""
 
 
 class Expert(Protocol):
@@ -57,6 +61,7 @@ def expert_for(goals: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> E
 @dataclass
 class _Live:
     goal: Mapping[str, Any]
+    draw: random.Random
     first: str | None = None
     turns: list[tuple[str, str]] = field(default_factory=list)
     spoken: list[Spoken] = field(default_factory=list)
@@ -68,6 +73,7 @@ class Play:
     def __init__(self, expert: Expert, pool: Pool, words: Words, recipe: Mapping[str, Any]) -> None:
         self._expert, self._pool, self._words = expert, pool, words
         self._steps = int(recipe["max_steps"])
+        self._live = LIVE_A_WORKER * len({pool.worker_of(slot) for slot in range(4096)})
 
     def of(self, goals: Sequence[Mapping[str, Any]], *, until: float) -> Iterator[tuple[str, float, list[Spoken]]]:
         """Goal, reward and turns of each episode, as they end; no episode begins after the moment `until`."""
@@ -77,10 +83,11 @@ class Play:
 
         def begin(slot: int) -> None:
             if waiting and time.monotonic() < until:
-                live[slot] = _Live(waiting.pop())
+                goal = waiting.pop()
+                live[slot] = _Live(goal, random.Random(f"{machine.seed()}/{goal['id']}"))
                 tickets[self._pool.begin(slot, live[slot].goal, 0)] = slot
 
-        for slot in range(LIVE):
+        for slot in range(self._live):
             begin(slot)
         while tickets:
             event = self._pool.next()
@@ -111,17 +118,24 @@ class Play:
         said = self._expert.act(one.goal, one.first, one.turns) if len(one.turns) < self._steps else None
         if said is None or event.prompt is None:
             return False
+        stray = self._stray(one)
+        said, taught = (said, True) if stray is None else (stray, False)
         plain = isinstance(event.prompt, str)
         asked = self._words.encode(event.prompt) if plain else self._words.chat(event.prompt)
         chat = asked is not None and not plain
         if asked is None:
             asked = self._words.encode("\n\n".join(message["content"] for message in event.prompt))
         answer = self._words.encode(said if chat else f" {said}") + self._words.ending(chat=chat)
-        one.spoken.append(
-            Spoken(np.asarray(asked, np.int32), np.asarray(answer, np.int32), np.zeros(len(answer), np.float32))
-        )
+        nothing = np.zeros(len(answer), np.float32)
+        one.spoken.append(Spoken(np.asarray(asked, np.int32), np.asarray(answer, np.int32), nothing, taught))
         tickets[self._pool.act(slot, said, last=len(one.turns) + 1 >= self._steps)] = slot
         return True
+
+    def _stray(self, one: _Live) -> str | None:
+        """What is done in place of the expert's word, now and then; never at the beginning, nor where few steps are left."""
+        if not isinstance(self._expert, household.Expert) or not one.turns or 2 * len(one.turns) > self._steps:
+            return None
+        return self._expert.stray(one.first or "", one.draw) if one.draw.random() < STRAY_SHARE else None
 
 
 def write_part(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ Copied into `code/` of a workspace and used from there; nothing here is part of 
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,6 +130,11 @@ class Expert:
         action = self._wanted(task, room)
         return None if action is None or room.failed[action] > 1 else action
 
+    def stray(self, first: str, draw: random.Random) -> str | None:
+        """A step aside: to some receptacle of the room."""
+        places = _read(first, [], None).places
+        return f"go to {draw.choice(places)}" if places else None
+
     def _wanted(self, task: Task, room: _Room) -> str | None:
         if room.hand is None or _kind(room.hand) != task.thing:
             return self._fetch(task.thing, room)
@@ -172,7 +178,7 @@ class Expert:
         return f"go to {min(left, key=rank)}"
 
 
-def _read(first: str, turns: Sequence[tuple[str, str]], task: Task) -> _Room:
+def _read(first: str, turns: Sequence[tuple[str, str]], task: Task | None) -> _Room:
     room = _Room(
         sorted(
             set(THING.findall(first.split("Your task is to", maxsplit=1)[0])),
@@ -189,7 +195,7 @@ def _read(first: str, turns: Sequence[tuple[str, str]], task: Task) -> _Room:
     return room
 
 
-def _take_in(room: _Room, action: str, observation: str, task: Task) -> None:
+def _take_in(room: _Room, action: str, observation: str, task: Task | None) -> None:
     verb, _, rest = action.partition(" ")
     if action.startswith("go to "):
         room.place = action[6:]
@@ -209,7 +215,7 @@ def _take_in(room: _Room, action: str, observation: str, task: Task) -> None:
     elif found := re.fullmatch(r"(.+) to (.+)", rest) if verb == "move" else None:
         room.hand = None
         room.seen.setdefault(found[2], []).append(found[1])
-        if _kind(found[2]) == task.target:
+        if task is not None and _kind(found[2]) == task.target:
             room.placed.add(found[1])
     elif verb in TOOLS and room.hand:
         room.treated.add(room.hand)

@@ -53,7 +53,7 @@ class Learner:
             for episode, advantage in zip(group, advantages(values)[0].tolist(), strict=True):
                 spoken = [Spoken(one.prompt, one.ids, one.logps) for one in episode.completions]
                 sequences[part_of(number)] += merged(spoken, self.policy.limit, advantage)
-        told = self._steps([self._batches(part) for part in sequences])
+        told = self._steps([self.batches(part) for part in sequences])
         written = sum(episode.tokens for group in groups.values() for episode in group)
         number, total, squares, of_mixed, of_steps, count, written = self.sums(
             len(rewards), sum(rewards), sum(reward**2 for reward in rewards), mixed, steps, len(groups), written
@@ -72,15 +72,15 @@ class Learner:
     def sums(self, *values: float) -> list[float]:
         """Each value summed over all processes."""
         total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
-        if dist.is_initialized():
+        if self.accelerator.num_processes > 1:  # vLLM begins a group of this process alone
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def _batches(self, sequences: Sequence[Tokens]) -> list[list[Tokens]]:
+    def batches(self, sequences: Sequence[Tokens]) -> list[list[Tokens]]:
         """Micro-batches, as many on each process: models on several GPUs are called in step. What is filled up weighs nothing."""
         made = micro_batches(sequences, self.micro_tokens)
         most = torch.tensor(float(len(made)), device=self.accelerator.device)
-        if dist.is_initialized():
+        if self.accelerator.num_processes > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
         nothing = Tokens(np.full(2, self.policy.words.pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
         return made + [[nothing]] * (int(most.item()) - len(made))
@@ -98,13 +98,8 @@ class Learner:
                 old = None if olds is None else olds[number][place]
                 loss, cut, gap = self._backward(batch, old, max(1.0, total), last=place == len(batches) - 1)
                 losses, cuts, gaps = losses + loss, cuts + cut, gaps + gap
-            norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), CLIP_NORM)
-            if self.accelerator.state.deepspeed_plugin is not None:
-                norm = self.policy.model.get_global_grad_norm()  # its own step was taken in backward
-            self.policy.optimizer.step()
-            self.policy.optimizer.zero_grad()
+            norms.append(self.apply(CLIP_NORM))
             tokens += total
-            norms.append(float(norm or 0.0))
         self.policy.model.eval()
         loss, cut, gap = self.sums(losses, cuts, gaps)
         return {
@@ -115,17 +110,35 @@ class Learner:
             "num_tokens": tokens,
         }
 
+    def imitated(self, batch: list[Tokens], total: float, *, last: bool) -> float:
+        """Adds the gradient of a micro-batch's mean loss on tokens that are to be learned as they stand; `total` of them in the step."""
+        self.accelerator.gradient_state._set_sync_gradients(last)
+        with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
+            new, _, weight = self.logps(batch)
+            loss = -(new * weight).sum() / total
+            self.accelerator.backward(loss * self.accelerator.num_processes)
+        return float(loss.detach())
+
+    def apply(self, clip: float) -> float:
+        """Takes the optimiser's step; the gradient's norm before it was clipped."""
+        norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), clip)
+        if self.accelerator.state.deepspeed_plugin is not None:
+            norm = self.policy.model.get_global_grad_norm()  # its own step was taken in backward
+        self.policy.optimizer.step()
+        self.policy.optimizer.zero_grad()
+        return float(norm or 0.0)
+
     def _before(self, parts: Sequence[Sequence[list[Tokens]]]) -> list[list[torch.Tensor]]:
         """The trained model's log-probabilities before the first of several steps."""
         self.policy.model.eval()
         with torch.no_grad():
-            return [[self._logps(batch)[0] for batch in batches] for batches in parts]
+            return [[self.logps(batch)[0] for batch in batches] for batches in parts]
 
     def _backward(self, batch: list[Tokens], old: Any, total: float, *, last: bool) -> tuple[float, float, float]:
         """Adds one micro-batch's gradient; the processes' gradients are joined at the last one."""
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed takes its step there
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
-            new, sampled, advantage = self._logps(batch)
+            new, sampled, advantage = self.logps(batch)
             before = new.detach() if old is None else old
             loss, cut = policy_loss(new, before, sampled, advantage, total)
             # The processes' gradients are averaged, and here they must add up.
@@ -134,7 +147,7 @@ class Learner:
         gap = ((before - sampled).abs() * counted).sum()
         return float(loss.detach()), float(cut), float(gap.detach())
 
-    def _logps(self, batch: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def logps(self, batch: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the policy's tokens in a micro-batch: log-probabilities now, the sampler's, and advantages; [n] each."""
         arrays = {
             name: torch.from_numpy(value).to(self.accelerator.device)
@@ -142,7 +155,7 @@ class Learner:
         }
         own = arrays["own"]
         with self.accelerator.autocast():
-            new = token_logps(self.policy.model, arrays["ids"], arrays["mask"], own, self.temperature)
+            new = token_logps(self.policy.model, arrays["ids"], own, self.temperature)
         places = own[:, 1:]
         return new, arrays["logps"][:, 1:][places], arrays["advantages"][:, None].expand_as(places)[places]
 

@@ -4,16 +4,18 @@ SCRIPTED="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 mkdir -p code output
 cp "$SCRIPTED"/*.py code/
 
-# Number of GPUs given to this run; without CUDA_VISIBLE_DEVICES there is none.
+# Number of GPUs given to this run: those of CUDA_VISIBLE_DEVICES; where it is not set, all whose devices are here.
 gpu_count() {
-  local devices="${CUDA_VISIBLE_DEVICES:-}"
+  local devices="${CUDA_VISIBLE_DEVICES-unset}"
   case "$devices" in
-    "" | -1 | NoDevFiles) echo 0 ;;
+    unset) compgen -G '/dev/nvidia[0-9]*' | grep -c . || true ;;
+    "" | -1 | none | void | NoDevFiles) echo 0 ;;
     *) tr ',' '\n' <<<"$devices" | grep -c . ;;
   esac
 }
 
-# launch MODEL SCRIPT ARGUMENT...: a trainer by accelerate, by the configuration that the model needs on the GPUs that are there.
+# launch MODEL SCRIPT ARGUMENT...: a trainer by the configuration that the model needs on the GPUs that are there: by accelerate, or by
+# Python itself for one process, which needs no launcher and saves its start.
 launch() {
   local model="$1" script="$2" gpus processes config parts where
   shift 2
@@ -25,7 +27,11 @@ launch() {
   [[ "$config" == zero* ]] && where+=(--deepspeed_config_file "$SCRIPTED/../deepspeed/$config.json")
   [[ "$parts" == lora ]] && set -- "$@" --lora
   echo "$script: $config, $parts parameters"
-  accelerate launch "${where[@]}" "code/$script" --model "$model" "$@"
+  if ((processes == 1)) && [[ "$config" != zero* ]]; then
+    python3 "code/$script" --model "$model" "$@"
+  else
+    python3 -m accelerate.commands.launch "${where[@]}" "code/$script" --model "$model" "$@"
+  fi
 }
 
 # finished STAGE: whether a run did it before it was interrupted.
@@ -42,13 +48,13 @@ played() {
 # train_sft FROM SHARE: supervised training of the model folder FROM with that share of the time left, to output/sft. For a task
 # that is played an expert plays the training games first.
 train_sft() {
-  local more=()
   finished sft && return 0
   if played; then
-    python3 code/collect.py --model "$1" --out output/traces --share "$(python3 -c "print($2 / 2)")"
-    more=(--traces output/traces)
+    finished traces || { python3 code/collect.py --model "$1" --out output/traces --share "$(python3 -c "print($2 / 2)")" && touch output/traces.done; }
+    launch "$1" train_episodes.py --out output/sft --share "$2" --traces output/traces
+  else
+    launch "$1" train_sft.py --out output/sft --share "$2"
   fi
-  launch "$1" train_sft.py --out output/sft --share "$2" "${more[@]}"
 }
 
 # train_grpo FROM SHARE: RL, to output/grpo; on whole episodes where the task is played.

@@ -14,16 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from sampler import Sampler, VllmSampler, Words, ends_of, vllm_is_there
+from sampler import Sampler
+from sampler_vllm import VllmSampler, open_vllm, vllm_is_there
+from words import Words, ends_of
 
 WEIGHT_DECAY = 0.0
 BETAS = (0.9, 0.95)
 
 
 class Policy:
-    """A model under accelerate with its optimiser, and a sampler with the same weights."""
+    """A model under accelerate with its optimiser, and a sampler with the same weights.
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], *, lora: bool) -> None:
+    Args:
+        samples: whether a sampler is needed: for RL. The learning rate is RL's then, else that of supervised training.
+    """
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], *, lora: bool, samples: bool = True) -> None:
         import torch
         from accelerate import Accelerator
         from accelerate.utils import set_seed
@@ -41,7 +47,7 @@ class Policy:
         )
         if self.accelerator.state.deepspeed_plugin is not None:
             self.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        self.rate = machine.rates(model, lora=lora)[1]
+        self.rate = machine.rates(model, lora=lora)[int(samples)]
         self.limit = int(model.config.max_position_embeddings)
         model.config.use_cache = False
         if machine.count(model) > machine.CHECKPOINTED_PARAMETERS:
@@ -54,8 +60,9 @@ class Policy:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=self.rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-        self.sampler = self._sampler(int(recipe["max_new_tokens"]), gpu)
-        self.hand_over()
+        self.sampler = self._sampler(int(recipe["max_new_tokens"]), gpu) if samples else None
+        if samples and not isinstance(self.sampler, VllmSampler):  # which has just read them
+            self.hand_over()
 
     def _sampler(self, new_tokens: int, gpu: bool) -> Any:
         """vLLM's; or a copy, in bfloat16 where there is a GPU; or, on a CPU or with a toy, the trained model itself, unless its
@@ -63,9 +70,11 @@ class Policy:
         import torch
 
         if vllm_is_there(self.accelerator.num_processes) and not self.small:
-            return VllmSampler(
+            sampler = open_vllm(
                 self.folder, self.words, max_new_tokens=new_tokens, max_tokens=self.limit, seed=machine.seed()
             )
+            if sampler is not None:
+                return sampler
         half = gpu and not self.small
         if not half and self.accelerator.state.deepspeed_plugin is None:
             return Sampler(self.accelerator.unwrap_model(self.model), self.words, max_new_tokens=new_tokens)
@@ -81,6 +90,8 @@ class Policy:
 
     def hand_over(self) -> None:
         """Gives the trained weights to the sampler. All processes call it."""
+        if self.sampler is None:
+            return
         import torch
 
         if isinstance(self.sampler, VllmSampler):

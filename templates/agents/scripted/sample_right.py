@@ -18,7 +18,9 @@ import machine
 import rewards
 import texts
 from batches import Spoken, merged
-from sampler import Sampler, VllmSampler, Words, ends_of, vllm_is_there
+from sampler import Sampler
+from sampler_vllm import open_vllm, vllm_is_there
+from words import Words, ends_of
 
 TEMPERATURE = 1.0
 COPIES, KEPT = 8, 2
@@ -38,7 +40,9 @@ def sampler_of(folder: Path, recipe: dict[str, Any]) -> Any:
     new_tokens = int(recipe["max_new_tokens"])
     if vllm_is_there(1) and not machine.is_small(model):
         limit = int(model.config.max_position_embeddings)
-        return VllmSampler(folder, words, max_new_tokens=new_tokens, max_tokens=limit, seed=machine.seed())
+        sampler = open_vllm(folder, words, max_new_tokens=new_tokens, max_tokens=limit, seed=machine.seed())
+        if sampler is not None:
+            return sampler
     return Sampler(model.to("cuda" if gpu else "cpu"), words, max_new_tokens=new_tokens)
 
 
@@ -98,7 +102,9 @@ def main() -> None:
 
         source = episodes.source_of(workspace, meta)
         goals, _ = episodes.chosen(source, MOST_GOALS, 0, machine.seed())
-        limit = int(sampler.words.tokenizer.model_max_length)
+        from transformers import AutoConfig
+
+        limit = int(AutoConfig.from_pretrained(given.model).max_position_embeddings)
         with Pool(source, episodes.workers_here(1)) as pool:
             kept = won_episodes(sampler, goals, pool, recipe, limit, until)
         write_part(

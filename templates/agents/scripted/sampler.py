@@ -1,103 +1,25 @@
-"""Batched sampling from a causal model, with the tokens and log-probabilities that RL needs.
+"""Batched sampling from a causal model by transformers, on a CPU or a GPU, with the tokens and log-probabilities that RL needs.
 
-`Sampler` uses transformers, on a CPU or a GPU; `VllmSampler` uses vLLM where it is installed. Both answer as `run_episodes`
-of autorl_rollouts asks (`encode`, `chat`, `generate`). Copied into `code/` of a workspace and used from there; nothing here is
-part of the suite itself.
+It answers as `run_episodes` of autorl_rollouts asks (`encode`, `chat`, `generate`); so does `sampler_vllm.py`. Copied into
+`code/` of a workspace and used from there; nothing here is part of the suite itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from words import Answer, Words, said
 
 BATCH_TOKENS_CPU = 16_384
 CACHE_SHARE = 0.2
 """Of a GPU's memory: for the keys and values of one batch."""
-VLLM_MEMORY_SHARE = 0.35
-VLLM_SWITCH = "EXPERT_VLLM"
-"""Variable: 0 keeps vLLM out, whatever is installed."""
 TAIL_TOKENS = 16
 """A stop string of several tokens is looked for in so many of the last ones."""
-
-
-class Answer(NamedTuple):
-    """One completion, as autorl_rollouts.engine has it; `text` is a `Said`."""
-
-    text: str
-    tokens: int
-    truncated: bool
-
-
-class Said(str):
-    """A completion's text up to the stop string, with what was really sampled.
-
-    Attributes:
-        prompt: token ids that were asked, int32.
-        ids: token ids that were sampled, with the end or stop token, int32.
-        logps: log-probabilities of these at the sampling temperature, float32; of greedy answers those at temperature 1.
-    """
-
-    prompt: np.ndarray
-    ids: np.ndarray
-    logps: np.ndarray
-
-
-def said(text: str, prompt: Sequence[int], ids: Sequence[int], logps: Sequence[float]) -> Said:
-    """A `Said` of these."""
-    made = Said(text)
-    made.prompt, made.ids = np.asarray(prompt, np.int32), np.asarray(ids, np.int32)
-    made.logps = np.asarray(logps, np.float32)
-    return made
-
-
-class Words:
-    """Texts to token ids, as graders make them; where an answer ends."""
-
-    def __init__(self, tokenizer: Any, model_ends: Sequence[int], stop: Sequence[str]) -> None:
-        self.tokenizer = tokenizer
-        self.stop = tuple(stop)
-        self.ends = sorted({*model_ends, tokenizer.eos_token_id})
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.ends[0]
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens added."""
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
-        """Token ids of a conversation with the answer's beginning, None without a template."""
-        if not getattr(self.tokenizer, "chat_template", None):
-            return None
-        return self.encode(
-            self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        )
-
-    def ending(self, *, chat: bool) -> list[int]:
-        """The tokens that an answer ends with: the stop string, or the end token after a template or without a stop string."""
-        return [self.tokenizer.eos_token_id] if chat or not self.stop else self.encode(self.stop[0])
-
-    def text(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text of sampled tokens up to the first end token or stop string, and whether there was one."""
-        end = next((place for place, token in enumerate(ids) if token in self.ends), None)
-        text = self.tokenizer.decode(list(ids if end is None else ids[:end]), skip_special_tokens=True)
-        cuts = [place for stop in self.stop if (place := text.find(stop)) >= 0]
-        return (text[: min(cuts)] if cuts else text), end is not None or bool(cuts)
-
-
-def ends_of(model: Any) -> list[int]:
-    """The end tokens that a model's configurations name."""
-    found: set[int] = set()
-    for config in (model.config, getattr(model, "generation_config", None)):
-        value = getattr(config, "eos_token_id", None)
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return sorted(found)
 
 
 class Sampler:
@@ -164,12 +86,10 @@ class Sampler:
         """Marks every token that completes a stop string by itself; whether one can also come about by several tokens."""
         if not self.words.stop:
             return False
-        vocabulary = min(len(self.words.tokenizer), self._ending.shape[0])
-        texts = self.words.tokenizer.batch_decode([[token] for token in range(vocabulary)])
-        hits = [token for token, text in enumerate(texts) if any(stop in text for stop in self.words.stop)]
+        hits = [token for token in self.words.stopping() if token < self._ending.shape[0]]
         if hits:
             self._ending[hits] = True
-        return any(len(stop) > 1 for stop in self.words.stop)
+        return self.words.long_stops
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         batch: list[int] = []
@@ -241,67 +161,3 @@ class Sampler:
 
         tails = self.words.tokenizer.batch_decode(ids[:, -TAIL_TOKENS:].tolist())
         return torch.tensor([any(stop in tail for stop in self.words.stop) for tail in tails], device=ids.device)
-
-
-def vllm_is_there(processes: int) -> bool:
-    """Whether rollouts go through vLLM: installed, not switched off, a GPU, one process."""
-    import torch
-
-    wanted = os.environ.get(VLLM_SWITCH, "1") != "0"
-    return wanted and processes == 1 and torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
-
-
-class VllmSampler:
-    """The same by vLLM, in this process, on a part of the GPU's memory. Weights come from a folder, and are exchanged in it."""
-
-    def __init__(self, folder: Path, words: Words, *, max_new_tokens: int, max_tokens: int, seed: int) -> None:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        from vllm import LLM  # type: ignore[import-not-found,unused-ignore]
-
-        self.words, self.max_new_tokens, self.temperature = words, max_new_tokens, 0.0
-        self._llm = LLM(
-            model=str(folder),
-            dtype="bfloat16",
-            seed=seed,
-            max_model_len=max_tokens,
-            gpu_memory_utilization=VLLM_MEMORY_SHARE,
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            logprobs_mode="processed_logprobs",  # at the sampling temperature
-        )
-
-    encode = property(lambda self: self.words.encode)
-    chat = property(lambda self: self.words.chat)
-
-    def begin(self, seed: int, temperature: float) -> None:
-        """As `Sampler.begin`; draws come from the engine's own stream, which began with its seed."""
-        del seed
-        self.temperature = temperature
-
-    def update(self, folder: Path) -> None:
-        """Takes other weights of the same model from a folder of safetensors."""
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-        self._llm.reset_prefix_cache()
-
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Any = None, seed: int = 0) -> list[Answer]:
-        """One answer a prompt, in order."""
-        del sampling, seed
-        from vllm import SamplingParams
-
-        asked = SamplingParams(
-            temperature=self.temperature,
-            max_tokens=self.max_new_tokens,
-            stop=list(self.words.stop) or None,
-            include_stop_str_in_output=True,
-            stop_token_ids=self.words.ends,
-            logprobs=0,  # the sampled token's own
-        )
-        outputs = self._llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], asked, use_tqdm=False)
-        answers = []
-        for prompt, output in zip(prompts, outputs, strict=True):
-            made = output.outputs[0]
-            ids = list(made.token_ids)
-            logps = [entry[token].logprob for token, entry in zip(ids, made.logprobs, strict=True)]
-            text, ended = self.words.text(ids)
-            answers.append(Answer(said(text, prompt, ids, logps), len(ids), not ended))
-        return answers

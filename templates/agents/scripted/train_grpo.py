@@ -46,7 +46,7 @@ def main() -> None:
         )
 
     from datasets import Dataset
-    from sampler import vllm_is_there
+    from sampler_vllm import vllm_is_there
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
     model, tokenizer = machine.load(chosen.model, lora=chosen.lora)

@@ -22,7 +22,10 @@ from policy import Policy
 
 TEMPERATURE = 1.0
 SMALL = {"games": 8, "copies": 8, "validation": 64, "updates": 1}
-LARGE = {"games": 48, "copies": 8, "validation": 128, "updates": 2}
+LARGE = {"games": 32, "copies": 8, "validation": 128, "updates": 2}
+MOST_STEPS = 30
+"""Of an episode in training: experts need a third of it, and one that is not over by then mostly goes round in circles, at the cost
+of the longest prompts. Validation plays as many as graders do."""
 MOST_GAMES = 1500
 """Training games that are kept in memory and drawn from."""
 VALIDATION_SHARE = 0.15
@@ -68,6 +71,7 @@ class Run:
     ) -> None:
         self.policy, self.goals, self.held_out, self.pool = policy, goals, held_out, pool
         self.recipe, self.sizes, self.out, self.workspace = recipe, sizes, out, workspace
+        self.short = {**recipe, "max_steps": min(int(recipe["max_steps"]), MOST_STEPS)}
         self.learner = Learner(policy, TEMPERATURE)
         self.states = out.with_name(f"state-{out.name}")
         self.iteration, self.best, self.submitted = 0, -1.0, False
@@ -106,7 +110,7 @@ class Run:
         mine = list(range(accelerator.process_index, len(numbers), accelerator.num_processes))
         self.policy.sampler.begin(machine.seed() * 1_000_003 + self.iteration, TEMPERATURE)
         groups = episodes.play(
-            self.policy.sampler, [self.goals[numbers[n]] for n in mine], self.sizes["copies"], self.pool, self.recipe
+            self.policy.sampler, [self.goals[numbers[n]] for n in mine], self.sizes["copies"], self.pool, self.short
         )
         played_s = time.monotonic() - started
         updates = self.sizes["updates"]

@@ -1,4 +1,5 @@
-"""Supervised fine-tuning: on demonstrations, on training rows, on kept samples (`--rows`), or on an expert's episodes (`--traces`).
+"""Supervised fine-tuning by trl: on demonstrations, on training rows, on kept samples (`--rows`), or on kept episodes (`--traces`).
+An expert's episodes are learned by `train_episodes.py`.
 
 Run as `accelerate launch --num_processes 1 code/train_sft.py --model MODEL --out output/sft`.
 """
@@ -16,7 +17,9 @@ import texts
 BATCH = 32
 SMALL_STEPS, SMALL_WARMUP = 30, 5
 LARGE_STEPS, LARGE_EPOCHS = 600, 3
-LARGE_DEVICE_BATCH = 4
+LARGE_DEVICE_BATCHES = ((500_000_000, 16),)
+"""Up to so many parameters: rows a device handles at once; else `LARGEST_DEVICE_BATCH`."""
+LARGEST_DEVICE_BATCH = 4
 MAX_LENGTH = 1024
 TRACE_BATCH = 16
 SMALL_TRACE_STEPS = 60
@@ -41,7 +44,7 @@ def as_text(rows: list[dict[str, Any]], recipe: dict[str, Any], tokenizer: Any) 
 
 
 def as_tokens(folder: Path) -> list[dict[str, Any]]:
-    """Episodes cut into tokens; the loss is on the expert's own."""
+    """Episodes cut into tokens; the loss is on the player's own."""
     from collect import read_traces
 
     return [
@@ -68,7 +71,8 @@ def main() -> None:
     else:
         rows, whole = as_text(question_rows(data, chosen.rows), meta["recipe"], tokenizer), BATCH
         length, few = min(MAX_LENGTH, model.config.max_position_embeddings), SMALL_STEPS
-    batch = max(1, min(whole // machine.processes(), whole if small else LARGE_DEVICE_BATCH))
+    few_rows = next((size for most, size in LARGE_DEVICE_BATCHES if machine.count(model) < most), LARGEST_DEVICE_BATCH)
+    batch = max(1, min(whole // machine.processes(), whole if small else few_rows))
     steps = chosen.steps or (few if small else min(LARGE_STEPS, math.ceil(LARGE_EPOCHS * len(rows) / whole)))
     trainer = SFTTrainer(
         model=model,

@@ -6,7 +6,7 @@ cd "$WORKSPACE"
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripted/lib.sh"
 played || { echo "this task is not played in episodes: use the agent sft-grpo" >&2; exit 1; }
 finished traces || { python3 code/collect.py --model "$MODEL_PATH" --out output/traces --share 0.25 && touch output/traces.done; }
-finished sft || launch "$MODEL_PATH" train_sft.py --out output/sft --share 0.35 --traces output/traces
-python3 ./submit output/sft
+finished sft || launch "$MODEL_PATH" train_episodes.py --out output/sft --share 0.35 --traces output/traces
+python3 ./submit output/sft --note "after SFT"
 finished online || launch output/sft train_online.py --out output/online --share 0.95
 submit_best output/sft output/online

@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$WORKSPACE"
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripted/lib.sh"
 train_sft "$MODEL_PATH" 0.3
-python3 ./submit output/sft
+python3 ./submit output/sft --note "after SFT"
 train_grpo output/sft 0.9
 submit_best output/sft output/grpo-early output/grpo

@@ -1,0 +1,355 @@
+"""The parts of bin/headline: what is staged and started, how it is followed, what is measured afterwards and kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.baselines import read_baseline
+from autorl_hpc.files.host import host_name
+from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.view import RunView
+from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.states import Split
+
+SMOKE_CLOCK = "3m"
+AFTER_SFT = "output/sft"
+"""The path that the experts submit after supervised training."""
+KEPT_FILES = ("summary.json", "run.md")
+KEPT_BYTES = 2_000_000
+"""Of one file that is kept in docs/results."""
+QUIET_S = 30.0
+"""Between two lines of progress where nothing new happened."""
+LINE = 160
+
+
+class Failed(Exception):
+    """It can't go on; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for."""
+
+    headline: str
+    task: str
+    root: Path
+    smoke: bool
+    budget: str | None
+    engine: str | None
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return f"{self.headline}-headline{'-smoke' if self.smoke else ''}"
+
+    @property
+    def experiment(self) -> ExperimentDir:
+        return Root(self.root).experiment(self.name)
+
+    @property
+    def run(self) -> RunDir:
+        """The experiment's one run.
+
+        Raises:
+            Failed: it was never started.
+        """
+        runs = read_experiment(self.experiment).runs if self.experiment.resolved.is_file() else ()
+        if len(runs) != 1:
+            raise Failed(f"{self.experiment.path} holds {len(runs)} runs, not one: give another --root")
+        return self.experiment.run(runs[0])
+
+
+@dataclass
+class Spent:
+    """Wall-clock seconds of this script over all its calls: what a machine was held for."""
+
+    path: Path
+    begun: float
+    earlier_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        value = reading.read_json_or_none(self.path)
+        if isinstance(value, dict):
+            self.earlier_s = [float(seconds) for seconds in value.get("calls_s", [])]
+
+    def here_s(self) -> float:
+        return time.monotonic() - self.begun
+
+    def calls_s(self) -> list[float]:
+        return [*self.earlier_s, round(self.here_s(), 1)]
+
+    def note(self) -> None:
+        """Writes down what this call has taken so far."""
+        atomic.write_bytes(self.path, json.dumps({"calls_s": self.calls_s()}).encode("ascii"))
+
+
+def say(text: str) -> None:
+    """A line with the time of day."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
+
+
+def suite(*arguments: str) -> None:
+    """A command of the suite's.
+
+    Raises:
+        Failed: it did not end well.
+    """
+    done = subprocess.run([sys.executable, "-m", "autorl_hpc", *arguments], check=False)
+    if done.returncode:
+        raise Failed(f"`autorl-hpc {' '.join(arguments)}` ended with {done.returncode}: see its message")
+
+
+def stage(plan: Plan, base: str, folder: Path | None, data: Path | None) -> None:
+    """Brings task and model in; what is staged is only verified."""
+    root = ("--root", str(plan.root))
+    if plan.smoke:
+        suite("stage", plan.task, "tiny", *root)
+        return
+    assert folder is not None and data is not None
+    suite("stage", plan.task, "--from", str(data.resolve()), *root)
+    suite("stage", base, "--from", str(folder.resolve()), *root)
+
+
+def job_file(plan: Plan, repo: Path, packages: Sequence[str]) -> Path:
+    """The shipped job with what depends on this machine: where the packages lie that agents may read."""
+    spec: dict[str, Any] = yaml.safe_load(
+        (repo / "jobs" / f"{plan.headline}-headline.yaml").read_text(encoding="utf-8")
+    )
+    spec["name"] = plan.name
+    if plan.smoke:
+        spec["matrix"] |= {"task": plan.task, "base_model": "autorl/tiny"}
+        spec["grader"] = {"engine": "transformers", "device": "cpu"}
+        spec["budget"]["wall_clock"] = SMOKE_CLOCK
+    if plan.engine is not None:
+        spec["grader"] = {"engine": plan.engine} if plan.engine == "transformers" else spec["grader"]
+    if plan.budget is not None:
+        spec["budget"]["wall_clock"] = plan.budget
+    spec.setdefault("sandbox", {})["readable"] = sorted(packages)
+    path = plan.root / f"{plan.name}.yaml"
+    atomic.write_bytes(path, yaml.safe_dump(spec, sort_keys=False).encode("utf-8"))
+    return path
+
+
+def launch(plan: Plan, job: Path) -> None:
+    """Starts what doesn't run; of an experiment that is there, with the code that it began with."""
+    again = ("--keep-frozen",) if plan.experiment.resolved.is_file() else ()
+    suite("launch", str(job), *again, "--root", str(plan.root))
+
+
+def closed(plan: Plan) -> bool:
+    """Whether the run is closed."""
+    return plan.run.run_id in reading.list_names(plan.experiment.finished)
+
+
+def follow(plan: Plan, until: float, poll_s: float) -> bool:
+    """Tells what happens until the run is closed and the jobs have ended, or the moment is there; whether it is over.
+
+    Raises:
+        Failed: no job runs any more and the run isn't closed.
+    """
+    told = 0.0
+    said = ""
+    while True:
+        over, jobs = closed(plan), alive_jobs(plan.experiment)
+        line = progress(plan)
+        if line != said and (
+            time.monotonic() - told > QUIET_S or line.split(" | ")[0] != said.split(" | ", maxsplit=1)[0]
+        ):
+            say(line)
+            told, said = time.monotonic(), line
+        if over:
+            return True
+        if not jobs:
+            raise Failed(f"the jobs ended before the run was closed: read {plan.experiment.jobs}, then call again")
+        if time.monotonic() > until:
+            return False
+        time.sleep(poll_s)
+
+
+def progress(plan: Plan) -> str:
+    """Scores so far and the agent's last line."""
+    view = RunView.of(Ledger(plan.run).read())
+    scores = [
+        f"{submission.model_path} {_shown(view.score_of(submission))}"
+        for submission in view.submissions.values()
+        if submission.status == "accepted"
+    ]
+    try:
+        lines = plan.run.agent_log.read_bytes()[-4000:].decode("utf-8", "replace").replace("\r", "\n").splitlines()
+    except OSError:
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{', '.join(scores) or 'nothing submitted'} | {last[:LINE]}"
+
+
+def _shown(score: Any) -> str:
+    if score is None:
+        return "waits"
+    return "no score" if score.evaluation.score is None else f"{score.evaluation.score:.1f}"
+
+
+def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
+    """The checkpoint after supervised training on the report split, by the run's own recipe, engine and scorer. It chose nothing, and
+    it is no part of the ledger: measured when the run was closed. None where that checkpoint is the selected one, or was not
+    accepted.
+
+    Raises:
+        Failed: this machine can't score it.
+    """
+    from autorl_hpc.grading.evaluate import Bench
+
+    run, kept = plan.run, plan.root / f"{plan.name}.after-sft.json"
+    known = reading.read_json_or_none(kept)
+    if isinstance(known, dict):
+        return known
+    record, view = read_run(run), RunView.of(Ledger(run).read())
+    first = next((one for one in view.accepted() if one.model_path == AFTER_SFT and one.content_hash), None)
+    if first is None or view.closed is None:
+        return None
+    chosen = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    assert first.content_hash is not None
+    if chosen is not None and chosen.content_hash == first.content_hash:
+        return None
+    say("measuring the checkpoint after SFT on the report split")
+    bench = Bench(Root(plan.root), read_experiment(plan.experiment).spec.grader)
+    try:
+        weights = plan.experiment.artifacts / first.content_hash
+        evaluation = bench.evaluate(record.science, weights, first.content_hash, Split.REPORT).evaluation
+    except (AutorlError, OSError) as error:
+        raise Failed(f"the checkpoint after SFT can't be measured: {error}") from error
+    finally:
+        bench.drop_engine()
+    measured = {"submission": first.submission_id, "evaluation": evaluation.model_dump(mode="json")}
+    atomic.write_bytes(kept, json.dumps(measured, indent=1).encode("ascii"))
+    return measured
+
+
+def keep(plan: Plan, out: Path, spent: Spent, after_sft: dict[str, Any] | None) -> Path:
+    """Writes the reports and copies the small part of them, with a page of the headline's own."""
+    suite("report", str(plan.experiment.path), "--quiet", "--no-figures")
+    folder = out / f"{plan.headline}-{datetime.now(UTC):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in KEPT_FILES:
+        source = plan.run.report / name
+        if source.is_file() and source.stat().st_size <= KEPT_BYTES:
+            atomic.write_bytes(folder / name, source.read_bytes())
+    facts = headline(plan, spent, after_sft)
+    atomic.write_bytes(folder / "headline.json", (json.dumps(facts, indent=1) + "\n").encode("ascii"))
+    atomic.write_bytes(folder / "headline.md", page(facts).encode("utf-8"))
+    return folder
+
+
+def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict[str, Any]:
+    """The facts of one headline; scores are null where nothing was measured.
+
+    Raises:
+        Failed: the run is not closed.
+    """
+    record, view = read_run(plan.run), RunView.of(Ledger(plan.run).read())
+    if view.closed is None:
+        raise Failed(f"{plan.run.path} is not closed")
+    key = view.closed.baseline_report
+    base = read_baseline(plan.experiment.baselines, key) if key else None
+    first = next((one for one in view.accepted() if one.model_path == AFTER_SFT), None)
+    chosen = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    final = view.closed.report
+    same = first is not None and chosen is not None and first.content_hash == chosen.content_hash
+    sft = final if after_sft is None and same else None
+    if after_sft is not None:
+        sft = Evaluation.model_validate(after_sft["evaluation"])
+    return {
+        "task": record.science.task,
+        "agent": record.science.agent,
+        "base_model": record.science.base_model,
+        "seed": record.science.seed,
+        "run_id": record.run_id,
+        "host": host_name(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "engine": None if base is None else base.engine.model_dump(mode="json"),
+        "report_split": {
+            "base": _facts(base.evaluation if base else None),
+            "after_sft": {**_facts(sft), "in_protocol": after_sft is None},
+            "selected": {**_facts(final), "path": chosen.model_path if chosen else None},
+        },
+        "feedback_split": [
+            {
+                "path": one.model_path,
+                "elapsed_s": one.elapsed_s,
+                **_facts(score.evaluation if (score := view.score_of(one)) else None),
+            }
+            for one in view.accepted()
+        ],
+        "agent_s": view.sealed.elapsed_s if view.sealed else None,
+        "calls_s": spent.calls_s(),
+        "smoke": plan.smoke,
+    }
+
+
+def _facts(evaluation: Evaluation | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {"score": None, "n": None, "reason": "not measured"}
+    return {"score": evaluation.score, "n": evaluation.n, "reason": evaluation.reason}
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    split = facts["report_split"]
+    base, sft, final = (split[name]["score"] for name in ("base", "after_sft", "selected"))
+    lines = [
+        f"# {facts['task']}: {facts['agent']} with {facts['base_model']}, seed {facts['seed']}",
+        "",
+        "A smoke test: the figures mean nothing.\n" if facts["smoke"] else "One run, one seed.\n",
+        "| checkpoint | report split | change |",
+        "|---|--:|--:|",
+        f"| base model | {_number(base)} | |",
+        f"| after SFT{'' if split['after_sft']['in_protocol'] else ' (measured when the run was closed)'} | {_number(sft)} | {_change(base, sft)} |",
+        f"| selected: {split['selected']['path']} | {_number(final)} | {_change(sft, final)} |",
+        "",
+        f"Items: {split['selected']['n']}. The agent ran {_minutes(facts['agent_s'])}; with staging, grading and reports the machine was "
+        f"held {_minutes(sum(facts['calls_s']))}, in {len(facts['calls_s'])} calls.",
+        "",
+        "| submitted | after | feedback split |",
+        "|---|--:|--:|",
+        *(
+            f"| {one['path']} | {_minutes(one['elapsed_s'])} | {_number(one['score'])} |"
+            for one in facts["feedback_split"]
+        ),
+        "",
+        f"Run `{facts['run_id']}`, {facts['date']}. Engine: {_engine(facts['engine'])}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _engine(engine: dict[str, Any] | None) -> str:
+    if engine is None:
+        return "unknown"
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(engine.get("versions", {}).items()))
+    return f"{engine.get('backend')} on {engine.get('device')}, {engine.get('dtype')} ({versions})"
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f}"
+
+
+def _change(before: float | None, after: float | None) -> str:
+    return "" if before is None or after is None else f"{after - before:+.1f}"
+
+
+def _minutes(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds / 60:.1f} min"

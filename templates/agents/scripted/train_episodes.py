@@ -1,0 +1,160 @@
+"""Supervised fine-tuning on whole episodes that an expert won: of long prompts, only what the expert said is learned.
+
+Run as `python code/train_episodes.py --model MODEL --out output/sft --traces output/traces`, or by accelerate on several
+processes. Batches are of episodes, cut by their length into micro-batches that fill the memory; the head is applied where
+the expert speaks. Interrupted, it goes on from `output/state-sft`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import machine
+from batches import Tokens
+from collect import read_traces
+from learner import CLIP_NORM, Learner
+from policy import Policy
+
+BATCH = 32
+EPOCHS = 3
+SMALL_STEPS, SMALL_BATCH = 60, 16
+WARMUP_SHARE = 0.05
+LAST_RATE = 0.05
+"""Of the learning rate, at the end."""
+LOG_EVERY = 10
+
+
+class Plan(NamedTuple):
+    """How long, and in what batches."""
+
+    steps: int
+    batch: int
+
+
+def plan(episodes: int, small: bool, steps: int | None) -> Plan:
+    """The plan for so many episodes; `steps` stands above it."""
+    if small:
+        return Plan(steps or SMALL_STEPS, SMALL_BATCH)
+    return Plan(steps or math.ceil(EPOCHS * episodes / BATCH), BATCH)
+
+
+def rate_at(done: float) -> float:
+    """Share of the learning rate where a share of the training is done: up, and down along a cosine.
+
+    >>> [round(rate_at(done), 2) for done in (0.0, 0.025, 0.05, 0.525, 1.0)]
+    [0.0, 0.5, 1.0, 0.53, 0.05]
+    """
+    if done < WARMUP_SHARE:
+        return done / WARMUP_SHARE
+    angle = math.pi * min(1.0, (done - WARMUP_SHARE) / (1.0 - WARMUP_SHARE))
+    return LAST_RATE + (1.0 - LAST_RATE) * (1.0 + math.cos(angle)) / 2.0
+
+
+@functools.lru_cache(maxsize=4)
+def order(episodes: int, epoch: int) -> list[int]:
+    """The episodes of one pass, shuffled."""
+    numbers = list(range(episodes))
+    random.Random(f"{machine.seed()}/{epoch}").shuffle(numbers)
+    return numbers
+
+
+class Imitation:
+    """One training: its progress survives an interruption."""
+
+    def __init__(self, policy: Policy, sequences: Sequence[Tokens], steps: Plan, states: Path) -> None:
+        self.policy, self.steps, self.states = policy, steps, states
+        self.sequences = [one._replace(advantage=1.0) for one in sequences]
+        self.learner = Learner(policy, 1.0)
+        self.step, self.spent_s = 0, 0.0
+
+    def train(self, moment: float) -> None:
+        """All steps, or until the moment: the learning rate is at its end either way."""
+        progress = self.policy.take_up(self.states)
+        if progress is not None:
+            self.step, self.spent_s = int(progress["iteration"]), float(progress["spent_s"])
+        begun = kept = logged = time.monotonic()
+        before_s, tokens = self.spent_s, 0.0
+        allowed_s = max(1.0, before_s + moment - begun)
+        while self.step < self.steps.steps:
+            now = time.monotonic()
+            if machine.agreed(now > moment, self.policy.accelerator.device):
+                break
+            self.spent_s = before_s + now - begun
+            late = self.policy.accelerator.num_processes == 1 and not self.policy.small
+            done = max((self.step + 1) / self.steps.steps, self.spent_s / allowed_s if late else 0.0)
+            told = self.take(rate_at(done))
+            tokens += told.pop("tokens")
+            self.step += 1
+            now = time.monotonic()
+            if self.step % LOG_EVERY == 0 or self.step == self.steps.steps:
+                pace = {"step": self.step, "tokens_per_s": round(tokens / (now - logged))}
+                self._say({**told, **pace, "epoch": round(self.step * self.steps.batch / len(self.sequences), 3)})
+                logged, tokens = now, 0.0
+            if machine.agreed(now > kept + machine.KEEP_S, self.policy.accelerator.device):
+                self.policy.keep(self.states, {"iteration": self.step, "spent_s": self.spent_s}, self.step)
+                kept = time.monotonic()
+
+    def take(self, share: float) -> dict[str, float]:
+        """One step at a share of the learning rate; loss and accuracy are means over the expert's tokens."""
+        accelerator = self.policy.accelerator
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] = self.policy.rate * share
+        mine = self._batch()[accelerator.process_index :: accelerator.num_processes]
+        batches = self.learner.batches(mine)
+        (total,) = self.learner.sums(sum(int(one.own[1:].sum()) for one in mine))
+        self.policy.model.train()
+        losses = 0.0
+        for place, batch in enumerate(batches):
+            losses = losses + self.learner.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
+        norm = self.learner.apply(CLIP_NORM)
+        loss, tokens = self.learner.sums(float(losses), sum(len(one.ids) for one in mine))
+        return {
+            "loss": round(loss, 5),
+            "grad_norm": round(norm, 4),
+            "learning_rate": self.policy.rate * share,
+            "tokens": tokens,
+        }
+
+    def _batch(self) -> list[Tokens]:
+        """The step's episodes, from as many passes as they reach into."""
+        size, found = len(self.sequences), []
+        for place in range(self.step * self.steps.batch, (self.step + 1) * self.steps.batch):
+            found.append(self.sequences[order(size, place // size)[place % size]])
+        return found
+
+    def _say(self, told: Mapping[str, Any]) -> None:
+        if self.policy.accelerator.is_main_process:
+            print(dict(told), flush=True)
+
+
+def main() -> None:
+    """Trains and saves; see `machine.arguments` for the command line."""
+    traces: dict[str, Any] = {"type": Path, "required": True}
+    given = machine.arguments("SFT on an expert's episodes", traces=traces, steps={"type": int, "default": None})
+    workspace = Path(os.environ["WORKSPACE"])
+    meta = machine.read_meta(workspace)
+    moment = machine.deadline(workspace, meta, given.share)
+    sequences = read_traces(given.traces)
+    if not sequences:
+        sys.exit(
+            f"{given.traces} holds no episode that the expert won: there is nothing to learn from; give it more time"
+        )
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False)
+    states = given.out.with_name(f"state-{given.out.name}")
+    Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)
+    policy.save(given.out)
+    if policy.accelerator.is_main_process:
+        machine.done(given.out)
+    policy.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
