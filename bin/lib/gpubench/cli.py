@@ -129,9 +129,15 @@ def _options(given: argparse.Namespace, work: Path) -> Options:
     if given.small:
         defaults = vars(_parser().parse_args([given.what]))
         values |= {name: value for name, value in SMALL.items() if values[name] == defaults[name]}
-        values |= {"base": None, "data": None}
+    else:
+        for name, variable in (("base", "AUTORL_TEST_BASE"), ("data", "AUTORL_TEST_DATA")):
+            values[name] = values[name] or _from_environment(variable)
     values["queue_tasks"] = tuple(str(values["queue_tasks"]).split(","))
     return Options(work=work, **values)
+
+
+def _from_environment(variable: str) -> Path | None:
+    return _folder(os.environ[variable]) if os.environ.get(variable) else None
 
 
 def _folder(text: str) -> Path:
@@ -149,9 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     add("what", choices=NAMES)
     add("--json", type=Path, metavar="FILE", help="all figures, with machine and versions")
     add("--small", action="store_true", help="the toy model on the CPU, to try the code")
-    base, data = (os.environ.get(name) or None for name in ("AUTORL_TEST_BASE", "AUTORL_TEST_DATA"))
-    add("--base", type=_folder, default=base, help="the base model's folder ($AUTORL_TEST_BASE; the toy)")
-    add("--data", type=_folder, default=data, help="folder with gsm8k/, alfworld/, ... ($AUTORL_TEST_DATA)")
+    add("--base", type=_folder, help="the base model's folder ($AUTORL_TEST_BASE; the toy)")
+    add("--data", type=_folder, help="folder with gsm8k/, alfworld/, ... ($AUTORL_TEST_DATA)")
     add("--engine", default="vllm", help="the suite's")
     add("--device", default="auto")
     add("--reference", choices=("vllm", "transformers", "none"), default="vllm")

@@ -57,7 +57,7 @@ def suite(world: World, figures: Figures) -> Warm:
             scored = world.bench.evaluate(science, made.folder, made.content_hash, Split.REPORT, limit=len(items))
         wall, timings = time.monotonic() - started, scored.evaluation.timings
         tokens = sum(outcome.tokens for outcome in scored.outcomes)
-        told = ", ".join(f"{name} {value:.2f}" for name, value in timings.model_dump().items())
+        told = ", ".join(f"{name} {value:.2f}" for name, value in timings.model_dump().items() if value)
         if number == 0:
             figures.show(f"{what}: first evaluation by a new engine", wall, "s", note=told)
             continue
