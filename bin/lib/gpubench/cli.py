@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubench import alfworld, gsm8k, load, queueing, swap
+from gpubench import games, load, questions, queueing, swap
 from gpubench.figures import Figures
 from gpubench.starting import start
 from gpubench.world import Options, World, about
@@ -69,8 +69,8 @@ class Session:
     world: World
     figures: Figures
     failed: list[str] = field(default_factory=list)
-    _warm: gsm8k.Warm | None = None
-    _played: alfworld.Played | None = None
+    _warm: questions.Warm | None = None
+    _played: games.Played | None = None
 
     def measure(self, what: str) -> None:
         """The suite's side of all that is asked with one engine; then, when the GPU is free, the reference's; then the queue."""
@@ -99,10 +99,10 @@ class Session:
             self.figures.missing("the rest of it", f"{type(error).__name__}: {error}"[:500])
 
     def _suites_questions(self) -> None:
-        self._warm = gsm8k.suite(self.world, self.figures)
+        self._warm = questions.suite(self.world, self.figures)
 
     def _suites_games(self) -> None:
-        self._played = alfworld.suite(self.world, self.figures)
+        self._played = games.suite(self.world, self.figures)
 
     def _reference(self) -> None:
         """One process whose engine stays, which also leaves what vLLM compiles in its cache; then one as the reference starts it
@@ -115,13 +115,13 @@ class Session:
         told = start(world, figures, "living", jobs).told
         if warm is not None:
             figures.of = "gpu-gsm8k"
-            gsm8k.living(figures, warm, told[0])
+            questions.living(figures, warm, told[0])
         if played is not None:
             figures.of = "gpu-alfworld"
-            alfworld.reference(figures, played, told[-1])
+            games.reference(figures, played, told[-1])
         if warm is not None:
             figures.of = "gpu-gsm8k"
-            gsm8k.fresh(figures, warm, start(world, figures, "fresh", [warm.job]))
+            questions.fresh(figures, warm, start(world, figures, "fresh", [warm.job]))
 
 
 def _options(given: argparse.Namespace, work: Path) -> Options:

@@ -156,7 +156,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # in the place of this folder, whose names are no packages
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     JOB = json.loads(Path(sys.argv[1]).read_text())
     TOLD = JOB["told"]
