@@ -1,0 +1,1 @@
+"""The figures of one GPU: `bin/bench gpu-...`; see `cli`."""

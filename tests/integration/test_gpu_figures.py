@@ -1,0 +1,105 @@
+"""`bin/bench gpu-all --small`: every way through the code that measures a GPU, with the toy model on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import TINY
+from helpers import PATIENCE_S
+from realdata import REPO
+
+from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.rollouts.engine import Answer
+
+sys.path.append(str(REPO / "bin" / "lib"))
+
+from gpubench.cold import forget
+from gpubench.recorder import Replay, _Echo, recorded
+from gpubench.variants import Variants
+
+ASKED = {
+    "gpu-swap": "A, B, A",
+    "gpu-load": "load's rate against reading and sha256, from the page cache",
+    "gpu-gsm8k": "throughput of the suite's generation",
+    "gpu-alfworld": "speed against the reference's loop",
+    "gpu-queue": "largest wait over the median",
+}
+"""A figure of each part that is known only when the whole of it worked."""
+
+
+def measured(tmp_path: Path, *options: str) -> tuple[dict[tuple[str, str], dict[str, object]], str]:
+    """The figures by subcommand and words, and what was printed."""
+    told = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, str(REPO / "bin" / "bench"), "gpu-all", "--small", "--json", str(told), *options],
+        env={**os.environ, "BENCH_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    value = json.loads(told.read_text())
+    assert value["about"]["cores"] >= 1
+    return {(figure["of"], figure["what"]): figure for figure in value["figures"]}, done.stdout
+
+
+@pytest.mark.xdist_group("gpu_figures")
+def test_every_part_comes_to_its_end(tmp_path: Path) -> None:
+    found, printed = measured(tmp_path)
+    for part, words in ASKED.items():
+        (figure,) = [figure for (of, what), figure in found.items() if of == part and what.startswith(words)]
+        assert figure["value"] is not None, figure
+        assert f"| {part} | {figure['what']} |" in printed
+    exact = {what: figure["value"] for (_, what), figure in found.items()}
+    assert exact["A, B, A: answers of the second A equal to the first's"] == 100.0
+    assert exact["4 submissions of 4 runs: scored"] == 100.0
+    assert not list(tmp_path.glob("tmp*")), "its root is left"
+
+
+def test_variants_are_what_their_hash_says_and_differ(tmp_path: Path) -> None:
+    variants = Variants(TINY, tmp_path)
+    made = [variants.make(0), variants.make(1), variants.make(1, strong=True)]
+    assert [folder_content_hash(variant.folder) for variant in made] == [variant.content_hash for variant in made]
+    assert len({folder_content_hash(TINY), *(variant.content_hash for variant in made)}) == 4
+    assert variants.make(0).content_hash == made[0].content_hash
+    assert sum(path.stat().st_nlink == 1 for path in made[0].folder.glob("*.safetensors")) == 1
+    assert 0.0 <= forget(made[0].folder) <= 1.0
+
+
+class Streams:
+    """An engine that answers each prompt by its number of tokens, from a thread."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def chat(self, messages: object) -> None:
+        return None
+
+    def stream(self, sampling: object, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> _Echo:
+        return _Echo(lambda prompt: Answer(str(len(prompt)), 1, False), deliver)
+
+
+def test_what_streamed_is_written_down_and_said_again() -> None:
+    def streamed(engine: Any, texts: list[str]) -> dict[int, Answer]:
+        heard: queue.Queue[tuple[int, Answer]] = queue.Queue()
+        stream = engine.stream(None, 0, lambda key, answer: heard.put((key, answer)))
+        stream.ask([(key, engine.encode(text)) for key, text in enumerate(texts)])
+        found = dict(heard.get(timeout=PATIENCE_S) for _ in texts)
+        stream.close()
+        return found
+
+    recorder = recorded(Streams())
+    told = streamed(recorder, ["a", "bb", "ccc"])
+    assert [told[key].text for key in range(3)] == ["1", "2", "3"]
+    assert sorted(len(prompt) for prompt, _ in recorder.asked) == [1, 2, 3]
+    assert streamed(Replay(recorder), ["ccc", "a"]) == {0: told[2], 1: told[0]}
+    assert recorder.chat([]) is None and Replay(recorder).chat([]) is None
