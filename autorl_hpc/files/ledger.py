@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,10 +67,14 @@ class Linked:
 
 
 class Ledger:
-    """The ledger of one run. Reading keeps what was read: entries never change, so only new ones are opened."""
+    """The ledger of one run. Reading keeps what was read: entries never change, so only new ones are opened.
+
+    Thread-safe: what was read only grows, and one thread at a time reads on or appends.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
+        self._lock = threading.RLock()
         self._entries: list[Linked] = []
         self._genesis: str | None = None
 
@@ -91,6 +96,10 @@ class Ledger:
                 it stays in `entries`.
             OSError: the file system failed; look again.
         """
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> Sequence[Linked]:
         listing = reading.list_names(self.run.ledger)
         # The entries that were read are not looked at again: a ledger of thousands is listed many times a second.
         new = [name for name in listing[bisect_right(listing, self._name(0)) :] if _ENTRY_NAME.match(name)]
@@ -113,7 +122,7 @@ class Ledger:
             missing = self._name(1)
             # A writer may have linked this one after our listing began: look once more before it is called missing.
             if missing in reading.list_names(self.run.ledger):
-                return self.read()
+                return self._read()
             raise damaged(f"ledger entry {missing} is missing, though {beyond[0]} is there", self.run.ledger / missing)
         return self._entries
 
@@ -142,8 +151,14 @@ class Ledger:
         """
         if not isinstance(body, BODIES[kind]):
             raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
+        with self._lock:
+            return self._append(kind, body, role, unless)
+
+    def _append(
+        self, kind: EntryKind, body: Strict, role: str, unless: Callable[[Sequence[Linked]], bool] | None
+    ) -> Linked | None:
         for _ in range(MAX_APPEND_TRIES):
-            entries = self.read()
+            entries = self._read()
             if unless is not None and unless(entries):
                 return None
             entry = Entry(

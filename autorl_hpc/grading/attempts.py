@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.grading.evaluate import Bench, Scored, write_items
+from autorl_hpc.grading.evaluate import Answered, Bench, Scored, write_items
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -31,6 +34,9 @@ CHECK_ITEMS = 4
 
 MISSING_PATIENCE_S = 90.0
 """An NFS client may go on for a minute with a listing in which a folder that another node made is missing."""
+
+
+T = TypeVar("T")
 
 
 class NotReady(Exception):
@@ -54,14 +60,59 @@ class Attempts:
     _missing_since: dict[str, float] = field(default_factory=dict)
 
     def evaluate(
-        self, science: Science, content_hash: str, split: Split, items: Path, entry: str, generation: int
+        self,
+        science: Science,
+        content_hash: str,
+        split: Split,
+        items: Path,
+        entry: str,
+        generation: int,
+        waiting_s: float | None = None,
     ) -> Evaluation:
         """The evaluation of an artifact: a score with its items file written, or null with a fault.
+
+        Args:
+            waiting_s: how long its entry stood in the queue.
 
         Raises:
             ClusterTrouble: this node can't do it; nothing is said about the artifact.
             NotReady: the artifact can't be seen yet.
         """
+
+        def whole(weights: Path) -> Evaluation:
+            return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items, waiting_s)
+
+        return self._tried(science, content_hash, split, entry, generation, whole)
+
+    def answer(
+        self, science: Science, content_hash: str, split: Split, entry: str, generation: int
+    ) -> Answered | Evaluation:
+        """The engine's part of `evaluate`, for `finish`; or null with a fault."""
+
+        def ask(weights: Path) -> Answered:
+            return self.bench.answer(science, weights, content_hash, split)
+
+        return self._tried(science, content_hash, split, entry, generation, ask)
+
+    def finish(self, answered: Answered, items: Path, waiting_s: float | None) -> Evaluation:
+        """The rest of `evaluate`: rates the answers and writes the items file. May be called by another thread.
+
+        Raises:
+            ClusterTrouble: see `evaluate`. Anything else may be the artifact's fault: `evaluate` finds out.
+        """
+        with _node_troubles():
+            return self._commit_items(self.bench.rate(answered), items, waiting_s)
+
+    def _tried(
+        self,
+        science: Science,
+        content_hash: str,
+        split: Split,
+        entry: str,
+        generation: int,
+        do: Callable[[Path], T],
+    ) -> T | Evaluation:
+        """What `do` makes of the artifact; null with a fault if it fails, and fails again, and the base model does not."""
         if generation > DEATHS_BEFORE_BLAME:
             self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
             return self._null(
@@ -86,17 +137,16 @@ class Attempts:
         problem = ""
         for last_try in (False, True):
             try:
-                return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items)
+                with _node_troubles():
+                    return do(weights)
             except WeightsChanged as error:
                 if not last_try:
                     continue  # a stale read is better the second time
                 return self._null(
                     science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
                 )
-            except AutorlError as error:
-                raise ClusterTrouble(str(error), error.fault) from error
-            except OSError as error:
-                raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
+            except ClusterTrouble:
+                raise
             except Exception as error:
                 log.exception("evaluation of %s failed", entry)
                 problem = f"{type(error).__name__}: {error}"[:500]
@@ -110,10 +160,12 @@ class Attempts:
             f"the engine failed on it twice, and works for the base model: {problem}",
         )
 
-    def _commit_items(self, scored: Scored, items: Path) -> Evaluation:
+    def _commit_items(self, scored: Scored, items: Path, waiting_s: float | None) -> Evaluation:
         started = time.monotonic()
         digest = write_items(items, scored.outcomes)
-        timings = scored.evaluation.timings.model_copy(update={"commit_s": time.monotonic() - started})
+        timings = scored.evaluation.timings.model_copy(
+            update={"commit_s": time.monotonic() - started, "waiting_s": waiting_s}
+        )
         return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
 
     def _check_base(self, science: Science, split: Split, problem: str) -> None:
@@ -142,3 +194,14 @@ class Attempts:
             recipe_hash=science.recipe.hash(),
             engine_hash=None if identity is None else identity.digest(),
         )
+
+
+@contextmanager
+def _node_troubles() -> Iterator[None]:
+    """Errors of the node, of the vault, the judge or the file system, say nothing about an artifact."""
+    try:
+        yield
+    except AutorlError as error:
+        raise ClusterTrouble(str(error), error.fault) from error
+    except OSError as error:
+        raise ClusterTrouble(f"{type(error).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autorl_hpc.files import atomic
 from autorl_hpc.files.baselines import baseline_key, read_baseline
@@ -25,11 +25,18 @@ class Baselines:
     claims: Claims
     bench: Bench
     grader: str
+    _known: dict[str, Baseline] = field(default_factory=dict)
 
     def get(self, science: Science, split: Split) -> Baseline | None:
         """The baseline by the engine that is up, if it has been measured."""
         engine = self.bench.engine(science.base_model, science.recipe)
-        return read_baseline(self.experiment.baselines, baseline_key(science, split, engine.identity.digest()))
+        key = baseline_key(science, split, engine.identity.digest())
+        if key not in self._known:
+            found = read_baseline(self.experiment.baselines, key)
+            if found is None:
+                return None
+            self._known[key] = found  # it is measured once, and never replaced
+        return self._known[key]
 
     def ensure(self, science: Science, split: Split) -> Baseline | None:
         """The baseline, measured now if need be; None while another living grader is measuring it."""

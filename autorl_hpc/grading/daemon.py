@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import signal
-import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -18,11 +17,10 @@ from types import FrameType
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files import queue as queues
-from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
+from autorl_hpc.files.claims import Claims, HeartbeatWatch
 from autorl_hpc.files.host import deny_inspection, host_name, job_id
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.activity import Activity
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
@@ -31,14 +29,18 @@ from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.closing import Closing
 from autorl_hpc.grading.engines.interpreter import name_program
 from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.grading.feedback import PASSING, Feedback
+from autorl_hpc.grading.heart import Heart
 from autorl_hpc.grading.keeping import release_spare
+from autorl_hpc.grading.known import Known
+from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
-from autorl_hpc.records.ledger import Score
+from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
-from autorl_hpc.states import EXIT_TROUBLE, EntryKind, Fault, Protocol, QueueKind, Split
+from autorl_hpc.states import EXIT_TROUBLE, Fault, QueueKind, Split
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -49,15 +51,12 @@ POLL_IDLE_S = 1.0
 """After a minute without work: the median wait is half a second, and a hundred idle graders don't trouble a file server."""
 
 IDLE_AFTER_S = 60.0
-BEATS_PER_STALENESS = 6
-"""A heartbeat may be late five times before its claims are taken over."""
-
-MAX_BEAT_S = 5.0
-"""Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
-
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """USR2: the scheduler's warning before the end of the job."""
+
+FINISH_AT_END_S = 10.0
+"""A grader that is told to stop commits what it has answers for, if it can be rated so soon: less than any scheduler's grace."""
 
 MAX_TROUBLES = 5
 """Cluster troubles in a row after which a grader gives its place to the next of the chain."""
@@ -66,42 +65,6 @@ MAX_TROUBLES = 5
 class Stopped(BaseException):
     """A signal asks the grader to stop. Not KeyboardInterrupt: raised inside an import of torch, that one makes Python
     kill itself at its end though it was caught."""
-
-
-class Heart(threading.Thread):
-    """Writes the heartbeat; says whether it could."""
-
-    def __init__(self, experiment: ExperimentDir, beat: Heartbeat, period_s: float) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self.experiment = experiment
-        self.beat = beat
-        self.period_s = period_s
-        self._ending = threading.Event()  # not `_stop`: that is a method of Thread before Python 3.13
-        self._lock = threading.Lock()
-
-    def set(self, **changes: object) -> None:
-        """Changes fields of the next beat."""
-        with self._lock:
-            self.beat = self.beat.model_copy(update=changes)
-
-    def write(self) -> None:
-        """One beat now."""
-        with self._lock:
-            self.beat = self.beat.model_copy(update={"counter": self.beat.counter + 1})
-            try:
-                write_heartbeat(self.experiment.graders, self.beat)
-            except OSError as error:
-                log.warning("heartbeat not written: %s", error)
-
-    def run(self) -> None:
-        while not self._ending.wait(self.period_s):
-            self.write()
-
-    def end(self) -> None:
-        """The last beat."""
-        self._ending.set()
-        self.set(state="ended", working_on=None)
-        self.write()
 
 
 class Grader:
@@ -115,9 +78,10 @@ class Grader:
         self.host = host_name()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
-        self.heart = Heart(experiment, beat, min(MAX_BEAT_S, spec.stale_after_s / BEATS_PER_STALENESS))
+        self.heart = Heart(experiment, beat, spec.stale_after_s, self._look)
         self.claims = self._own_claims()
         self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
+        self.known = Known(experiment, lambda: self.record.runs)
         self.bench = Bench(self.root, spec, lambda: self.record.spec.judge)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
@@ -125,12 +89,23 @@ class Grader:
         self.keep_all = self.record.spec.retention.artifacts == "all"
         self.closing = Closing(experiment, self.baselines, self.attempts, self.tracing, self.id, self.keep_all)
         self.activity = Activity(experiment, self.record)
-        self.order = queues.Order()
-        self._runs: dict[str, RunRecord] = {}
-        self._ledgers: dict[str, Ledger] = {}
+        self.order = Order(self.known.group, self.known.served, self.id)
+        self.feedback = Feedback(
+            experiment,
+            self.known,
+            self.claims,
+            self.baselines,
+            self.attempts,
+            self.tracing,
+            self.id,
+            self._scored,
+            lambda: self._collect(None),
+        )
+        self.bench.likely_next = self._likely_next
         self.backoff = Backoff(experiment.troubles, self.id)
         self._stop = False
         self._held: tuple[str, int] | None = None
+        self._held_since_s = 0.0
         self._troubles = 0  # in a row
         self._failing: set[str] = set()  # cells, since the last success
         self._failing_runs: set[str] = set()
@@ -173,6 +148,7 @@ class Grader:
                 signal.signal(name, signal.SIG_IGN)
             if self.watcher is not None:
                 self.watcher.end()
+            self._collect(FINISH_AT_END_S)
             self._give_back()
             self.claims.drop_own()
             self.heart.end()
@@ -204,48 +180,68 @@ class Grader:
 
     def step(self) -> bool:
         """Does one piece of work; False if there was none to get."""
-        names = queues.waiting(self.experiment.queue)
-        if not names:
-            return False
-        current = self.claims.current()
-        for name in self.backoff.order(self.order.sort(names), current):
+        self._collect()
+        names = [name for name in queues.waiting(self.experiment.queue) if name != self.feedback.under_way]
+        current = self.claims.current() if names else {}
+        for name in self.backoff.order(self.order.sort(names, current, self.bench.group), current):
             if self.backoff.waits(name, current.get(name, 0)):
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
+                if name not in current:  # another grader was faster: with what it is at now, the order may be another
+                    return True
                 continue
             done = self._work(name, generation)
             if done is not None:  # else what it waits for may be the next in line
                 return done
+        if self.feedback.under_way is not None:
+            self._collect(POLL_BUSY_S)
+            return True
         return False
 
+    def _look(self) -> None:
+        self.order.look(queues.waiting(self.experiment.queue))
+
     def _is_waited_for(self) -> bool:
-        """Whether there is work for this grader that an agent waits for."""
-        names = [name for name in queues.waiting(self.experiment.queue) if queues.is_waited_for(name)]
-        current = self.claims.current() if names else {}
-        return any(name not in current and not self.backoff.waits(name, 0) for name in names)
+        """Whether there is work for this grader that the fingerprint it is at has to make way for."""
+        listed = queues.waiting(self.experiment.queue)
+        current = self.claims.current() if listed else {}
+        names = [
+            name
+            for name in listed
+            if queues.is_waited_for(name) and name not in current and not self.backoff.waits(name, 0)
+        ]
+        if names and self._held is not None and f"c-{queues.run_of(self._held[0])}" in listed:
+            return time.monotonic() - self._held_since_s > FINGERPRINT_TURN_S and self.order.presses(names)
+        return bool(names)
 
     def _work(self, name: str, generation: int) -> bool | None:
         """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader; None
         if it is not ready."""
-        self._held = (name, generation)
+        self._held, self._held_since_s = (name, generation), time.monotonic()
         self.heart.set(state="scoring", working_on=name)
         done: bool | None = False
         try:
             done = self._do(name, generation)
+            if (
+                self.feedback.under_way == name
+            ):  # its score is committed beside the next evaluation, its claim held until then
+                self._held = None
+                return True
             self._well(name)
         except NotReady:
             done = None
             self.backoff.tried(name)
             self.backoff.later(name, 1.0)
-        except (ClusterTrouble, AutorlError) as error:
-            self._trouble(name, str(error), error.fault or Fault.CLUSTER)
-        except OSError as error:
-            self._trouble(name, str(error))
-        except Exception as error:  # an engine that broke on the base model, or a defect: others' entries go on
-            log.exception("work on %s failed", name)
-            self.bench.drop_engine()
-            self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
+        except Exception as error:
+            if not isinstance(error, PASSING):
+                self.bench.drop_engine()  # that broke on the base model, or a defect: others' entries go on
+            self._failed(name, error)
+            if self.feedback.under_way == name:
+                self._held = None
+        finally:
+            if done is not None or not name.startswith("c-"):
+                self.order.began(name)
         if done:
             atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
         self._give_back()
@@ -256,6 +252,27 @@ class Grader:
         )
         return done
 
+    def _failed(self, name: str, error: Exception) -> None:
+        if isinstance(error, (ClusterTrouble, AutorlError)):
+            self._trouble(name, str(error), error.fault or Fault.CLUSTER)
+        elif isinstance(error, OSError):
+            self._trouble(name, str(error))
+        else:
+            log.error("work on %s failed", name, exc_info=error)
+            self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
+
+    def _collect(self, timeout_s: float | None = 0.0) -> None:
+        """Takes note of the submission that was finished beside other work, if one is (or is within `timeout_s`)."""
+        found = self.feedback.collect(timeout_s)
+        if found is None:
+            return
+        if isinstance(found.result, Evaluation):
+            self._well(found.name)
+        elif isinstance(found.result, PASSING):
+            self._failed(found.name, found.result)
+        else:  # whose fault it is comes out where the engine may be started over: at once
+            log.error("%s could not be finished and is scored anew", found.name, exc_info=found.result)
+
     def _may_leave(self) -> bool:
         """Whether this grader may end idle: nobody is left in the lurch, and no wait would begin anew with the next one."""
         return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
@@ -264,7 +281,7 @@ class Grader:
         pause_s = self.backoff.failed(name, problem, fault)
         log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
-        self._failing.add(self._cell(name))
+        self._failing.add(self.known.cell(name))
         self._failing_runs.add(queues.run_of(name))
 
     def _well(self, name: str) -> None:
@@ -272,7 +289,7 @@ class Grader:
         self._failing.clear()
         self._failing_runs.clear()
         self.backoff.well(name)
-        self._working.add(self._cell(name))
+        self._working.add(self.known.cell(name))
 
     def _must_leave(self) -> bool:
         """Whether this node, and not one cell of the matrix, is in trouble: what worked before fails, or nothing works."""
@@ -280,16 +297,6 @@ class Grader:
             return False
         open_runs = set(self.record.runs) - set(reading.list_names(self.experiment.finished))
         return len(self._failing_runs) > 1 or len(open_runs) <= 1  # else it may be that one run's own damage
-
-    def _cell(self, name: str) -> str:
-        """Task and base model of an entry, as baselines are named by them."""
-        if name.startswith("b"):
-            return name.split("-", 1)[1]
-        try:
-            science = self._run(queues.run_of(name)).science
-        except (AutorlError, OSError):
-            return name
-        return f"{science.task}-{science.base_model.replace('/', '+')}-{science.recipe.hash()[:8]}"
 
     def _do(self, name: str, generation: int) -> bool:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -299,18 +306,19 @@ class Grader:
             return True  # another grader finished it between our listing and our claim
         if entry.kind is QueueKind.BASELINE:
             return self._do_baseline(entry)
-        record = self._run(entry.run_id or "")
+        record = self.known.record(entry.run_id or "")
         if entry.kind is QueueKind.CLOSE:
             self.closing.close(record, name, generation)
-            self._ledgers.pop(record.run_id, None)
+            self.known.forget_ledger(record.run_id)
             return True
         if entry.kind is QueueKind.FINGERPRINT:
             return self._do_fingerprint(record, entry, name, generation)
-        return self._do_feedback(record, entry, name, generation)
+        self.feedback.score(record, entry.submission_id or 0, name, generation, self.order.waited_s(name))
+        return True
 
     def _do_baseline(self, entry: QueueEntry) -> bool:
         for run_id in self.record.runs:
-            science = self._run(run_id).science
+            science = self.known.record(run_id).science
             same = science.task == entry.task and science.base_model == entry.base_model
             if same and science.recipe.hash() == entry.recipe_hash:
                 return self.baselines.ensure(science, entry.split or Split.FEEDBACK) is not None
@@ -320,46 +328,13 @@ class Grader:
             raise NotReady
         return True  # no run asks for it
 
-    def _do_feedback(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:
-        run = self.experiment.run(record.run_id)
-        ledger = self._ledgers.setdefault(record.run_id, Ledger(run))
-        view = RunView.of(ledger.read())
-        number = entry.submission_id or 0
-        submission = view.submissions.get(number)
-        if submission is None and view.sealed is None:
-            raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
-        if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
-            self.tracing.enqueue(record, view)  # who committed the score may have died before this
-            return True
-        science = record.science
-        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
-        assert submission.content_hash is not None
-        if submission.is_base:
-            baseline = self.baselines.ensure(science, split)
-            if baseline is None:
-                raise NotReady
-            evaluation = baseline.evaluation
-        else:
-            items = run.items / f"{number:06d}.{split}.jsonl.gz"
-            evaluation = self.attempts.evaluate(science, submission.content_hash, split, items, name, generation)
-        score = Score(submission_id=number, evaluation=evaluation, grader=self.id, generation=generation)
-        ledger.append(
-            EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores
-        )
-        self.order.count(name)
+    def _scored(self, name: str, evaluation: Evaluation) -> None:
         self.heart.set(scored=self.heart.beat.scored + 1)
-        log.info(
-            "%s submission %d: %s",
-            record.run_id,
-            number,
-            evaluation.score if evaluation.score is not None else evaluation.reason,
-        )
-        self.baselines.ensure(science, split)  # another engine than the one that measured it when the queue began
-        self.tracing.enqueue(record, RunView.of(ledger.read()))
-        return True
+        said = evaluation.score if evaluation.score is not None else evaluation.reason
+        log.info("%s submission %d: %s", queues.run_of(name), queues.number_of(name), said)
 
     def _do_fingerprint(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:
-        ledger = self._ledgers.setdefault(record.run_id, Ledger(self.experiment.run(record.run_id)))
+        ledger = self.known.ledger(record.run_id)
         done = self.tracing.work(record, ledger, entry.submission_id or 0, name, generation)
         if done is not None and not self.keep_all:
             release_spare(self.experiment, record.run_id, ledger)
@@ -367,10 +342,20 @@ class Grader:
             self.backoff.now(f"c-{record.run_id}")  # its closing waited for this
         return True
 
-    def _run(self, run_id: str) -> RunRecord:
-        if run_id not in self._runs:
-            self._runs[run_id] = read_run(self.experiment.run(run_id))
-        return self._runs[run_id]
+    def _likely_next(self) -> tuple[Path, str] | None:
+        """Artifact and content hash of the submission that comes after the one that is being answered, by the engine that is up."""
+        names = [name for name in queues.waiting(self.experiment.queue) if name != self.feedback.under_way]
+        current = self.claims.current() if names else {}
+        for name in self.order.sort(names, current, self.bench.group):
+            if not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
+                continue
+            if self.known.group(name) != self.bench.group:
+                return None
+            view = RunView.of(self.known.ledger(queues.run_of(name)).read())
+            submission = view.submissions.get(queues.number_of(name))
+            content = None if submission is None or submission.is_base else submission.content_hash
+            return None if content is None else (self.experiment.artifacts / content, content)
+        return None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """A stop that was asked for: the claim is given back at once, so that the next grader need not wait."""

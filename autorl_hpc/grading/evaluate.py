@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +29,13 @@ from autorl_hpc.states import Split
 from autorl_hpc.tasks.heldout import Item, load_items, load_shots
 from autorl_hpc.tasks.loader import load_task
 
+log = logging.getLogger("autorl_hpc.grader")
+
+
+def engine_group(base_model: str, recipe: Recipe) -> str:
+    """Runs of one group are scored by one engine, which only swaps weights between them."""
+    return f"{base_model} {recipe.dtype}"
+
 
 @dataclass(frozen=True)
 class ItemOutcome:
@@ -44,6 +53,20 @@ class ItemOutcome:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """What an engine answered on a split: what is left is to rate it, and needs no engine."""
+
+    science: Science
+    split: Split
+    content_hash: str
+    items: Sequence[Item]
+    answers: list[list[Answer]]
+    engine_hash: str
+    asked: Hashable
+    timings: Timings
+
+
+@dataclass(frozen=True)
 class Scored:
     """An evaluation with its per-item outcomes."""
 
@@ -58,24 +81,31 @@ class Bench:
         self.root = root
         self.spec = spec
         self._engine: Engine | None = None
-        self._engine_for: tuple[str, str] | None = None
+        self._group: str | None = None
         self._items: dict[tuple[str, str, str], list[Item]] = {}
         self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
         self._cluster_fields: dict[str, str | None] = {}
         self._playground = Playground(root)
         self._judging = Judging(root, judge)
+        self._rating = threading.Lock()
+        self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # weights and content hash
 
     def engine(self, base_model: str, recipe: Recipe) -> Engine:
         """The warm engine of a base model and dtype; another one is closed first."""
-        wanted = (base_model, recipe.dtype)
-        if self._engine is None or self._engine_for != wanted:
+        wanted = engine_group(base_model, recipe)
+        if self._engine is None or self._group != wanted:
             self.drop_engine()
             from autorl_hpc.grading.engines import make_engine
 
             verify_model(self.root, base_model)  # config and tokenizer too: they decide what is asked
             self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype)
-            self._engine_for = wanted
+            self._group = wanted
         return self._engine
+
+    @property
+    def group(self) -> str | None:
+        """The group of entries that the engine which is up can score."""
+        return self._group
 
     @property
     def identity(self) -> EngineIdentity | None:
@@ -87,7 +117,7 @@ class Bench:
         if self._engine is not None:
             self._engine.close()
         self._engine = None
-        self._engine_for = None
+        self._group = None
         self._prompts.clear()
 
     def items(self, science: Science, split: Split) -> list[Item]:
@@ -118,31 +148,58 @@ class Bench:
             WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Anything else is a defect or an
                 engine that broke; the caller decides whose fault it is.
         """
+        return self.rate(self.answer(science, weights, content_hash, split, order=order, limit=limit))
+
+    def answer(
+        self,
+        science: Science,
+        weights: Path,
+        content_hash: str,
+        split: Split,
+        *,
+        order: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> Answered:
+        """The engine's part of `evaluate`."""
         recipe = science.recipe
         items = self.items(science, split)[:limit]
-        rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
+        scorer(recipe.scorer, recipe.scorer_version, science.task)
+        self._judging.context(science)  # what can't be rated is not asked
         engine = self.engine(science.base_model, recipe)
         prompts = [] if recipe.max_steps else self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
+        self._load_ahead(engine)
         started = time.monotonic()
-        context, asked_before = self._judging.context(science), self._judging.usage(recipe)
         engine_hash = engine.identity.digest()
-        unjudged = (content_hash, split, recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
-        if kept := self._judging.kept(unjudged):
+        pin = science.splits[split].sha256
+        asked = (content_hash, split, pin, recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
+        if kept := self._judging.kept(asked):
             answers = kept
         elif recipe.max_steps:
             answers = self._playground.play(science, items, engine, order)
         else:
             answers = _samples(engine, prompts, recipe, science.seed, order)
-        generated = time.monotonic()
+        timings = Timings(load_s=loaded.load_s, swap_s=loaded.swap_s, generate_s=time.monotonic() - started)
+        return Answered(science, split, content_hash, items, answers, engine_hash, asked, timings)
+
+    def rate(self, answered: Answered) -> Scored:
+        """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one."""
+        with self._rating:  # a judge's use is counted from one evaluation to the next
+            return self._rate(answered)
+
+    def _rate(self, answered: Answered) -> Scored:
+        started = time.monotonic()
+        science, items, recipe = answered.science, answered.items, answered.science.recipe
+        rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
+        context, asked_before = self._judging.context(science), self._judging.usage(recipe)
         try:
-            rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], context)
+            rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answered.answers], context)
         except JudgeFailed as error:
-            raise self._judging.failed(unjudged, answers, error) from error
+            raise self._judging.failed(answered.asked, answered.answers, error) from error
         clusters = self._clusters(science.task, items)
         outcomes = tuple(
             _outcome(item, drawn, outcome, cluster)
-            for item, drawn, outcome, cluster in zip(items, answers, rated, clusters, strict=True)
+            for item, drawn, outcome, cluster in zip(items, answered.answers, rated, clusters, strict=True)
         )
         metrics = rater.metrics(items, rated)
         if context.judge is not None:
@@ -155,23 +212,29 @@ class Bench:
         if any(cluster is not None for cluster in clusters):
             metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
         evaluation = Evaluation(
-            split=split,
-            content_hash=content_hash,
+            split=answered.split,
+            content_hash=answered.content_hash,
             score=metrics.pop("score", mean),
             n=len(outcomes),
             correct=int(total) if whole and "mean_outcome" not in metrics else None,
             metrics=metrics,
             recipe_hash=recipe.hash(),
-            engine_hash=engine_hash,
-            truncated=sum(answer.truncated for drawn in answers for answer in drawn),
-            timings=Timings(
-                load_s=loaded.load_s,
-                swap_s=loaded.swap_s,
-                generate_s=generated - started,
-                score_s=time.monotonic() - generated,
-            ),
+            engine_hash=answered.engine_hash,
+            truncated=sum(answer.truncated for drawn in answered.answers for answer in drawn),
+            timings=answered.timings.model_copy(update={"score_s": time.monotonic() - started}),
         )
         return Scored(evaluation, outcomes)
+
+    def _load_ahead(self, engine: Engine) -> None:
+        """Has the engine read what is likely to come next, while it answers. No more than a hint: whatever fails here is seen again,
+        and sorted, when that checkpoint's turn has come."""
+        read_ahead = getattr(engine, "prefetch", None)
+        try:
+            likely = None if read_ahead is None else self.likely_next()
+            if read_ahead is not None and likely is not None:
+                read_ahead(*likely)
+        except Exception as error:
+            log.info("nothing is loaded ahead: %s", error)
 
     def _clusters(self, task: str, items: Sequence[Item]) -> list[str | None]:
         """What each item belongs to, where the task's items are not independent: the statistics' unit."""

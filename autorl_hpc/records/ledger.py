@@ -107,6 +107,12 @@ class Submission(Strict):
 class Timings(Strict):
     """Where the seconds of one evaluation went; each is a difference of one process's monotonic clock."""
 
+    waiting_s: float | None = Field(
+        None,
+        ge=0,
+        description="From when the grader that scored it first saw its entry in the queue until the evaluation began; what came before "
+        "that, under another grader, is not in it. Null: nobody waited in the queue for it, or it was not measured.",
+    )
     load_s: float = 0.0
     swap_s: float = 0.0
     generate_s: float = 0.0

@@ -14,7 +14,6 @@ from typing import Literal
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.files import queue as queues
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
 from autorl_hpc.records.exchange import Heartbeat
 
@@ -211,13 +210,3 @@ def test_racing_graders_have_one_winner_an_entry(world: World, tmp_path: Path, r
         claim = json.loads((world.claims / f"e{entry}.g0001").read_bytes())
         assert winners == [claim["grader"]]
     assert len(world.names()) == entries
-
-
-def test_the_queue_s_order_survives_names_of_strangers() -> None:
-    order = queues.Order()
-    names = ["f-b--000001", "b2-t-m-12345678", "c-run", "f.json", "f", "x", "f-a--000001", "b1-t-m-12345678"]
-    first = order.sort(names)
-    assert first[0] == "b1-t-m-12345678" and set(first[-2:]) == {"f.json", "x"}
-    order.count("f-b--000001")
-    again = order.sort(names)
-    assert again.index("f-a--000001") < again.index("f-b--000001"), "a run that was served stands back"

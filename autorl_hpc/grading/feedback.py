@@ -1,0 +1,156 @@
+"""Scores submissions: the engine answers here, and while it answers for the next one, another thread rates and commits.
+
+Closings and baselines need no such thing: nothing waits behind them in their run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic
+from autorl_hpc.files.claims import Claims
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.queue import SUFFIX
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
+from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.evaluate import Answered
+from autorl_hpc.grading.finishing import Finished, Finishing
+from autorl_hpc.grading.known import Known
+from autorl_hpc.grading.tracing import Tracing
+from autorl_hpc.records.ledger import Evaluation, Score
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EntryKind, Protocol, Split
+
+PASSING: Final = (AutorlError, ClusterTrouble, OSError)
+"""Errors that say nothing about an artifact."""
+
+
+class Feedback:
+    """Scores submissions for one grader.
+
+    Args:
+        scored: called by the grader's own thread with each score that was committed.
+        before_next: called before another one gets under way; it collects the one that is.
+    """
+
+    def __init__(
+        self,
+        experiment: ExperimentDir,
+        known: Known,
+        claims: Claims,
+        baselines: Baselines,
+        attempts: Attempts,
+        tracing: Tracing,
+        grader: str,
+        scored: Callable[[str, Evaluation], None],
+        before_next: Callable[[], None],
+    ) -> None:
+        self.experiment = experiment
+        self.known = known
+        self.claims = claims
+        self.baselines = baselines
+        self.attempts = attempts
+        self.tracing = tracing
+        self.grader = grader
+        self.scored = scored
+        self.before_next = before_next
+        self._finishing = Finishing()
+        self._in_place: set[str] = set()  # could not be finished beside another one: to be scored from end to end
+
+    @property
+    def under_way(self) -> str | None:
+        """The entry whose answers are being rated and committed: its claim is held until that is done."""
+        return self._finishing.name
+
+    def score(self, record: RunRecord, number: int, name: str, generation: int, waiting_s: float | None) -> None:
+        """Scores a submission and commits it, unless that is done; it may go on beside whatever comes next: see `under_way`.
+
+        Raises:
+            NotReady: another grader measures the base model, or the submission is not to be seen yet.
+            ClusterTrouble: see `Attempts.evaluate`.
+        """
+        ledger = self.known.ledger(record.run_id)
+        view = RunView.of(ledger.read())
+        submission = view.submissions.get(number)
+        if submission is None and view.sealed is None:
+            raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
+        if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
+            self.tracing.enqueue(record, view)  # who committed the score may have died before this
+            return
+        science, content = record.science, submission.content_hash
+        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        items = self.experiment.run(record.run_id).items / f"{number:06d}.{split}.jsonl.gz"
+        assert content is not None
+        if submission.is_base:
+            baseline = self.baselines.ensure(science, split)
+            if baseline is None:
+                raise NotReady
+            evaluation = baseline.evaluation
+        elif name in self._in_place:
+            evaluation = self.attempts.evaluate(science, content, split, items, name, generation, waiting_s)
+        else:
+            answered = self.attempts.answer(science, content, split, name, generation)
+            if isinstance(answered, Answered):
+                self.before_next()
+                self._finish_beside(record, number, answered, items, name, generation, waiting_s)
+                self.baselines.ensure(science, split)
+                return
+            evaluation = answered
+        self._commit(record, number, evaluation, generation)
+        self.baselines.ensure(science, split)  # another engine than the one that measured it when the queue began
+        self.tracing.enqueue(record, RunView.of(ledger.read()))
+        self._in_place.discard(name)
+        self.scored(name, evaluation)
+
+    def collect(self, timeout_s: float | None = 0.0) -> Finished | None:
+        """What became of the submission that was under way, once it is done (or within `timeout_s`; None: however long it takes).
+
+        Where it failed its claim is given back. Where that may be the artifact's doing, it is scored from end to end next time.
+        """
+        found = self._finishing.collect(timeout_s)
+        if found is None:
+            return None
+        if isinstance(found.result, Evaluation):
+            self.scored(found.name, found.result)
+            return found
+        if self.claims.holds(found.name, found.generation):
+            self.claims.drop(found.name)
+        if not isinstance(found.result, PASSING):
+            self._in_place.add(found.name)
+        return found
+
+    def _finish_beside(
+        self,
+        record: RunRecord,
+        number: int,
+        answered: Answered,
+        items: Path,
+        name: str,
+        generation: int,
+        waiting_s: float | None,
+    ) -> None:
+        compares = (
+            self.baselines.get(record.science, answered.split) is not None
+        )  # else its closing queues the fingerprint
+
+        def finish() -> Evaluation:
+            evaluation = self.attempts.finish(answered, items, waiting_s)
+            self._commit(record, number, evaluation, generation)
+            if compares:
+                self.tracing.enqueue(record, RunView.of(self.known.ledger(record.run_id).read()))
+            atomic.unlink_quietly(self.experiment.queue / f"{name}{SUFFIX}")
+            if self.claims.holds(name, generation):
+                self.claims.drop(name)
+            return evaluation
+
+        self._finishing.start(name, generation, finish)
+
+    def _commit(self, record: RunRecord, number: int, evaluation: Evaluation, generation: int) -> None:
+        score = Score(submission_id=number, evaluation=evaluation, grader=self.grader, generation=generation)
+        self.known.ledger(record.run_id).append(
+            EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores
+        )
