@@ -157,7 +157,10 @@ def masked(text: str) -> str:
 
 def masked_options(text: str) -> str:
     """`text` without the secrets that some programs take by an option whose name alone doesn't tell."""
-    return _PROGRAMS.sub(_without_option, text) if any(name in text for name in _NAMES_OF_PROGRAMS) else text
+    for name in _NAMES_OF_PROGRAMS:
+        if name in text:
+            return _PROGRAMS.sub(_without_option, text)
+    return text
 
 
 def _without_option(match: re.Match[str]) -> str:
@@ -173,7 +176,10 @@ def _without_password(match: re.Match[str]) -> str:
 def _without_named(text: str) -> str:
     """Values of names that secrets go by, and credentials after their scheme. One pass: the cursor only moves on."""
     lowered = text.lower()
-    if not any(hint in lowered for hint in _HINTS):
+    for hint in _HINTS:
+        if hint in lowered:
+            break
+    else:
         return text
     kept: list[str] = []
     done = cursor = 0

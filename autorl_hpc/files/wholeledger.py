@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -19,15 +20,15 @@ from pydantic import ValidationError
 from autorl_hpc.files import reading
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import sha256_hex
 from autorl_hpc.records.base import SCHEMA_VERSION
 from autorl_hpc.records.canonical import canonical_json
 from autorl_hpc.records.ledger import BODIES, Writer
 from autorl_hpc.states import EntryKind
 
-_VALIDATE = {kind: body.__pydantic_validator__.validate_json for kind, body in BODIES.items()}
-_KINDS = {str(kind).encode(): kind for kind in EntryKind}
+_KINDS = {str(kind).encode(): (kind, BODIES[kind].__pydantic_validator__.validate_json) for kind in EntryKind}
 _AT, _BODY, _KIND, _END = b'{"at":"', b'","body":', b',"kind":"', b"}\n"
+_AT_CHARS, _BODY_CHARS, _KIND_CHARS = len(_AT), len(_BODY), len(_KIND)
+_MARK = b'","prev":"%%b","schema_version":%d,"seq":%%d,"writer":' % SCHEMA_VERSION
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ_AT_ONCE = 1 << 12
 """Most entries are of a kilobyte; longer ones are read in several steps. Room for more takes longer to get than to fill."""
@@ -122,25 +123,26 @@ def _entry(data: bytes, seq: int, head: str) -> Read:
     The parts add up to the whole: a timestamp without escapes, a body and a writer that are complete JSON objects, and
     fixed bytes between them. So no other reading of these bytes is possible, wherever the marks were found.
     """
-    mark = f'","prev":"{head}","schema_version":{SCHEMA_VERSION},"seq":{seq},"writer":'.encode()
-    at_end = data.find(b'"', len(_AT))
+    mark = _MARK % (head.encode(), seq)
+    at_end = data.find(b'"', _AT_CHARS)
     link = data.rfind(mark)
     kind_at = data.rfind(_KIND, 0, link)
-    body_at = at_end + len(_BODY)
-    kind = _KINDS.get(data[kind_at + len(_KIND) : link])
+    body_at = at_end + _BODY_CHARS
+    known = _KINDS.get(data[kind_at + _KIND_CHARS : link])
     if (
-        kind is None
+        known is None
         or not (0 < body_at <= kind_at < link)
-        or not data.startswith(_AT)
+        or data[:_AT_CHARS] != _AT
         or data[at_end:body_at] != _BODY
         or not data.endswith(_END)
     ):
         raise Different
-    at = data[len(_AT) : at_end].decode()
+    at = data[_AT_CHARS:at_end].decode()
     if "\\" in at or not at.isprintable():
         raise Different
-    body = _VALIDATE[kind](data[body_at:kind_at])
-    return Read(kind, at, _writer(data[link + len(mark) : -len(_END)]), body, sha256_hex(data))
+    kind, validate = known
+    body = validate(data[body_at:kind_at])
+    return Read(kind, at, _writer(data[link + len(mark) : -len(_END)]), body, sha256(data).hexdigest())
 
 
 @lru_cache(maxsize=1024)

@@ -20,6 +20,7 @@ class Bases:
 
     folder: Path
     _known: dict[str, Baseline] | None = field(default=None)
+    _digests: dict[str, str] = field(default_factory=dict)
 
     def by_engine(self, science: Science, split: Split, engine_hash: str) -> Baseline | None:
         """The base model's score on a split by one engine."""
@@ -32,6 +33,12 @@ class Bases:
         found = [b for engine in sorted(engines) if (b := self.by_engine(science, split, engine)) is not None]
         return found[0] if len(found) == 1 else None
 
+    def digest(self, baseline: Baseline) -> str:
+        """`Baseline.digest`, computed once: each run of the experiment asks for it."""
+        if baseline.key not in self._digests:
+            self._digests[baseline.key] = baseline.digest()
+        return self._digests[baseline.key]
+
     def items_path(self, baseline: Baseline) -> Path:
         """Where its outcomes lie."""
         return self.folder / f"{baseline.key}.items.jsonl.gz"
@@ -41,7 +48,11 @@ class Bases:
             keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
             read = {key: read_baseline(self.folder, key) for key in keys}
             self._known = {
-                key: baseline for key, baseline in read.items() if baseline is not None and baseline.key == key
+                key: baseline
+                for key, baseline in read.items()
+                if baseline is not None
+                and baseline.key == key
+                and baseline.evaluation.engine_hash == baseline.engine.digest()
             }
         return self._known
 
@@ -52,6 +63,5 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
         evaluation.split is split
         and evaluation.content_hash == science.base_model_content_hash
         and evaluation.recipe_hash == science.recipe.hash()
-        and evaluation.engine_hash == baseline.engine.digest()
         and evaluation.n == science.splits[split].n
     )

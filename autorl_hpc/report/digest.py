@@ -213,7 +213,7 @@ class _Digest:
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """The base model's score, unless it was altered since the run was closed."""
         closed = self.view.closed
-        if base is None or closed is None or closed.baseline_sha256.get(base.key, base.digest()) == base.digest():
+        if base is None or closed is None or closed.baseline_sha256.get(base.key) in (None, self.bases.digest(base)):
             return base
         self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
         return None

@@ -50,16 +50,15 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
 
 
 def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:
-    """The look at the workspace when submission `number` was made, None for that at the end; the first, if there are more.
-
-    File names are the agent's: made harmless, and not shown if items stood in them.
-    """
+    """The look at the workspace when submission `number` was made, None for that at the end; the first, if there are more."""
     known = next((one for one in view.contaminations if one.submission_id == number), None)
-    if known is None:
-        return None
+    return None if known is None else shown_look(known, hidden or hidden_of(view.contaminations))
+
+
+def shown_look(known: Contamination, hidden: Hidden) -> Contamination:
+    """A look as the report shows it. File names are the agent's: made harmless, and not shown if items stood in them."""
     if not known.found and known.reason is None:
         return known
-    hidden = hidden or hidden_of(view.contaminations)
     files = tuple(one.model_copy(update={"file": clean(masked(hidden.name(one.file))) or "?"}) for one in known.found)
     more = known.found_unlisted + max(0, len(files) - MANY_FILES)
     update = {"found": files[:MANY_FILES], "found_unlisted": more, "reason": clean(known.reason)}

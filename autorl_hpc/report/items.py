@@ -116,13 +116,18 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
-        facts = tuple([row.get("facts") or _NOTHING for row in rows])
+        facts = tuple([row.get("facts") or _NOTHING for row in rows]) if _may_hold(lines, "facts") else ()
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
     return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)
+
+
+def _may_hold(data: bytes, name: str) -> bool:
+    """False: no object in this JSON has such a field, however it is written."""
+    return name.encode() in data or b"\\" in data
 
 
 def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ from autorl_hpc.report.charts import svg
 from autorl_hpc.report.evidence import UNSEEN
 from autorl_hpc.report.measured import how_measured
 from autorl_hpc.report.run_parts import Shown
+from autorl_hpc.report.spent import limits_told
 from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
 from autorl_hpc.report.text import markdown
 from autorl_hpc.report.versus import Versus
@@ -138,6 +139,7 @@ def _environment(kind: str) -> Environment:
         beside=index_parts.beside,
         share_between=_plain(fmt.share_between),
         amount=_plain(fmt.amount),
+        limits_told=_plain(limits_told),
         gpus=fmt.gpus,
         over_between=fmt.over_between,
         drawn=lambda panel: Markup(svg.drawn(panel)),

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from autorl_hpc.files.masking import masked
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.exchange import Baseline
-from autorl_hpc.records.ledger import Evaluation, Submission
+from autorl_hpc.records.ledger import Contamination, Evaluation, Submission
 from autorl_hpc.report import length_controlled
-from autorl_hpc.report.evidence import contamination_of, fingerprint_of
+from autorl_hpc.report.evidence import fingerprint_of, shown_look
 from autorl_hpc.report.hiding import IN_WORKSPACE, NOTHING, Hidden, hidden_of
 from autorl_hpc.report.items import Items
 from autorl_hpc.report.statistics.clusters import Totals, clustered_interval, clustered_intervals, hull, vary_little
@@ -191,12 +191,20 @@ def points_of(view: RunView, intervals: Mapping[int, ScoreInterval] | None = Non
         intervals: of scores by the submission that they were measured for, where they come from items.
     """
     hidden = hidden_of(view.contaminations)
+    looks = {look.submission_id: look for look in reversed(view.contaminations)}  # of several the first
     return tuple(
-        _point(view, submission, intervals or {}, hidden) for _, submission in sorted(view.submissions.items())
+        _point(view, submission, intervals or {}, looks.get(submission.submission_id), hidden)
+        for _, submission in sorted(view.submissions.items())
     )
 
 
-def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreInterval], hidden: Hidden) -> Point:
+def _point(
+    view: RunView,
+    submission: Submission,
+    intervals: Mapping[int, ScoreInterval],
+    look: Contamination | None,
+    hidden: Hidden,
+) -> Point:
     score = view.score_of(submission) if submission.status == "accepted" else None
     evaluation = None if score is None else score.evaluation
     found = ScoreInterval() if score is None else intervals.get(score.submission_id) or interval(score.evaluation)
@@ -218,7 +226,7 @@ def _point(view: RunView, submission: Submission, intervals: Mapping[int, ScoreI
         fault=fault,
         reason=_reason(submission, evaluation, hidden),
         fingerprint=fingerprint_of(view, submission) if evaluation is not None else None,
-        contamination=contamination_of(view, submission.submission_id, hidden),
+        contamination=None if look is None else shown_look(look, hidden),
     )
 
 

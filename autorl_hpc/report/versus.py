@@ -44,7 +44,9 @@ class VersusTask(Strict):
     a: OverRuns
     b: OverRuns
     difference: float | None = Field(None, description="Mean improvement of a less that of b; null: a side has no run.")
-    p_value: float | None = Field(None, description="Permutation of runs, studentised; null below two runs a side.")
+    p_value: float | None = Field(
+        None, description="Permutation of runs, studentised; null below two runs a side, and of imported runs."
+    )
     p_holm: float | None = Field(None, description="Adjusted for the number of tests of this comparison.")
     p_least: float | None = None
     probability_of_improvement: float | None = Field(None, description="That a run of a beats one of b.")
@@ -107,10 +109,14 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
     if left.places & right.places:
         raise AutorlError("the two sides share runs", where=f"--compare {a} {b}", next_step=_known(merged))
     by_what = _alike(left, right)
-    tasks, over, ambiguous = [], [], set[str]()
+    tasks, over, ambiguous, unproven = [], [], set[str](), set[int]()
     for number, board in enumerate(merged.boards, 1):
         strata = _strata(merged, board, left, right, by_what)
-        tasks += [_task(number, key, sides) for key, sides in sorted(strata.items())]
+        proven = board.conditions.imported is None  # of what nobody can check there is no test
+        tasks += [_task(number, key, sides, tested=proven) for key, sides in sorted(strata.items())]
+        if not proven:
+            unproven.add(number)
+            continue
         several = _ambiguous(strata)
         ambiguous |= several
         found = _over(number, board.conditions, strata, several)
@@ -122,7 +128,7 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         b=right.side(merged.runs),
         tasks=_adjusted(tasks),
         over_tasks=tuple(over),
-        notes=tuple(_notes(tasks, ambiguous)),
+        notes=tuple(_notes(tasks, ambiguous, unproven)),
     )
 
 
@@ -223,9 +229,9 @@ def _split(
     return dict(found)
 
 
-def _task(number: int, key: _Key, sides: tuple[list[float], list[float]]) -> VersusTask:
+def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
-    enough = min(len(a), len(b)) >= RUNS_TO_COMPARE
+    enough = tested and min(len(a), len(b)) >= RUNS_TO_COMPARE
     over_a, over_b = over_runs(a), over_runs(b)
     difference = over_a.mean - over_b.mean if over_a.mean is not None and over_b.mean is not None else None
     return VersusTask(
@@ -274,7 +280,8 @@ def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[st
     return VersusAll(leaderboard=number, conditions=conditions, ambiguous_tasks=told, **found._asdict())
 
 
-def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
+def _notes(tasks: Sequence[VersusTask], ambiguous: set[str], unproven: set[int]) -> list[str]:
+    """`unproven`: leaderboards of imported runs."""
     met = [one for one in tasks if one.difference is not None]
     alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
@@ -283,6 +290,9 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     if ambiguous:
         names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
         notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")
-    if met and not any(one.p_value is not None for one in tasks):
+    if any(one.leaderboard in unproven for one in met):
+        notes.append("imported results are unproven: their difference is shown, with no test and not over tasks")
+    ours = [one for one in met if one.leaderboard not in unproven]
+    if ours and not any(one.p_value is not None for one in ours):
         notes.append("no test: it takes two counted runs a side on a task")
     return notes

@@ -13,10 +13,13 @@ from typing import Any
 from treemaker import Tree, TreeRun, sha
 
 from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import api, merge
-from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
+from autorl_hpc.report.routes import mode_kept
+from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, SkillMetrics, Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.states import EndedBy, FailureKind, Fault, Network, Route, Split
 
 TASKS = {"gsm8k": 0.42, "alfworld": 0.08, "webshop": 0.30}
@@ -35,6 +38,9 @@ MODES = {"claude-code": ("free", "sft-only", "rl-only")}
 N_FEEDBACK, N_REPORT = 60, 150
 SIZES = {Split.FEEDBACK: N_FEEDBACK, Split.REPORT: N_REPORT}
 BUDGET_S = 12 * 3600.0
+BUDGET = Budget(wall_clock_s=BUDGET_S, gpu_hours=24, tokens=20_000_000, cost_usd=60, max_submissions=12)
+GPUS = 1.6
+"""In use on average: two, for the most part of the time."""
 ROUTES = {"free": Route.SFT_RL, "sft-only": Route.SFT, "rl-only": Route.GRPO}
 FAILURES = (FailureKind.EARLY_CODING, FailureKind.REWARD_OR_DATA, FailureKind.TRAINING_COLLAPSE, FailureKind.NO_GAIN)
 
@@ -71,13 +77,16 @@ def report_on(tree: Tree) -> MergedReport:
 
 def _run(tree: Tree, science: dict[str, Any], share: float, gain: float, spread: float) -> TreeRun:
     draw = random.Random("-".join(str(science[name]) for name in ("task", "agent", "driver", "mode", "seed")))
-    run = tree.run(**science, budget=Budget(wall_clock_s=BUDGET_S)).start()
+    run = tree.run(**science, budget=BUDGET).start()
     fate = draw.random()
     if fate < 0.04:
-        run.seal(900.0, EndedBy.CRASHED, None, fault=Fault.CLUSTER)
+        run.seal(900.0, EndedBy.CRASHED, None, fault=Fault.CLUSTER, **_used(run, 900.0))
         return run.close(selected_by="infrastructure", report=None, fault=Fault.CLUSTER, reason="node lost")
     if fate < 0.10:
-        return run.seal(draw.uniform(3000, BUDGET_S), exit_code=1, fault=Fault.AGENT, reason="no submission").close()
+        end_s = draw.uniform(3000, BUDGET_S)
+        return run.seal(
+            end_s, exit_code=1, fault=Fault.AGENT, reason="no submission", **_used(run, end_s, exit_codes=(0, 1))
+        ).close()
     goal = min(0.97, max(0.0, share + draw.gauss(gain, spread)))
     count = draw.randrange(3, 11)
     at = 0.0
@@ -89,8 +98,30 @@ def _run(tree: Tree, science: dict[str, Any], share: float, gain: float, spread:
         level = share + (goal - share) * (1 - math.exp(-2.2 * number / count)) + draw.gauss(0, 0.02)
         run.submit(at, _solved(draw, N_FEEDBACK, level))
     ended = EndedBy.BUDGET if draw.random() < 0.5 else EndedBy.AGENT_EXIT
-    run.seal(BUDGET_S if ended is EndedBy.BUDGET else min(BUDGET_S, at + 1200.0), ended)
+    end_s = BUDGET_S if ended is EndedBy.BUDGET else min(BUDGET_S, at + 1200.0)
+    run.seal(end_s, ended, **_used(run, end_s))
     return run.close(_solved(draw, N_REPORT, goal))
+
+
+def _used(run: TreeRun, end_s: float, exit_codes: tuple[int | None, ...] = (0,)) -> dict[str, Any]:
+    """What the gateway counted until the run's end, and its GPU-hours; for each start of the agent an exit code."""
+    hours, rate = end_s / 3600, _rate(run.record.run_id)
+    tokens_in, tokens_out = int(0.9 * rate * hours), int(0.1 * rate * hours)
+    use = DriverUse(
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        tokens_cached=int(0.7 * tokens_in),
+        cost_usd=round(3e-6 * rate * hours, 2),
+        calls=int(40 * hours),
+        refused=int(hours) % 3,
+    )
+    told = {"gpu_hours": round(GPUS * hours, 3), "driver": use, "exit_codes": exit_codes}
+    return told | {"reprompts": len(exit_codes) - 1}
+
+
+def _rate(run_id: str) -> float:
+    """Tokens an hour."""
+    return random.Random(run_id).uniform(0.4e6, 1.6e6)
 
 
 def _solved(draw: random.Random, n: int, share: float) -> list[float]:
@@ -105,8 +136,9 @@ def with_story(run: RunSummary) -> RunSummary:
     planned = ROUTES[run.mode]
     executed = planned if draw.random() < 0.6 else Route.SFT
     hours = run.elapsed_s / 3600
-    rate = draw.uniform(0.4e6, 1.6e6)
+    rate = _rate(run.run_id)
     iterations = []
+    before_s = 0.0
     for point in run.trajectory:
         used = point.elapsed_s / 3600
         iterations.append(
@@ -115,26 +147,51 @@ def with_story(run: RunSummary) -> RunSummary:
                 status=point.status,
                 score=point.score,
                 elapsed_s=point.elapsed_s,
-                duration_s=0.0,
+                duration_s=point.elapsed_s - before_s,
                 tokens=int(rate * used),
                 cost_usd=round(3e-6 * rate * used, 4),
-                gpu_hours=round(1.6 * used, 4),
+                gpu_hours=round(GPUS * used, 4),
+                route=RouteTold(planned=planned, executed=executed),
             )
         )
+        before_s = point.elapsed_s
     helped = run.improvement is not None and (run.improvement.low or 0.0) > 0
     kind = FailureKind.INFRASTRUCTURE if run.excluded == "infrastructure" else draw.choice(FAILURES)
     kind = FailureKind.NO_SUBMISSION if not run.trajectory and run.excluded is None else kind
     resources = Resources(
-        gpu_hours=round(1.6 * hours, 3),
+        gpu_hours=round(GPUS * hours, 3),
         gpus="2",
         gpu_model="NVIDIA H100 80GB HBM3",
+        gpu_use=round(draw.uniform(0.3, 0.9), 3),
         tokens_in=int(0.9 * rate * hours),
         tokens_out=int(0.1 * rate * hours),
+        tokens_cached=int(0.63 * rate * hours),
         cost_usd=round(3e-6 * rate * hours, 2),
+        tokens_from="gateway",
+        cost_from="gateway",
+        driver_calls=int(40 * hours),
+        calls_refused=int(hours) % 3,
+        calls_failed=0,
+        tokens_estimated=0,
+        tool_calls=int(35 * hours),
+        tool_failures=int(3 * hours),
     )
     story = Story(
         route=RouteTold(planned=planned, executed=executed if run.trajectory else Route.NONE),
-        mode_kept=executed is planned if run.trajectory else None,
+        mode_kept=mode_kept(run.mode, executed) if run.trajectory else None,
+        metrics=reference_metrics(
+            run.trajectory,
+            base_score=run.baseline_feedback.score if run.baseline_feedback else None,
+            elapsed_s=run.elapsed_s,
+            allowed_s=run.budget_s,
+            ended=True,
+            refused_unrecorded=0,
+        ),
+        skill=SkillMetrics(
+            without_human_help=True,
+            recovered_from=run.refused,
+            stage_reached="evaluation" if run.trajectory else "design",
+        ),
         iterations=tuple(iterations),
         failure=None if helped else Failure(kind=kind),
         resources=resources,

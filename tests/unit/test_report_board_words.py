@@ -13,6 +13,7 @@ from treemaker import Tree, sha
 
 from autorl_hpc.report import api, merge, pages
 from autorl_hpc.report.charts.build import figures_of
+from autorl_hpc.report.spent import limits_told
 from autorl_hpc.report.story import Failure, RouteTold, Story
 from autorl_hpc.report.summary import Gain, MergedReport, RunSummary
 from autorl_hpc.states import FailureKind, Route
@@ -59,13 +60,25 @@ def test_one_lucky_run_never_heads_the_table(make: Make) -> None:
     assert [row.agent for row in unranked.rows] == ["some", "lucky"] and not unranked.ranks
 
 
+def test_limits_are_told_in_words() -> None:
+    limits = {
+        "given_back_at_most_s": 3600.0,
+        "tokens": 2e7,
+        "gpu_hours": 24.0,
+        "cost_usd": 7.5,
+        "max_submissions": 12.0,
+    }
+    assert limits_told(limits) == "24 GPU-hours, 20 M tokens, 7.5 USD, 12 submissions"
+    assert limits_told({"given_back_at_most_s": 3600.0}) == ""
+
+
 def test_bold_is_what_holm_leaves(make: Make) -> None:
     sure = [make(gain, agent="sure") for gain in (10.0, 10.1, 9.9, 10.05)]
     once = [make(10.0, agent="once")]
     twice = [make(gain, agent="twice") for gain in (10.0, 11.0)]
     page = pages.index_html(report([*sure, *once, *twice]), {})
     bold = [cell for cell in cells(page) if 'class="clear"' in cell]
-    assert len(cells(page)) == 3 and len(bold) == 1 and "n 4" in bold[0]
+    assert len(cells(page)) == 3 and len(bold) == 1 and "n&nbsp;4" in bold[0]
     near = [make(gain, agent="near") for gain in (9.0, 12.0, 15.0)]  # p 0.02 alone, and not among five
     others = [make(gain, agent=f"o{n}") for n in range(4) for gain in (-5.0, 0.0, 5.0)]
     alone, among = pages.index_html(report(near), {}), pages.index_html(report([*near, *others]), {})

@@ -15,7 +15,9 @@ from treemaker import Tree
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import api, refresh
+from autorl_hpc.report.pages import versus_md
 from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc.report.versus import compare
 
 COLUMNS = (
     *("run_id", "timestamp", "task", "agent", "driver_model", "base_model", "baseline", "best_score", "improvement"),
@@ -196,6 +198,11 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     assert [cell.counted for group in merged.groups for cell in group.cells] == [3, 3, 3, 3]
     assert not merged.across_tasks and not any(group.comparisons for group in merged.groups)
     assert all(cell.p_value is None for group in merged.groups for cell in group.cells)
+    versus = compare(merged, "codex", "openhands")
+    assert [one.difference for one in versus.tasks] == [pytest.approx(1.0)] * 2
+    assert all(one.p_value is None and one.p_holm is None and one.p_least is None for one in versus.tasks)
+    assert not versus.over_tasks and [note for note in versus.notes if "no test" in note]
+    assert "imported results are unproven" in versus_md(versus)
 
 
 def test_results_beside_our_own_are_taken(tmp_path: Path) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
 from autorl_hpc.records.recorded import TraceEvent
 from autorl_hpc.report.failures.facts import Exit, LogExcerpt
 from autorl_hpc.report.story import RouteTold
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.states import Route
+
+SeenT = TypeVar("SeenT")
+_time = attrgetter("elapsed_s")
 
 MAX_FAILED = 20
 """Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
@@ -21,11 +27,20 @@ _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJE
 
 def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
     """The last programs that failed in a stretch of time, and the last calls of tools that did."""
-    seen = [p for p in known.failed_programs if begin_s < p.elapsed_s <= end_s]
+    seen = _between(known.failed_programs, begin_s, end_s, _time)
     exits = [Exit(p.command, p.exit_code, p.elapsed_s) for p in seen[-MAX_FAILED:]]
-    calls = [(e, command) for e, command in known.failed_calls if begin_s < e.elapsed_s <= end_s]
+    calls = _between(known.failed_calls, begin_s, end_s, _time_of_call)
     exits += [Exit(command, e.exit_code, e.elapsed_s, e.ok) for e, command in calls[-MAX_FAILED:]]
-    return sorted(exits, key=lambda one: one.elapsed_s)
+    return sorted(exits, key=_time)
+
+
+def _between(seen: Sequence[SeenT], begin_s: float, end_s: float, time: Callable[[SeenT], float]) -> Sequence[SeenT]:
+    """Those after `begin_s`, up to `end_s`; `seen` in the order of their times."""
+    return seen[bisect_right(seen, begin_s, key=time) : bisect_right(seen, end_s, key=time)]
+
+
+def _time_of_call(call: tuple[TraceEvent, str]) -> float:
+    return call[0].elapsed_s
 
 
 def logs_between(known: Known, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
@@ -42,8 +57,8 @@ def _of_traces(known: Known, begin_s: float, end_s: float) -> list[LogExcerpt]:
     """Tracebacks that tools returned, by traces that are files of their own; those in the log are read there, and whole."""
     events = [
         e
-        for e, _ in known.failed_calls
-        if begin_s < e.elapsed_s <= end_s and e.source != AGENT_LOG and e.text and "Traceback" in e.text
+        for e, _ in _between(known.failed_calls, begin_s, end_s, _time_of_call)
+        if e.source != AGENT_LOG and e.text and "Traceback" in e.text
     ]
     return [_excerpt(event) for event in events[-MAX_FAILED:]]
 

@@ -64,8 +64,10 @@ def opened(view: RunView, selected: int | None) -> list[Submission]:
     scored = [s for s in view.accepted() if (score := view.score_of(s)) and score.evaluation.score is not None]
     if len(scored) <= MAX_PAIRED:
         return scored
-    best = view.best()
-    wanted = selected if selected is not None else best.submission_id if best else None
+    wanted = selected
+    if wanted is None:
+        best = view.best()
+        wanted = best.submission_id if best else None
     return [submission for submission in scored if submission.submission_id == wanted]
 
 

@@ -113,12 +113,11 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
 
 
 def _chosen(known: Known, iterations: Sequence[Iteration]) -> Iteration:
+    by_number = {iteration.submission_id: iteration for iteration in iterations}
+    if known.summary.selected in by_number:
+        return by_number[known.summary.selected]
     best = known.view.best()
-    for wanted in (known.summary.selected, best.submission_id if best else None):
-        for iteration in iterations:
-            if iteration.submission_id == wanted:
-                return iteration
-    return iterations[-1]
+    return by_number.get(best.submission_id, iterations[-1]) if best else iterations[-1]
 
 
 def _of_whole_run(known: Known, chosen: RouteTold, iterations: Sequence[Iteration]) -> RouteTold:
@@ -158,8 +157,8 @@ def _failure(
     summary, view = known.summary, known.view
     base = summary.baseline_feedback.score if summary.baseline_feedback else None
     chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
-    best = view.best()
-    chosen = chosen or next((s for s in stretches if best and s.point.submission_id == best.submission_id), None)
+    if chosen is None and (best := view.best()) is not None:
+        chosen = next((s for s in stretches if s.point.submission_id == best.submission_id), None)
     gain = summary.improvement
     facts = RunFacts(
         budget_s=summary.budget_s,
