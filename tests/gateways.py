@@ -68,6 +68,7 @@ class GatewayProcess:
             "log": str(self.log), "bodies": None, "tools": [], **settings,
         }  # fmt: skip
         self.stderr = folder / "gateway.err"
+        self.posts = 0  # each has a line in the log, soon after its answer
         with open(self.stderr, "ab") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "autorl_hpc.gateway"],
@@ -133,6 +134,7 @@ class GatewayProcess:
         told = {"Content-Type": "application/json"} if data is not None else {}
         if token is not None:
             told["Authorization"] = f"Bearer {token}"
+        self.posts += method == "POST"
         try:
             connection.request(method, path, data, {**told, **(headers or {})})
             answer = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Agents' programs from npm, installed once into a folder beside the tests."""
+"""Agents' programs: from npm, installed once into a folder beside the tests, or where a variable says that they are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ from autorl_hpc.agents import load_agent
 PACKAGES = {"claude-code": "@anthropic-ai/claude-code", "codex": "@openai/codex"}
 CACHE = Path(__file__).resolve().parent / ".cache"
 INSTALL_LIMIT_S = 300
+ELSEWHERE = {"openhands": "AUTORL_TEST_OPENHANDS"}
+"""Agents that are too large to install for a test (openhands: 230 packages), by the variable that names the folder of the program."""
+
+
+def readable(agent: str) -> list[str]:
+    """What a sandbox must show for its program: the virtual environment and the Python below it, which may lie in a home."""
+    if agent not in ELSEWHERE:
+        return []
+    venv = folder_of(agent).parent
+    return [str(venv), str((venv / "bin" / "python").resolve().parents[1])]
+
+
+def folder_of(agent: str) -> Path:
+    """The folder that holds an agent's program. Skips where it can't be had."""
+    if agent not in ELSEWHERE:
+        return installed() / "bin"
+    given = os.environ.get(ELSEWHERE[agent])
+    if not given:
+        pytest.skip(f"{agent} is not here: install it into a venv of its own, and name its bin in ${ELSEWHERE[agent]}")
+    return Path(given)
 
 
 def installed(names: tuple[str, ...] = tuple(PACKAGES)) -> Path:

@@ -1,6 +1,6 @@
 """In the place of `vllm serve`: the same arguments and key, /health and /v1/models, a scripted model behind them.
 
-What it does wrong lies as files in $STAND_IN: `fail` (it ends at once, with an error as vLLM prints one), `hang` (it is there and
+What it does wrong lies as files in $STAND_IN: `fail` (it ends at once, with errors as vLLM prints them, the cause first), `hang` (it is there and
 answers nothing, until the process is started anew after the file is gone).
 """
 
@@ -42,6 +42,9 @@ def main() -> int:
         raise SystemExit(f"{given.model_path} holds no model")
     if (faults / "fail").exists():
         print("INFO starting\nValueError: Free memory on device is less than desired", flush=True)
+        print(
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", flush=True
+        )
         return 1
     server = DriverServer(
         lambda conversation: Turn("stand-in"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.cluster import ClusterProfile
-from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.records.driver import DriverSpec, serve_options
 from autorl_hpc.sandbox.ports import TORCH_PORTS, handed_out
 from autorl_hpc.states import Fault
 
@@ -61,11 +61,12 @@ def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) ->
     return [*found, *spec.args]
 
 
-def environment(outer: Mapping[str, str], key: str, code: str) -> dict[str, str]:
+def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
     """The server's variables: this job's, with the key, offline, and without our frozen code, which may be of another Python.
 
     Args:
         code: the folder of the frozen code.
+        inner_port: where its own processes meet; None: it takes one of those that the kernel hands out.
     """
     env = dict(outer)
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
@@ -74,7 +75,22 @@ def environment(outer: Mapping[str, str], key: str, code: str) -> dict[str, str]
         del env["PYTHONPATH"]
     env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
     env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
+    # Its processes are on this node. Asked by itself it would take the address of the way out, or none.
+    env["VLLM_HOST_IP"] = LOOPBACK
+    if inner_port is not None:
+        env["VLLM_PORT"] = str(inner_port)
+    # Ours, for the frozen code; vLLM is imported three times a start, and each would compile all of it again.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    # The server's stacks go into its log when it is ended for not answering.
+    env.setdefault("PYTHONFAULTHANDLER", "1")
+    # Compiled by nvcc at the first start: a minute, and nodes without nvcc fail. vLLM's own sampler needs none.
+    env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return env
+
+
+def inner_port(spec: DriverSpec) -> int | None:
+    """A free port for the server's own processes, which ask for no key there; None where it needs several that it can't take in turn."""
+    return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
 
 
 def free_port(host: str) -> int:

@@ -36,6 +36,7 @@ class Timing:
         hang_s: without an answer for so long, a server that had answered is started over. A busy one answers late.
         pause_s: before a server that died is started again; doubled with each further death, up to `max_pause_s`.
         failures: starts in a row that came to nothing before the job gives up.
+        progress_s: between two lines of the log that say how far a server that starts has come.
     """
 
     beat_s: float = 2.0
@@ -45,6 +46,7 @@ class Timing:
     pause_s: float = 2.0
     max_pause_s: float = 60.0
     failures: float = 4
+    progress_s: float = 30.0
 
     @classmethod
     def from_environment(cls) -> Timing:
@@ -129,7 +131,7 @@ class DriverJob:
         model = self.root.model(self.spec.model).resolve()
         argv = [command.program(self.profile), *command.arguments(self.spec, model, self.gpus, host, port)]
         log.info("driver %s: %s", self.name, argv)
-        env = command.environment(os.environ, key, self.code)
+        env = command.environment(os.environ, key, self.code, command.inner_port(self.spec))
         self._starts += 1
         said = self.experiment.driver_log(self.name)
         try:
@@ -144,19 +146,31 @@ class DriverJob:
 
     def _watch(self, server: Server, url: str) -> tuple[bool, str | None]:
         answered = False
-        last_good = time.monotonic()
+        begun = last_good = told_at = time.monotonic()
         while self._reason_to_end() is None:
             if server.died:
                 words = server.last_words()
                 return answered, f"its server ended with {server.process.returncode}" + (f": {words}" if words else "")
+            now = time.monotonic()
             if server.healthy() and (answered or server.serves()):
-                answered, last_good = True, time.monotonic()
+                if not answered:
+                    log.info("driver %s: answers after %.0f s at %s", self.name, now - begun, url)
+                answered, last_good = True, now
                 self._tell("ready", url)
-            elif time.monotonic() - last_good > (self.timing.hang_s if answered else self.timing.start_s):
-                waited_s = time.monotonic() - last_good
-                return answered, f"its server has not answered for {waited_s:.0f} s"
+            elif now - last_good > (self.timing.hang_s if answered else self.timing.start_s):
+                server.show_stacks()
+                words = server.last_line()
+                return answered, f"its server has not answered for {now - last_good:.0f} s" + (
+                    f"; it last said: {words}" if words else ""
+                )
             else:  # one that answers late is still there: requests find it
-                self._tell("ready" if answered else "starting", url if answered else None)
+                said = None if answered else server.last_line()
+                self._tell("ready" if answered else "starting", url if answered else None, said=said)
+                if now - told_at > self.timing.progress_s:
+                    told_at = now
+                    log.info(
+                        "driver %s: no answer for %.0f s; its server last said: %s", self.name, now - last_good, said
+                    )
             self._pause(self.timing.beat_s)
         return answered, None
 
@@ -190,7 +204,7 @@ class DriverJob:
         idle_s = now - self._last_sign
         return f"no agent was at work for {idle_s:.0f} s" if idle_s > self.spec.idle_exit_s else None
 
-    def _tell(self, state: str, url: str | None = None, problem: str | None = None) -> None:
+    def _tell(self, state: str, url: str | None = None, problem: str | None = None, said: str | None = None) -> None:
         """Writes the endpoint file, unless a newer job has it."""
         self._counter += 1
         told = DriverEndpoint(
@@ -205,6 +219,7 @@ class DriverJob:
             counter=self._counter,
             starts=self._starts,
             problem=problem or (self._told.problem if self._told and state == "starting" else None),
+            said=said,
         )
         try:
             if newest_generation(self.experiment.drivers, self.name) <= self.generation:

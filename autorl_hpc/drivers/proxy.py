@@ -6,6 +6,9 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.states import Fault
+
 
 def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
     """The proxy's URL; None: straight.
@@ -14,6 +17,9 @@ def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | N
         url: of the driver.
         given: `drivers.<name>.proxy`; it stands above the environment, NO_PROXY too.
         environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; small letters first, as curl and Python do.
+
+    Raises:
+        AutorlError: it is no HTTP proxy (SOCKS).
     """
     if given is not None:
         return given
@@ -24,7 +30,17 @@ def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | N
     found = _variable(environ, f"{parts.scheme}_proxy") or _variable(environ, "all_proxy")
     if not found:
         return None
-    return found if "://" in found else f"http://{found}"
+    proxy = found if "://" in found else f"http://{found}"
+    kind = proxy.partition("://")[0].lower()
+    if kind not in ("http", "https"):
+        raise AutorlError(
+            f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway speaks to HTTP proxies alone",
+            where=f"{parts.scheme}_proxy or all_proxy of the job's environment",
+            fault=Fault.CLUSTER,
+            next_step="name an HTTP proxy in the driver's `proxy`, or in HTTPS_PROXY in the profile's `setup`; or name the driver's host in NO_PROXY",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return proxy
 
 
 def _variable(environ: Mapping[str, str], name: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -13,21 +13,28 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-LOG_TAIL_BYTES = 4096
+from autorl_hpc.files.host import die_with_parent
+
+LOG_TAIL_BYTES = 64 * 1024
+"""In which the error is looked for: the stacks of three processes may follow it."""
+
 MAX_LOG_BYTES = 64 * 1024 * 1024
 """Of a server's output; what is older is dropped at its next start."""
 
 ASK_TIMEOUT_S = 10.0
 STOP_WAIT_S = 15.0
+STACKS_WAIT_S = 3.0
 POLL_S = 0.1
+MAX_WORDS = 300
 
-_libc = ctypes.CDLL(None, use_errno=True)
+FOLLOWS = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
+"""Errors of vLLM that only say that another process had one."""
 
 
-def _die_with_parent() -> None:
-    """In the child: a job that is killed without a word leaves no server behind that holds the GPU."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def _in_the_child() -> None:
+    """A job that is killed without a word leaves no server behind that holds the GPU; one that is aborted, no image of its memory."""
+    die_with_parent(signal.SIGTERM)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 class Server:
@@ -58,7 +65,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the job has no threads
+                preexec_fn=_in_the_child,  # noqa: PLW1509 - the job has no threads
             )
 
     @property
@@ -102,15 +109,31 @@ class Server:
         except (ProcessLookupError, PermissionError):
             pass
 
+    def show_stacks(self) -> None:
+        """Lets every Python process of it write into the log where it stands, by faulthandler. It ends by that."""
+        self._signal(signal.SIGABRT)
+        deadline = time.monotonic() + STACKS_WAIT_S
+        while not self.died and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
     def last_words(self) -> str:
-        """The last line that this start printed and that says something, most often its error."""
+        """The last line of this start that tells an error which does not only follow another one; without any, the last line."""
+        lines = self._lines()
+        errors = [line for line in lines if "Error" in line]
+        causes = [line for line in errors if not any(words in line for words in FOLLOWS)]
+        return (causes or errors or lines or [""])[-1]
+
+    def last_line(self) -> str:
+        """What this start printed last."""
+        return (self._lines() or [""])[-1]
+
+    def _lines(self) -> list[str]:
+        """The last lines of this start that hold anything, without the key."""
         try:
             with open(self._log, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
-            return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line]
-        return (errors or lines or [""])[-1].replace(self._key, "***")[:300]
+            return []
+        return [line.strip().replace(self._key, "***")[:MAX_WORDS] for line in text.splitlines() if line.strip()]

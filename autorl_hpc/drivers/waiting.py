@@ -15,6 +15,7 @@ from autorl_hpc.states import Fault
 log = logging.getLogger("autorl_hpc.drivers")
 
 LOOK_S = 1.0
+TELL_S = 60.0
 AFTER_FAILURE_S = 300.0
 """A driver whose job gave up may come back with the next job of its chain; with none in so long it doesn't."""
 
@@ -37,7 +38,7 @@ def wait_ready(
     started = time.monotonic()
     failed_since: float | None = None
     failed: tuple[int, int] | None = None
-    said = False
+    next_word = started
     while not stop():
         ready = watch.ready()
         if ready is not None:
@@ -53,11 +54,19 @@ def wait_ready(
             raise _not_there(name, "its job gave up", last, experiment)
         if now - started > spec.patience_s:
             raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
-        if not said:
-            said = True
-            log.info("waiting for the driver %s; the agent's clock has not started", name)
+        if now >= next_word:
+            next_word = now + TELL_S
+            log.info("waiting for the driver %s; the agent's clock has not started; %s", name, _state(last))
         time.sleep(look_s)
     return None
+
+
+def _state(last: DriverEndpoint | None) -> str:
+    """What its job last told of itself, in a few words."""
+    if last is None:
+        return "its job has not begun"
+    said = last.said or last.problem
+    return f"its job on {last.host} says: {last.state}, start {last.starts}" + (f": {said}" if said else "")
 
 
 def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:

@@ -7,7 +7,9 @@ import os
 import socket
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id() -> str | None:
@@ -25,10 +27,25 @@ def host_name() -> str:
 
 def deny_inspection() -> None:
     """Keeps other processes of the same ordinary user from reading this one's memory and environment in /proc."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def die_with_parent(number: int) -> bool:
+    """The kernel sends this process a signal when the thread that started it is gone; False where it can't."""
+    return prctl(PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> bool:
+    """Makes orphaned descendants children of this process; False where the kernel refuses."""
+    return prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> bool:
+    """Sets one option of this process; False where the kernel refuses, or there is no Linux."""
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
-        pass
+        return False
 
 
 def job_id() -> str | None:

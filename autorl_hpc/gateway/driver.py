@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from autorl_hpc.files import reading
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.driver_keys import read_key
 from autorl_hpc.files.endpoints import read_endpoint
 from autorl_hpc.gateway.refusals import Refusal
 from autorl_hpc.gateway.settings import Upstream
 
 if TYPE_CHECKING:
     import aiohttp
+
+log = logging.getLogger("autorl_hpc.gateway")
 
 KeyedHeaders = Callable[["str | None"], "dict[str, str]"]
 """Of a key, the headers that hold it."""
@@ -31,7 +35,6 @@ LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
 """Servers of open weights close idle connections after 5 s; a request into a closing one is lost."""
 
-MAX_KEY_BYTES: Final = 16 * 1024
 COME_AGAIN_S: Final = 10
 
 
@@ -51,8 +54,13 @@ class DriverLost(Refusal):
         if code == "driver_timeout":
             message = "the driver did not answer in time"
         super().__init__(status, code, message, retry_after_s=COME_AGAIN_S if again else None)
-        self.detail = detail
+        self.detail, self._again = detail, again
         self.was_sent = code in ("driver_timeout", "driver_broke_off")
+
+    @property
+    def passing(self) -> bool:
+        """Not where nothing but another address or certificate helps."""
+        return self._again and super().passing
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Driver:
         self._upstream = upstream
         self.on_cluster = upstream.endpoint_file is not None
         self._address: Address | None = None
+        self._said: str | None = None
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60),
             auto_decompress=False,
@@ -108,7 +117,10 @@ class Driver:
         try:
             key = upstream.key if upstream.key_file is None else read_key(upstream.key_file)
             url = upstream.url if upstream.endpoint_file is None else endpoint_url(upstream.endpoint_file)
-        except (OSError, ValueError):
+        except (AutorlError, OSError) as error:
+            if (said := str(error)) != self._said:
+                self._said = said
+                log.error("%s", said)
             return None
         return None if url is None else Address(url.rstrip("/"), key)
 
@@ -190,18 +202,6 @@ def is_here(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def read_key(path: Path) -> str:
-    """The key in a file.
-
-    Raises:
-        OSError, ValueError: there is none.
-    """
-    key = reading.read_bytes(path, max_bytes=MAX_KEY_BYTES).decode("ascii").strip()
-    if not key or not key.isprintable() or " " in key:
-        raise ValueError(f"{path} holds no key")
-    return key
 
 
 def endpoint_url(path: Path) -> str | None:

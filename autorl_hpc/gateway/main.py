@@ -8,7 +8,6 @@ input, and by the kernel's hand when the thread that started it is gone; TERM an
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.host import deny_inspection, die_with_parent
 from autorl_hpc.gateway.books import TELL_AGAIN_S, Books, say
 from autorl_hpc.gateway.driver import Driver
 from autorl_hpc.gateway.server import Gateway
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autorl_hpc.gateway")
 
-PR_SET_PDEATHSIG: Final = 1
 DEAF_TO: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -62,10 +60,7 @@ def main() -> int:
     deny_inspection()
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return int(Exit.OK)
     _many_files()
@@ -151,6 +146,9 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
     from aiohttp import web
 
     port = None
+    for given in map(_inherited, reversed(settings.listening)):
+        await web.SockSite(runner, given, backlog=BACKLOG).start()
+        port = int(given.getsockname()[1]) if given.family == socket.AF_INET else None
     if settings.unix is not None:
         await web.SockSite(runner, unix_socket(settings.unix), backlog=BACKLOG).start()
     if settings.port is not None:
@@ -158,6 +156,33 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
         port = int(listening.getsockname()[1])
         await web.SockSite(runner, listening, backlog=BACKLOG).start()
     return port
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    """A socket of who started us.
+
+    Raises:
+        OSError: there is none.
+    """
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)
+
+
+def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
+    """Sockets for `Settings.listening`: at a free port of the loopback, and at `path`. What connects is held by the kernel until a
+    gateway takes it, also while one is started again.
+
+    Raises:
+        OSError: they can't be made.
+    """
+    port = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    try:
+        unix = unix_socket(path)
+    except BaseException:
+        port.close()
+        raise
+    unix.listen(BACKLOG)
+    return port, unix
 
 
 def unix_socket(path: Path) -> socket.socket:

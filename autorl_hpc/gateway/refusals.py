@@ -53,6 +53,11 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
 
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may be answered later."""
+        return self.status in PASSING
+
     def body(self, dialect: str) -> bytes:
         """JSON as the dialect's provider words errors."""
         return json.dumps(_error(dialect, self.status, self.code, self.message)).encode()
@@ -62,7 +67,7 @@ class Refusal(Exception):
         told = {
             "Content-Type": "application/json",
             "x-autorl-refused": self.code,
-            "x-should-retry": "true" if self.status in PASSING else "false",
+            "x-should-retry": "true" if self.passing else "false",
         }
         if self.retry_after_s is not None:
             told["Retry-After"] = str(self.retry_after_s)

@@ -56,6 +56,7 @@ class Settings(Strict):
     Attributes:
         unix: where its Unix socket is made; None: none.
         port: 0 for a free port of the loopback; None: none.
+        listening: descriptors of sockets that listen already, the port's first. They outlive this process with who made them.
         token: what clients show as their key.
         model: the one that may be asked; `aliases` are other names of it that the driver knows.
         log: driver.jsonl of the run.
@@ -67,6 +68,7 @@ class Settings(Strict):
 
     unix: Path | None = None
     port: int | None = Field(None, ge=0, le=65535)
+    listening: tuple[int, ...] = ()
     token: str = Field(min_length=16, repr=False)
     upstream: Upstream
     model: str = Field(min_length=1)

@@ -22,6 +22,9 @@ MOST_INPUT_TOKENS: Final = 2**21
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\r\n-]*={0,2}\Z")
 _MEDIA: Final = frozenset(("image_url", "video_url", "audio_url", "file_data"))
 _HOLDERS: Final = frozenset(("source", "inlineData", "inline_data", "input_audio"))
+_CARRIERS: Final = _MEDIA | _HOLDERS | {"data"}
+"""Names under which, or directly below which, a text may be an image or a file."""
+
 _OWN: Final = frozenset(
     ("input", "arguments", "args", "response", "parameters", "input_schema", "json_schema", "schema", "metadata")
 )
@@ -59,6 +62,9 @@ def size_of(body: dict[str, Any]) -> Size:
             held = under in _HOLDERS and each.get("type", "base64") == "base64"
             media = each.get("media_type") or each.get("mimeType") or each.get("mime_type")
             for name, inner in each.items():
+                if inner.__class__ is str and inner.isascii() and name not in _CARRIERS and under not in _CARRIERS:
+                    bytes_ += len(inner)  # words, as most are
+                    continue
                 where = f"data:{media}" if held and name == "data" else _where(name, under)
                 todo.append((inner, where, own or (name in _OWN and each is not body)))
         elif isinstance(each, list):

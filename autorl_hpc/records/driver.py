@@ -24,18 +24,22 @@ SERVE_OPTIONS: dict[str, bool] = {
     **dict.fromkeys(("dtype", "quantization", "kv-cache-dtype", "generation-config", "seed"), ANSWERS),
     **dict.fromkeys(("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser", "chat-template"), ANSWERS),
     **dict.fromkeys(("override-generation-config", "default-chat-template-kwargs"), ANSWERS),
-    **dict.fromkeys(("rope-scaling", "rope-theta", "tokenizer-mode", "config-format"), ANSWERS),
+    **dict.fromkeys(("rope-scaling", "rope-theta", "tokenizer-mode", "config-format", "limit-mm-per-prompt"), ANSWERS),
     **dict.fromkeys(("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "block-size"), SPEED),
     **dict.fromkeys(("enable-prefix-caching", "no-enable-prefix-caching", "enforce-eager"), SPEED),
     **dict.fromkeys(("enable-chunked-prefill", "no-enable-chunked-prefill", "async-scheduling"), SPEED),
     **dict.fromkeys(("pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"), SPEED),
     **dict.fromkeys(("disable-custom-all-reduce", "swap-space", "cpu-offload-gb", "kv-cache-memory-bytes"), SPEED),
     **dict.fromkeys(("attention-backend", "compilation-config", "distributed-executor-backend"), SPEED),
-    **dict.fromkeys(("uvicorn-log-level", "disable-log-stats", "limit-mm-per-prompt"), SPEED),
+    **dict.fromkeys(("uvicorn-log-level", "disable-log-stats"), SPEED),
 }
 """Options of `vllm serve` that `args` may hold, and whether they change what is answered. A list of what is allowed: argparse
 takes abbreviations, and other options load code (--trust-remote-code, --middleware, plug-ins), read a file of options (--config)
 or open the server to others (--host, --uds)."""
+
+OPTION_VALUES: dict[str, tuple[str, ...]] = {"distributed-executor-backend": ("mp", "uni")}
+"""Options whose value loads code or looks for other nodes, but for these values: vLLM imports any other word as a class, and `ray`
+joins whatever cluster answers. The server is one job on one node."""
 
 OWN_OPTIONS = {
     "model": "model",
@@ -256,6 +260,9 @@ def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
             raise ValueError(f"{argument!r} belongs to no option: write `--option`, then its value")
         else:
             found[last], last = argument, None
+    for name, allowed in OPTION_VALUES.items():
+        if name in found and found[name] not in allowed:
+            raise ValueError(f"`--{name}` is one of {', '.join(allowed)} here")
     return found
 
 
@@ -302,6 +309,7 @@ class DriverEndpoint(Record):
     counter: int = Field(0, ge=0, description="Heartbeat, judged by the reader's own clock.")
     starts: int = Field(0, ge=0, description="How often this job started the server.")
     problem: str | None = Field(None, description="Why it doesn't answer, where that is known.")
+    said: str | None = Field(None, description="What its server printed last; of one that starts.")
 
     @model_validator(mode="before")
     @classmethod

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.host import become_subreaper
 from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.supervise import budget
 from autorl_hpc.supervise.environment import ALLOWED
-from autorl_hpc.supervise.processes import become_subreaper, end_all
+from autorl_hpc.supervise.processes import end_all
 
 KEEPER_END_S = 30.0
 

@@ -1,16 +1,19 @@
 """The gateway as its supervisor sees it: a child process that is the one way from an agent to its driver.
 
-It is started before the agent and started again when it dies, at the same port and socket and with the same token, so that
-the agent's next request is answered. What it says is the run's account; what stands in driver.jsonl is the truth, which it
+It is started before the agent and started again when it dies or hangs, with the same token and at the same port and socket, which
+are ours: who connects in between waits, and is not refused. What it says is the run's account; what stands in driver.jsonl is the truth, which it
 reads itself when it starts and we read at the end.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
 import secrets
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +28,7 @@ from autorl_hpc.files.driver_keys import key_path
 from autorl_hpc.files.events import append_event
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.gateway.main import listening_at
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.states import Fault
@@ -48,6 +52,11 @@ agent's end is not held up."""
 
 STEADY_S = 60.0
 """One that lived so long is started again without a pause."""
+
+ASK_EVERY_S = 15.0
+ASK_TIMEOUT_S = 15.0
+HUNG_AFTER = 4
+"""Questions in a row that it did not answer: two minutes. A busy node is slow, and a job that was suspended finds one question old."""
 
 
 class Gateway:
@@ -79,15 +88,22 @@ class Gateway:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._begun = threading.Event()
+        self._sockets: tuple[socket.socket, ...] = ()
+        self._proxy: str | None = None
         self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
+        self._asking = threading.Thread(target=self._ask_again, name="gateway-asking", daemon=True)
 
     def start(self) -> None:
         """Starts it and waits until it listens.
 
         Raises:
-            AutorlError: it doesn't.
+            AutorlError: it doesn't, or there is no way to the driver that it could take.
         """
+        self._proxy = None if self.spec.url is None else proxy_to(self.spec.url, self.spec.proxy, self._outer)
+        self._sockets = listening_at(self.unix)
+        self.port = int(self._sockets[0].getsockname()[1])
         self._thread.start()
+        self._asking.start()
         if not self._begun.wait(START_S):
             self.end()
             raise AutorlError(
@@ -135,6 +151,39 @@ class Gateway:
         if process is not None and process.poll() is None:
             process.kill()
             self._thread.join(END_S)
+        for each in self._sockets:
+            each.close()
+        if self._sockets:
+            self.unix.unlink(missing_ok=True)
+
+    def _ask_again(self) -> None:
+        """Asks it whether it answers, and ends one that doesn't: it is then started again as one that died."""
+        silent, asked = 0, 0
+        while not self._ending.wait(ASK_EVERY_S):
+            with self._lock:
+                process = self._process
+            if process is None:
+                silent = 0
+                continue
+            if process.pid != asked:
+                silent, asked = 0, process.pid
+            silent = 0 if self._answers() else silent + 1
+            if silent >= HUNG_AFTER and process.poll() is None and not self._ending.is_set():
+                append_event(self.run.events, "gateway_hung", questions=silent)
+                log.warning("the gateway did not answer %d questions in a row: it is ended", silent)
+                process.send_signal(signal.SIGKILL)
+                silent = 0
+
+    def _answers(self) -> bool:
+        """Whether it tells which model it has: a request that reaches no driver and stands in no account."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ASK_TIMEOUT_S)
+        try:
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {self.token}"})
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def _keep(self) -> None:
         failures = 0
@@ -175,7 +224,6 @@ class Gateway:
         env = {name: self._outer[name] for name in names if name in self._outer}
         env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
         self.run.logs.mkdir(exist_ok=True)
-        self.unix.unlink(missing_ok=True)
         with open(self.run.gateway_log, "ab") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "autorl_hpc.gateway"],
@@ -185,6 +233,7 @@ class Gateway:
                 stdout=subprocess.PIPE,
                 stderr=said,
                 start_new_session=True,
+                pass_fds=[each.fileno() for each in self._sockets],
             )
         OWN.add(process.pid)
         assert process.stdin is not None
@@ -201,8 +250,7 @@ class Gateway:
     def _job(self) -> dict[str, Any]:
         """What it is told on its standard input, where no other process can read it."""
         spec = self.spec
-        proxy = None if spec.url is None else proxy_to(spec.url, spec.proxy, self._outer)
-        upstream: dict[str, Any] = {"proxy": proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
+        upstream: dict[str, Any] = {"proxy": self._proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
         if spec.kind == "vllm":
             upstream["endpoint_file"] = str(self.experiment.driver_endpoint(self.name).absolute())
         else:
@@ -210,8 +258,7 @@ class Gateway:
         key = key_path(self.experiment, self.name, spec)
         prices = {"in": spec.price_in or 0.0, "out": spec.price_out or 0.0, "cached": spec.price_cached}
         return {
-            "unix": str(self.unix),
-            "port": self.port,
+            "listening": [each.fileno() for each in self._sockets],
             "token": self.token,
             "upstream": {**upstream, "key_file": None if key is None else str(key.absolute())},
             "model": spec.model,
@@ -233,7 +280,6 @@ class Gateway:
         if not isinstance(value, dict):
             return
         if isinstance(value.get("port"), int):
-            self.port = value["port"]
             append_event(self.run.events, "gateway_started", port=self.port)
             self._begun.set()
         if isinstance(value.get("tokens_in"), int):

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 
-NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""A step's before its job's: with `placement: step` the grader has one of the job's GPUs."""
 NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 _SPAN = re.compile(r"(\d+)-(\d+)")
 _DEVICE = re.compile(r"nvidia\d+")

@@ -6,27 +6,17 @@ by walking /proc from them. Processes that got away all the same are found by a 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
 
 from autorl_hpc.files.processes import descendants, marked
 
-PR_SET_CHILD_SUBREAPER = 36
 OWN: set[int] = set()
 """Children of the supervisor that are the suite's: they are not ended with the agent."""
 
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
-
-
-def become_subreaper() -> bool:
-    """Makes orphaned descendants children of this process; False where the kernel refuses."""
-    try:
-        return bool(ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
 
 
 def _send(pids: set[int], number: int) -> None:

@@ -4,7 +4,9 @@
 
 The model is a folder as `stage NAME --from` takes it; without the variable one with random weights is served.
 $AUTORL_VLLM names the program, where it is not beside this Python or on PATH. On the CPU build of vLLM: AUTORL_TEST_DRIVER_CPU=1.
-Prints how long the server took to answer, the first byte's delay through the gateway, and how long it took to come back.
+Prints, every 10 s, what the server said last; how long it took to answer, the first byte's delay through the gateway, and how
+long it took to come back. $AUTORL_TEST_DRIVER_PATIENCE_S (900) ends a start that takes longer: the server's processes then write
+where they stand, and the end of the log is shown. docs/drivers.md, "When it does not come up", says how to read it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from helpers import Cluster, alive, wait_for
 from autorl_hpc.drivers.command import PROGRAM_VARIABLE
 from autorl_hpc.files.driver_keys import read_key
 from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
+from autorl_hpc.files.processes import descendants
 from autorl_hpc.records.driver import DriverEndpoint
 from autorl_hpc.sandbox.probing import cuda_works
 
@@ -39,8 +42,11 @@ pytestmark = [
     pytest.mark.skipif(not ON_CPU and not cuda_works(), reason="no GPU here"),
     pytest.mark.timeout(1800),
 ]
-START_S = 900.0
-"""Imports, weights, graphs: 45 s on an H100 with a small model, minutes on a busy CPU."""
+START_S = float(os.environ.get("AUTORL_TEST_DRIVER_PATIENCE_S", "900"))
+"""Three imports of vLLM in a row, weights, graphs: 45 s on an H100 with a small model, minutes on a busy CPU."""
+
+TELL_S = 10.0
+TAIL_BYTES = 12_000
 
 NAME = "own/driver"
 
@@ -74,14 +80,37 @@ def wide(tiny: Path, folder: Path) -> Path:
 def ready(world: Cluster, after: int = 0) -> DriverEndpoint:
     """The endpoint, once it has been started more often than that."""
     watch = EndpointWatch(world.experiment.driver_endpoint("local"))
+    begun = told_at = time.monotonic()
 
     def look() -> DriverEndpoint | None:
-        found = watch.ready()
+        nonlocal told_at
+        found, now = watch.ready(), time.monotonic()
+        if now - told_at > TELL_S:
+            told_at, last = now, watch.last
+            said = (
+                "no endpoint yet" if last is None else f"{last.state}, start {last.starts}: {last.said or last.problem}"
+            )
+            print(f"{now - begun:.0f} s: {said}", flush=True)
         assert watch.last is None or watch.last.state != "failed", watch.last
         return found if found is not None and found.starts > after else None
 
-    found: DriverEndpoint = wait_for(look, "vllm to answer", patience_s=START_S)
+    try:
+        found: DriverEndpoint = wait_for(look, "vllm to answer", patience_s=START_S)
+    except AssertionError as error:
+        for pid in servers(world):  # faulthandler: each writes where it stands
+            os.kill(pid, signal.SIGABRT)
+        time.sleep(3)
+        said = world.experiment.driver_log("local")
+        tail = said.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if said.exists() else "no server was started"
+        raise AssertionError(
+            f"{error}\n{watch.last}\n--- the server ---\n{tail}\n--- jobs ---\n{world.logs()}"
+        ) from None
     return found
+
+
+def servers(world: Cluster) -> list[int]:
+    """What the driver's job started, the first process first."""
+    return sorted(pid for pid in descendants(world.processes[0].pid) if alive(pid))
 
 
 def asked(gateway: GatewayProcess, **fields: Any) -> tuple[int, bytes, float]:
@@ -123,17 +152,17 @@ def test_vllm_is_served_asked_through_the_gateway_and_comes_back(world: Cluster,
         totals = gateway.totals(2)
         assert totals["tokens_in"] >= 2 * answer["usage"]["prompt_tokens"] > 0 and totals["tokens_out"] >= 2
         print(f"first byte of a stream through the gateway after {first_s * 1000:.0f} ms; totals {totals}")
-        servers = [pid for pid in world.processes_here() if b"serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        running = servers(world)
         key = read_key(key_file)
-        assert servers and not any(key.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in servers)
+        assert running and not any(key.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running)
         killed_at = time.monotonic()
-        os.kill(servers[0], signal.SIGKILL)
+        os.kill(running[0], signal.SIGKILL)
         two = ready(world, after=one.starts)
         assert asked(gateway)[0] == 200, "the gateway finds it at its new port"
         print(f"killed, it answered again after {time.monotonic() - killed_at:.1f} s at {two.url}")
         job.terminate()
         assert job.wait(120) == 0
-        wait_for(lambda: not any(alive(pid) for pid in servers), "no server to be left")
+        wait_for(lambda: not any(alive(pid) for pid in running), "no server to be left")
         told = read_endpoint(world.experiment.driver_endpoint("local"))
         assert told is not None and told.state == "ended"
     finally:

@@ -1,4 +1,4 @@
-"""claude-code and codex, the real programs, through the whole loop: launch, sandbox, gateway, a scripted driver, a grader, the end.
+"""claude-code, codex and openhands, the real programs, through the whole loop: launch, sandbox, gateway, a scripted driver, a grader, the end.
 
 Each trains nothing, but submits by its own tools (and goes on: Codex looks away from a command after 10 s), ends early, is asked to go on, remembers, submits again, and ends.
 """
@@ -13,7 +13,7 @@ import pytest
 from driver_server import ASIDE, DriverServer
 from driver_wire import Conversation, Turn
 from helpers import VARIANTS, Cluster
-from npm_agents import installed
+from npm_agents import folder_of, readable
 
 from autorl_hpc.files import reading
 
@@ -44,12 +44,12 @@ def driver(conversation: Conversation) -> Turn:
     return Turn("Nothing better comes to my mind.")
 
 
-@pytest.mark.parametrize("agent", ["claude-code", "codex"])
+@pytest.mark.parametrize("agent", ["claude-code", "codex", "openhands"])
 def test_a_real_program_runs_to_the_end_of_a_run(
     cluster: Cluster, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix = installed()
-    monkeypatch.setenv("PATH", f"{prefix}/bin{os.pathsep}{os.environ['PATH']}")
+    folder = folder_of(agent)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     key = tmp_path / "key"
     key.write_text(KEY)
     key.chmod(0o600)
@@ -60,11 +60,11 @@ def test_a_real_program_runs_to_the_end_of_a_run(
             matrix={"task": "mini", "driver": "scripted"},
             drivers={"scripted": {"kind": "api", "url": server.url, "model": MODEL, "key_file": str(key)}},
             budget={"wall_clock": "10m"},
-            sandbox={"level": "auto"},
+            sandbox={"level": "auto", "readable": readable(agent)},
             reprompts=1,
         )
         dry = cluster.run("launch", str(job), "--root", str(cluster.root.path), "--dry-run").stdout
-        assert f"agent {agent}: ok: {prefix}/bin/" in dry
+        assert f"agent {agent}: ok: {folder}/" in dry, dry
         cluster.run("launch", str(job), "--root", str(cluster.root.path))
         cluster.run("status", str(cluster.experiment.path), "--watch")
         asked = server.conversations

@@ -18,13 +18,14 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.host import become_subreaper
 from autorl_hpc.scoring.programs import probe
 from autorl_hpc.scoring.programs.confine import LAYERS
 from autorl_hpc.scoring.programs.crew import Crew
 from autorl_hpc.scoring.programs.libraries import libraries
 from autorl_hpc.scoring.programs.limits import Isolation, Limits, Program, Reason, Verdict
 from autorl_hpc.scoring.programs.runner import run_programs
-from autorl_hpc.supervise.processes import become_subreaper, descendants, reap
+from autorl_hpc.supervise.processes import descendants, reap
 
 LIMITS = Limits(cpu_s=1, wall_s=4.0, memory_bytes=512 * 1024 * 1024)
 TEST = """

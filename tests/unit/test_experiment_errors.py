@@ -136,6 +136,8 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("a driver with a password", put("drivers", value={"a": {**API, "url": "http://u:p@h/v1"}}), ["field `drivers.a.url`", "no user and password"]),
     ("a served driver with an address", put("drivers", value={"a": {**API, "kind": "vllm"}}), ["field `drivers.a`: `url` is no field"]),
     ("remote code", put("drivers", value={"a": {**VLLM, "args": ["--trust-remote-code"]}}), ["field `drivers.a.args`", "may not be given"]),
+    ("executor", put("drivers", value={"a": {**VLLM, "args": ["--distributed-executor-backend", "evil.Executor"]}}), ["field `drivers.a.args`", "one of mp, uni"]),
+    ("other nodes", put("drivers", value={"a": {**VLLM, "args": ["--distributed-executor-backend=ray"]}}), ["field `drivers.a.args`", "one of mp, uni"]),
     ("an abbreviated option", put("drivers", value={"a": {**VLLM, "args": ["--trust"]}}), ["field `drivers.a.args`", "may not be given"]),
     ("an option in other letters", put("drivers", value={"a": {**VLLM, "args": ["--api_key=x"]}}), ["`--api_key` is set by the suite"]),
     ("an option of ours", put("drivers", value={"a": {**VLLM, "args": ["--max-model-len", "9"]}}), ["use the field `context_tokens`"]),

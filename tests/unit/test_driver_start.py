@@ -1,0 +1,78 @@
+"""How a driver's server is started, and what is told of one that doesn't come up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import wait_for
+
+from autorl_hpc.drivers import command
+from autorl_hpc.drivers.server import Server
+from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.sandbox.ports import handed_out
+
+KEY = "key-0123456789"
+OUTER = {"PATH": "/bin", "PYTHONPATH": "/frozen:/site", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/x"}
+
+
+def spec(*args: str) -> DriverSpec:
+    return DriverSpec(kind="vllm", model="m", args=args)
+
+
+def test_the_servers_variables() -> None:
+    env = command.environment(OUTER, KEY, "/frozen", 20_001)
+    assert env["PYTHONPATH"] == "/site" and env["HOME"] == "/home/x"
+    assert "PYTHONDONTWRITEBYTECODE" not in env, "vLLM's own code may be compiled once and for all"
+    assert (env["VLLM_PORT"], env["VLLM_HOST_IP"]) == ("20001", "127.0.0.1")
+    assert env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert (
+        command.environment({**OUTER, "VLLM_USE_FLASHINFER_SAMPLER": "1"}, KEY, "/")["VLLM_USE_FLASHINFER_SAMPLER"]
+        == "1"
+    )
+
+
+def test_its_own_processes_meet_where_agents_cant_go() -> None:
+    assert command.inner_port(spec()) not in handed_out()
+    assert command.inner_port(spec("--data-parallel-size=2")) is None
+
+
+def started(folder: Path, program: str) -> Server:
+    return Server([sys.executable, "-c", program], {"PYTHONFAULTHANDLER": "1"}, folder / "log", 1, "m", KEY, folder)
+
+
+def test_one_that_hangs_writes_where_it_stands(tmp_path: Path) -> None:
+    server = started(
+        tmp_path,
+        f"import time\ndef loads_weights():\n print('loading {KEY}', flush=True)\n time.sleep(900)\nloads_weights()",
+    )
+    wait_for(lambda: server.last_line() == "loading ***", "its first word")
+    server.show_stacks()
+    server.stop()
+    assert server.process.returncode == -signal.SIGABRT and "in loads_weights" in (tmp_path / "log").read_text()
+
+
+def test_the_cause_is_told_and_not_what_follows_from_it(tmp_path: Path) -> None:
+    said = "(EngineCore pid=7) ValueError: no room\\n  File x\\nRuntimeError: Engine core initialization failed. See root cause above.\\nbye"
+    server = started(tmp_path, f"print('{said}')")
+    server.process.wait()
+    assert server.last_words() == "(EngineCore pid=7) ValueError: no room"
+    assert server.last_line() == "bye"
+
+
+def test_it_ends_with_its_job(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from autorl_hpc.drivers.server import Server;"
+        "s = Server([sys.executable, '-c', 'import time; time.sleep(900)'], {}, Path(sys.argv[1]) / 'log', 1, 'm', 'k', Path(sys.argv[1]));"
+        "print(s.process.pid, flush=True); time.sleep(900)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    pid = int(job.stdout.readline())
+    job.kill()
+    job.wait()
+    wait_for(
+        lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text(), "the server's end"
+    )
