@@ -135,7 +135,7 @@ class Trial:
             event = pool.next()
             if isinstance(event, Lost):
                 raise self._wrong(f"{what} of goal {goal['id']}: {event.reason}")
-            if event is not None and event.ticket == ticket:
+            if isinstance(event, Reply) and event.ticket == ticket:
                 if event.error is not None:
                     raise self._wrong(f"{what} of goal {goal['id']}: {event.error}")
                 return event
