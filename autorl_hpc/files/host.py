@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 
 
@@ -27,6 +29,15 @@ def deny_inspection() -> None:
     """Keeps other processes of the same ordinary user from reading this one's memory and environment in /proc."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends, however it ends. The caller looks afterwards whether
+    its parent is still there."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (OSError, AttributeError):
         pass
 

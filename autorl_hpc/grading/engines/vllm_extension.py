@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.host import deny_inspection, end_with_parent
 from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
 from autorl_hpc.rollouts.engine import WeightsChanged
 
@@ -40,6 +40,7 @@ class Weights:
     def autorl_prepare(self, cache_bytes: int, tied: list[str]) -> None:
         """Before all else, once."""
         deny_inspection()
+        end_with_parent()  # a process of vLLM's own: should the worker be killed, it must not stay with the GPU
         self._autorl_tied = frozenset(tied)
         self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
         self._autorl_next: Checkpoint | None = None
