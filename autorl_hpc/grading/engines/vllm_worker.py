@@ -139,7 +139,7 @@ class Worker:
             worker_extension_cls=EXTENSION,
         )
         self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        self._rpc("autorl_prepare", told["cache_bytes"], told["tied"])
+        self._rpc("autorl_prepare", told["cache_bytes"], told["tied"], told["shapes"])
         self._context = int(self._engine.model_config.max_model_len)
         self._ends = told["ends"]
         self._sleep_after_s = told["sleep_after_s"] if can_sleep else 0.0
@@ -164,7 +164,7 @@ class Worker:
             raise Broken(f"the daemon asks for {head['op']!r}")
 
     def _load(self, folder: str, wanted: str) -> dict[str, Any]:
-        """Times and counts, or what went wrong: {"changed": why} or {"unread": why, "errno"}; then the model is as it was."""
+        """Times and counts, or what went wrong: {"changed": why}, {"misfit": why} or {"unread": why, "errno"}; then the model is as it was."""
         started = time.monotonic()
         self._drop(None)
         if self._holds is not None and self._holds[1] == wanted and not self._asleep:
@@ -177,6 +177,8 @@ class Worker:
                     return {"changed": found[1]}
                 if found[0] == "unread":
                     return {"errno": found[1], "unread": found[2]}
+                if found[0] == "misfit":
+                    return {"misfit": found[1]}
                 waiting = waiting or found[0] == "waiting"
             if waiting:
                 self._send({"beat": self._steps})
