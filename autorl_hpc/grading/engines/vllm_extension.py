@@ -52,6 +52,8 @@ class Weights:
 
     def autorl_fetch(self, folder: str, wanted: str, wait_s: float) -> list[Any]:
         """Waits for a checkpoint: ["ready"], ["waiting"], ["changed", why], ["unread", errno, why] or ["misfit", why]."""
+        if self._autorl_next is not None and self._autorl_next.content_hash == wanted:
+            return ["ready"]
         try:
             self._autorl_next = self._autorl_shelf.take(Path(folder), wanted, wait_s)
         except WeightsChanged as error:
@@ -59,6 +61,7 @@ class Weights:
         except OSError as error:
             return ["unread", error.errno, str(error)]
         if self._autorl_next is not None and (why := self._autorl_misfit(self._autorl_next)):
+            self._autorl_next = None
             return ["misfit", why]
         return ["waiting" if self._autorl_next is None else "ready"]
 

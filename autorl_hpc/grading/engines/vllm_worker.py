@@ -169,19 +169,15 @@ class Worker:
         self._drop(None)
         if self._holds is not None and self._holds[1] == wanted and not self._asleep:
             return {"load_s": 0.0, "swap_s": 0.0, "checked": 0, "tensors": 0}
-        waiting = True
-        while waiting:
-            waiting = False
-            for found in self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S):
-                if found[0] == "changed":
-                    return {"changed": found[1]}
-                if found[0] == "unread":
-                    return {"errno": found[1], "unread": found[2]}
-                if found[0] == "misfit":
-                    return {"misfit": found[1]}
-                waiting = waiting or found[0] == "waiting"
-            if waiting:
-                self._send({"beat": self._steps})
+        found = self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S)
+        while any(part[0] == "waiting" for part in found):  # each process reads for itself
+            self._send({"beat": self._steps})
+            found = self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S)
+        for part in found:
+            if part[0] == "unread":
+                return {"errno": part[1], "unread": part[2]}
+            if part[0] != "ready":
+                return {part[0]: part[1]}
         loaded = time.monotonic()
         self._holds = None
         if self._asleep:
