@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def prctl(option: int, value: int) -> bool:
         return bool(ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends, however it ends. The caller looks afterwards whether
+    its parent is still there."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
 
 
 def job_id() -> str | None:

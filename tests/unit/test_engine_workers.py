@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import TINY
 from helpers import PATIENCE_S, alive, wait_for
-from weights import noisy_tiny
+from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines.replica import MODULE
@@ -127,6 +128,17 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (rope / "config.json").write_text(config.replace("10000.0", "20000.0"))
     with pytest.raises(EngineFailed, match=r"config\.json"):
         engine.load(rope, other[1])
+    tensors = read_safetensors(other[0] / "model.safetensors")
+    for extra in (
+        {"more.weight": tensors["model.norm.weight"]},
+        {"model.norm.weight": ("F32", np.ones(1, np.float32))},
+    ):
+        misfit = tmp_path / f"misfit{len(extra)}{'more.weight' in extra}"
+        misfit.mkdir()
+        write_safetensors(misfit / "model.safetensors", {**tensors, **extra})
+        with pytest.raises(EngineFailed, match="name or shape"):
+            engine.load(misfit, folder_content_hash(misfit))
+    assert len(notes(faults, "swap")) == 4
     (faults / "wrong").touch()
     with pytest.raises(EngineFailed, match="they don't fit"):
         engine.load(*base)
@@ -196,7 +208,7 @@ def test_a_worker_that_dies_is_an_engine_that_failed(
 
 
 def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tuple[Path, str]) -> None:
-    engine = start(silence_limit_s=8.0)
+    engine = start(silence_limit_s=15.0)
     engine.load(*base)
     (faults / "hang").touch()
     with pytest.raises(EngineFailed, match="no sign of life"):

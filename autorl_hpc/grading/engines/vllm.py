@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autorl_hpc.files.checkpoint import HEAD_NAME, weight_files
+from autorl_hpc.files.checkpoint import HEAD_NAME, tensors_of
 from autorl_hpc.grading.engines import devices, framing, interpreter
 from autorl_hpc.grading.engines.framing import Frame
 from autorl_hpc.grading.engines.replica import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica
@@ -84,7 +84,7 @@ class VllmEngine:
         self._closed = False
         self._checked = (0, 0)
         self._same = {name: digest for name in COMPUTED_BY if (digest := _digest(base / name)) is not None}
-        tied = [] if any(name == HEAD_NAME for name in _tensor_names(base)) else [HEAD_NAME]
+        shapes = {tensor.name: list(tensor.shape) for tensor in tensors_of(base)}
         entries = [] if spec.device == "cpu" else devices.visible()
         shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
@@ -93,7 +93,8 @@ class VllmEngine:
             "base": str(base),
             "dtype": dtype,
             "ends": self._words.ends,
-            "tied": tied,
+            "shapes": shapes,
+            "tied": [] if HEAD_NAME in shapes else [HEAD_NAME],
             "tensor_parallel": spec.tensor_parallel,
             "gpu_memory": spec.gpu_memory,
             "context": spec.context_tokens,
@@ -174,6 +175,8 @@ class VllmEngine:
             if "changed" in head:
                 raise WeightsChanged(head["changed"])
         for head in told:
+            if "misfit" in head:
+                raise EngineFailed(f"{weights}: {head['misfit']}")
             if "unread" in head:
                 raise OSError(head["errno"] or 0, head["unread"])
         self._checked = (min(head["checked"] for head in told), min(head["tensors"] for head in told))
@@ -391,12 +394,6 @@ def _digest(path: Path) -> str | None:
     except ValueError:
         pass
     return hashlib.sha256(data).hexdigest()
-
-
-def _tensor_names(base: Path) -> set[str]:
-    from autorl_hpc.files.checkpoint import tensors_of
-
-    return {tensor.name for tensor in tensors_of(base)} if weight_files(base) else set()
 
 
 def _log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:

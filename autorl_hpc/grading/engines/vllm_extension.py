@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.host import deny_inspection, end_with_parent
 from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
 from autorl_hpc.rollouts.engine import WeightsChanged
 
@@ -37,10 +37,12 @@ class Weights:
     model_runner: Any
     device: Any
 
-    def autorl_prepare(self, cache_bytes: int, tied: list[str]) -> None:
-        """Before all else, once."""
+    def autorl_prepare(self, cache_bytes: int, tied: list[str], shapes: dict[str, list[int]]) -> None:
+        """Before all else, once. `shapes`: of the base model's tensors, which a checkpoint has to have."""
         deny_inspection()
+        end_with_parent()  # a process of vLLM's own: should the worker be killed, it must not stay with the GPU
         self._autorl_tied = frozenset(tied)
+        self._autorl_shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
         self._autorl_next: Checkpoint | None = None
 
@@ -49,14 +51,25 @@ class Weights:
         self._autorl_shelf.prefetch(Path(folder), wanted)
 
     def autorl_fetch(self, folder: str, wanted: str, wait_s: float) -> list[Any]:
-        """Waits for a checkpoint: ["ready"], ["waiting"], ["changed", why] or ["unread", errno, why]."""
+        """Waits for a checkpoint: ["ready"], ["waiting"], ["changed", why], ["unread", errno, why] or ["misfit", why]."""
+        if self._autorl_next is not None and self._autorl_next.content_hash == wanted:
+            return ["ready"]
         try:
             self._autorl_next = self._autorl_shelf.take(Path(folder), wanted, wait_s)
         except WeightsChanged as error:
             return ["changed", str(error)]
         except OSError as error:
             return ["unread", error.errno, str(error)]
+        if self._autorl_next is not None and (why := self._autorl_misfit(self._autorl_next)):
+            self._autorl_next = None
+            return ["misfit", why]
         return ["waiting" if self._autorl_next is None else "ready"]
+
+    def _autorl_misfit(self, checkpoint: Checkpoint) -> str:
+        """vLLM's loaders pass over some names that they don't know, and take some shapes that are not the model's."""
+        found = {tensor.name: tensor.shape for tensor in checkpoint.tensors if tensor.name not in self._autorl_tied}
+        other = [name for name in {*found, *self._autorl_shapes} if found.get(name) != self._autorl_shapes.get(name)]
+        return f"{len(other)} tensors are not the base model's in name or shape, such as {min(other)}" if other else ""
 
     def autorl_swap(self, wanted: str) -> dict[str, Any]:
         """Puts what was fetched into the model: {"checked", "tensors", "swap_s"}, or {"wrong": why}: then the model is of no use."""

@@ -7,7 +7,6 @@ but its standard library parts.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import queue
@@ -19,11 +18,10 @@ import time
 from collections import deque
 from typing import Any
 
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.host import deny_inspection, end_with_parent
 from autorl_hpc.grading.engines import framing
 from autorl_hpc.grading.engines.framing import Frame
 
-PR_SET_PDEATHSIG = 1
 BEAT_S = 1.0
 IDLE_BEAT_S = 5.0
 FETCH_WAIT_S = 0.5
@@ -121,6 +119,7 @@ class Worker:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         on_gpu = not current_platform.is_cpu()
+        can_sleep = on_gpu and current_platform.is_sleep_mode_available() and bool(told["sleep_after_s"])
         _allow_uuids()
         arguments = EngineArgs(
             model=told["base"],
@@ -133,17 +132,17 @@ class Worker:
             tensor_parallel_size=told["tensor_parallel"],
             gpu_memory_utilization=told["gpu_memory"],
             enforce_eager=not on_gpu,
-            enable_sleep_mode=on_gpu and bool(told["sleep_after_s"]),
+            enable_sleep_mode=can_sleep,
             enable_prefix_caching=True,
             disable_log_stats=True,
             seed=0,
             worker_extension_cls=EXTENSION,
         )
         self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        self._rpc("autorl_prepare", told["cache_bytes"], told["tied"])
+        self._rpc("autorl_prepare", told["cache_bytes"], told["tied"], told["shapes"])
         self._context = int(self._engine.model_config.max_model_len)
         self._ends = told["ends"]
-        self._sleep_after_s = told["sleep_after_s"] if on_gpu else 0.0
+        self._sleep_after_s = told["sleep_after_s"] if can_sleep else 0.0
         versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
         device = f"cuda: {torch.cuda.get_device_name(0)}" if on_gpu else "cpu"
         self._send({"ready": versions, "device": device, "context": self._context})
@@ -165,22 +164,20 @@ class Worker:
             raise Broken(f"the daemon asks for {head['op']!r}")
 
     def _load(self, folder: str, wanted: str) -> dict[str, Any]:
-        """Times and counts, or what went wrong: {"changed": why} or {"unread": why, "errno"}; then the model is as it was."""
+        """Times and counts, or what went wrong: {"changed": why}, {"misfit": why} or {"unread": why, "errno"}; then the model is as it was."""
         started = time.monotonic()
         self._drop(None)
         if self._holds is not None and self._holds[1] == wanted and not self._asleep:
             return {"load_s": 0.0, "swap_s": 0.0, "checked": 0, "tensors": 0}
-        waiting = True
-        while waiting:
-            waiting = False
-            for found in self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S):
-                if found[0] == "changed":
-                    return {"changed": found[1]}
-                if found[0] == "unread":
-                    return {"errno": found[1], "unread": found[2]}
-                waiting = waiting or found[0] == "waiting"
-            if waiting:
-                self._send({"beat": self._steps})
+        found = self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S)
+        while any(part[0] == "waiting" for part in found):  # each process reads for itself
+            self._send({"beat": self._steps})
+            found = self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S)
+        for part in found:
+            if part[0] == "unread":
+                return {"errno": part[1], "unread": part[2]}
+            if part[0] != "ready":
+                return {part[0]: part[1]}
         loaded = time.monotonic()
         self._holds = None
         if self._asleep:
@@ -322,10 +319,7 @@ def main(arguments: list[str]) -> int:
     """Serves one daemon."""
     descriptor, parent = int(arguments[0]), int(arguments[1])
     deny_inspection()
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
+    end_with_parent()
     if os.getppid() != parent:
         return 0
     os.set_inheritable(descriptor, False)
