@@ -9,7 +9,8 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer, Engine
-from autorl_hpc.rollouts.episodes import Episode, run_episodes
+from autorl_hpc.rollouts.episode import Episode
+from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.pool import CALL_LIMIT_S, Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 from autorl_hpc.scoring.episodes import encode

@@ -21,7 +21,8 @@ from typing import Any
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer
-from autorl_hpc.rollouts.episodes import Episode, run_episodes
+from autorl_hpc.rollouts.episode import Episode
+from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source, load
 from autorl_hpc.rollouts.tokens import Encoder
@@ -140,7 +141,7 @@ def measure() -> Iterator[tuple[str, str]]:
     only = os.environ.get("BENCH_ONLY", "")
     alone_s, told = 0.0, {}
     for name, kind, by_pieces, workers, count in ways:
-        if only and only not in name and workers > 1:
+        if only and name not in only.split(",") and workers > 1:
             continue
         chosen = goals[:: max(1, len(goals) // count)][:count]
         with Pool(source, workers) as pool:
