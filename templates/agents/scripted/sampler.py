@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,10 +66,11 @@ class Words:
         self.stop = tuple(stop)
         self.ends = sorted({*model_ends, tokenizer.eos_token_id})
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.ends[0]
+        self._encode = _encode_of(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens added."""
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._encode(text)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
         """Token ids of a conversation with the answer's beginning, None without a template."""
@@ -89,6 +90,16 @@ class Words:
         text = self.tokenizer.decode(list(ids if end is None else ids[:end]), skip_special_tokens=True)
         cuts = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(cuts)] if cuts else text), end is not None or bool(cuts)
+
+
+def _encode_of(tokenizer: Any) -> Callable[[str], list[int]]:
+    """The tokenizer's; by pieces, which is much faster where texts grow, where the task comes with the scheduler of episodes."""
+    try:
+        from autorl_rollouts.tokens import Encoder
+    except ImportError:
+        return lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
+    encode: Callable[[str], list[int]] = Encoder(tokenizer).encode
+    return encode
 
 
 def ends_of(model: Any) -> list[int]:
