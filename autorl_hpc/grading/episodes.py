@@ -25,7 +25,7 @@ BY_REWARD = "episodes"
 
 MAX_WORKERS = 64
 """Processes with environments, one a core. A split has some 140 goals: more processes would have one or two each, and every one
-takes a second to start and 150 to 250 MB."""
+takes a second to start and about 100 MB."""
 
 GATHER_S = 30.0
 """How long a batch waits for slow environments, where the engine is asked in batches. Long, so that a batch is all episodes under

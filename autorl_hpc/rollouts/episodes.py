@@ -165,7 +165,7 @@ class _Run:
 
     def _hear(self, timeout_s: float) -> bool:
         """Takes the next event, False if there was none in time."""
-        event = self.pool.next(timeout_s)
+        event = self.pool.hear(timeout_s)
         if isinstance(event, Lost):
             self._lost(event)
         elif isinstance(event, Note):

@@ -93,14 +93,20 @@ class Pool:
         """Puts a note into the queue of events, from any thread."""
         self._events.put(note)
 
-    def next(self, timeout_s: float | None = None) -> Reply | Lost | Note | None:
-        """The next event, None if there was none in time.
+    def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
+        """The next event of a worker, None if there was none in time. Notes are passed over.
 
         Raises:
             EnvironmentBroken: a worker could not make an environment.
         """
+        while isinstance(event := self.hear(timeout_s), Note):
+            pass
+        return event
+
+    def hear(self, timeout_s: float | None = None) -> Reply | Lost | Note | None:
+        """The same with notes."""
         try:
-            event = self._events.get(timeout=timeout_s) if timeout_s != 0.0 else self._events.get_nowait()
+            event = self._events.get_nowait() if timeout_s == 0.0 else self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(event, EnvironmentBroken):

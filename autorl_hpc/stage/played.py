@@ -7,7 +7,6 @@ the environment's file returns. It goes to the environment as it is, not through
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import Recipe, Sampling
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer
 from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.hosting import Lost, Reply
@@ -69,7 +69,7 @@ class Trial:
         """
         goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
         try:
-            with Pool(self._source, max(1, min(4, len(os.sched_getaffinity(0)), len(goals)))) as pool:
+            with Pool(self._source, max(1, min(4, usable_cores(), len(goals)))) as pool:
                 self._begin(pool, goals[0])
                 plans = self._plans(goals)
                 empty = self._empty(pool, goals)

@@ -21,7 +21,8 @@ from helpers import alive, wait_for
 from players import Player
 
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.episodes import MAX_BEGINNINGS, Episode, run_episodes
+from autorl_hpc.rollouts.episode import Episode
+from autorl_hpc.rollouts.episodes import MAX_BEGINNINGS, run_episodes
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 from autorl_hpc.rollouts.worker import MAX_OBSERVATION_CHARS

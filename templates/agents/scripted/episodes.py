@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # other tasks have no such package in their workspace
-    from autorl_rollouts.episodes import Episode
+    from autorl_rollouts.episode import Episode
     from autorl_rollouts.pool import Pool
     from autorl_rollouts.source import Source
 
@@ -89,7 +89,9 @@ def _held_out(goal: Mapping[str, Any], share: float) -> bool:
 
 def workers_here(processes: int) -> int:
     """Processes with environments for each trainer of this node."""
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+    from autorl_rollouts.cores import usable_cores
+
+    return max(1, usable_cores() // processes)
 
 
 def play(
