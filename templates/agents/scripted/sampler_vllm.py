@@ -31,6 +31,7 @@ GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384,
 QUICK: dict[str, Any] = {
     "block_size": BLOCK,
     "max_num_seqs": SEQUENCES,
+    "enable_flashinfer_autotune": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(GRAPHS)},
 }
 """No torch.compile, whose half a minute is more than it saves in ten; graphs for decoding, captured in seconds."""
