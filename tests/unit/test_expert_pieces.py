@@ -166,12 +166,12 @@ def test_a_stream_answers_what_is_handed_in_meanwhile_and_tells_of_the_engines_e
             self.aborted += names
 
     engine, answers = Engine(), queue.Queue[tuple[int, Any]]()
-    stream = module.Stream(engine, lambda: None, lambda prompt, _: sum(prompt), lambda *told: answers.put(told))
+    stream = module.Stream(engine, None, lambda prompt, _: sum(prompt), lambda *told: answers.put(told))
     stream.ask([(n, [n, 1]) for n in range(50)])
     stream.ask([(50, [7])])
     assert dict(answers.get(timeout=PATIENCE_S) for _ in range(51)) == {n: n + 1 for n in range(50)} | {50: 7}
     stream.close()
-    stream = module.Stream(engine, lambda: None, lambda prompt, _: 0, lambda *told: answers.put(told))
+    stream = module.Stream(engine, None, lambda prompt, _: 0, lambda *told: answers.put(told))
     stream.ask([(0, [13])])
     key, error = answers.get(timeout=PATIENCE_S)
     assert key == -1 and "no such prompt" in str(error)
