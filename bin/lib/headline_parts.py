@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class Spent:
 
 def say(text: str) -> None:
     """A line with the time of day."""
-    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
+    print(f"{datetime.now(timezone.utc):%H:%M:%S} {text}", flush=True)
 
 
 def suite(*arguments: str) -> None:
@@ -242,7 +242,7 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
 def keep(plan: Plan, out: Path, spent: Spent, after_sft: dict[str, Any] | None) -> Path:
     """Writes the reports and copies the small part of them, with a page of the headline's own."""
     suite("report", str(plan.experiment.path), "--quiet", "--no-figures")
-    folder = out / f"{plan.headline}-{datetime.now(UTC):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
+    folder = out / f"{plan.headline}-{datetime.now(timezone.utc):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT_FILES:
         source = plan.run.report / name
@@ -279,7 +279,7 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
         "seed": record.science.seed,
         "run_id": record.run_id,
         "host": host_name(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "engine": None if base is None else base.engine.model_dump(mode="json"),
         "report_split": {
             "base": _facts(base.evaluation if base else None),

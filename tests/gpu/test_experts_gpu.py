@@ -39,7 +39,7 @@ train_online.main()
 
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
-    made = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=400.0)
+    made = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=(400.0,))
     base = os.environ.get("AUTORL_TEST_BASE")
     if base:
         shutil.rmtree(made.model)
@@ -61,7 +61,7 @@ def test_a_sharded_training_saves_a_checkpoint_that_is_accepted(place: Workplace
     told = place.bash(
         "cp better.py code/\n"
         'python3 code/collect.py --model "$MODEL_PATH" --out output/traces\n'
-        'launch "$MODEL_PATH" train_sft.py --out output/sft --traces output/traces --steps 3\n'
+        'launch "$MODEL_PATH" train_episodes.py --out output/sft --traces output/traces --steps 3\n'
         "launch output/sft better.py --out output/online --iterations 2 --games 4 --copies 4\n",
         EXPERT_ACCELERATE=config,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,23 @@ train_online.main()
 """The trainer itself, which saves after its last iteration, and keeps its state as often as asked."""
 
 
+SLOW = 4
+"""How much slower than an idle machine a busy one may be."""
+
+KILLED_ONCE = """
+import os, sys, machine, train_episodes
+machine.KEEP_S = 0.0
+class Killed(train_episodes.Imitation):
+    def take(self, share):
+        if self.step == 4 and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
+        return super().take(share)
+train_episodes.Imitation = Killed
+train_episodes.main()
+"""
+
+
 def same(one: Mapping[str, Any], other: Mapping[str, Any], within: float) -> bool:
     assert one.keys() == other.keys()
     return all(np.allclose(one[name], other[name], atol=within, rtol=0) for name in one)
@@ -103,6 +121,22 @@ def _base(place: Workplace) -> dict[str, Any]:
     return dict(load_file(place.model / "model.safetensors"))
 
 
+def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: Workplace) -> None:
+    (game.path / "killed.py").write_text(KILLED_ONCE)
+    rows = [{"goal": "g", "reward": 1.0, "ids": [5 + n, 6, 7, 8, 9 + n], "own": [0, 0, 1, 0, 1]} for n in range(24)]
+    (game.path / "output" / "shown").mkdir(parents=True)
+    with gzip.open(game.path / "output" / "shown" / "000024.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    asked = 'launch "$MODEL_PATH" {} --out output/{} --traces output/shown --steps 6'
+    told = game.bash(f"cp killed.py code/; {asked.format('killed.py', 'broken')}", check=False)
+    assert "'tokens_per_s'" not in told and not (game.path / "output" / "broken").exists()
+    assert "going on from iteration 4" in game.bash(asked.format("killed.py", "broken"))
+    told = game.bash(asked.format("train_episodes.py", "unbroken"), EXPERT_PROCESSES="2")
+    assert "'step': 6" in told and (game.path / "output" / "unbroken.done").exists()
+    assert same(game.weights("broken"), game.weights("unbroken"), 2e-6)
+    assert not same(game.weights("broken"), _base(game), 1e-4)
+
+
 def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batch(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "arithmetic", "sft")
     for out, processes in (("one", "1"), ("two", "2")):
@@ -112,9 +146,9 @@ def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batc
 
 
 def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=40.0)
+    place = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=(3000.0, 3000.0, 20.0))
     told = place.start()
-    assert '"won": 6' in told and "'mean_token_accuracy'" in told and "'eval_reward'" in told
+    assert '"won": 6' in told and "'tokens_per_s'" in told and "'eval_reward'" in told
     first, *_, last = place.submitted()
     assert first[0] == "output/sft" and "--final" in last
     again = place.start()
@@ -122,7 +156,7 @@ def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path:
 
 
 def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, "arithmetic", "rejection-sampling", left_s=60.0)
+    place = Workplace(tmp_path, "arithmetic", "rejection-sampling", left_s=(60.0 * SLOW,))
     told = place.start()
     rows = [json.loads(line) for line in (place.path / "output/kept-1/rows.jsonl").read_text().splitlines()]
     assert len(rows) > 20 and all("####" in row["answer"] for row in rows)
@@ -131,7 +165,7 @@ def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Pat
 
 
 def test_grpo_from_the_base_model_submits_once(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, "arithmetic", "grpo", left_s=25.0)
+    place = Workplace(tmp_path, "arithmetic", "grpo", left_s=(25.0,))
     told = place.start()
     assert "'completions/mean_length'" in told
     assert [asked[0] for asked in place.submitted()] == ["output/grpo"]

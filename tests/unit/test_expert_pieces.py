@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
+import queue
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 REPO = Path(__file__).resolve().parents[2]
 TINY = REPO / "templates" / "models" / "tiny"
@@ -103,6 +108,88 @@ def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
         found = piece("objective").token_logps(model, ids, own, 0.7)
         whole = torch.log_softmax(model(ids).logits[:, :-1] / 0.7, -1).gather(2, ids[:, 1:, None])[..., 0]
     assert torch.allclose(found, whole[own[:, 1:]], atol=1e-4)
+
+
+# --- words ---
+
+
+class ByLetters:
+    """A tokenizer that begins anew at each line, or whose first token tells the text's length."""
+
+    eos_token_id, pad_token_id, chat_template = 1, 0, None
+
+    def __init__(self, whole: bool) -> None:
+        self.whole, self.cut = whole, 0
+
+    def __call__(self, text: str, add_special_tokens: bool) -> Any:
+        self.cut += len(text)
+        return SimpleNamespace(input_ids=[len(text)] * self.whole + [ord(letter) for letter in text])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_prompts_that_grow_are_cut_line_by_line_where_that_is_the_same(piece: Any, whole: bool) -> None:
+    module = piece("words")
+    tokenizer = ByLetters(whole)
+    words = module.Words(tokenizer, [], ["\n"])
+    text = "Two examples. \n\n" + "> go to desk 1 \nOn it is a pen.\n" * 30
+    for _ in range(200):
+        text += " take pen\nTaken.\n>"
+        assert words.encode(text) == tokenizer(text, False).input_ids
+    cut = tokenizer.cut - sum(len(text) - n * 18 for n in range(200))  # but for the comparing above
+    assert cut > 200 * 2000 if whole else cut < 60 * 2000
+
+
+def test_a_stream_answers_what_is_handed_in_meanwhile_and_tells_of_the_engines_end(piece: Any) -> None:
+    module = piece("sampler_vllm")
+
+    class Engine:
+        """Answers a request at the second step after it was taken."""
+
+        def __init__(self) -> None:
+            self.live: dict[str, int] = {}
+            self.aborted: list[str] = []
+
+        def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
+            if prompt["prompt_token_ids"] == [13]:
+                raise RuntimeError("no such prompt")
+            self.live[name] = 0
+
+        def step(self) -> list[Any]:
+            time.sleep(0.001)
+            self.live = {name: steps + 1 for name, steps in self.live.items()}
+            done = [name for name, steps in self.live.items() if steps == 2]
+            for name in done:
+                del self.live[name]
+            return [SimpleNamespace(request_id=name, finished=True) for name in done]
+
+        def abort_request(self, names: list[str]) -> None:
+            self.aborted += names
+
+    engine, answers = Engine(), queue.Queue[tuple[int, Any]]()
+    stream = module.Stream(engine, None, lambda prompt, _: sum(prompt), lambda *told: answers.put(told))
+    stream.ask([(n, [n, 1]) for n in range(50)])
+    stream.ask([(50, [7])])
+    assert dict(answers.get(timeout=PATIENCE_S) for _ in range(51)) == {n: n + 1 for n in range(50)} | {50: 7}
+    stream.close()
+    stream = module.Stream(engine, None, lambda prompt, _: 0, lambda *told: answers.put(told))
+    stream.ask([(0, [13])])
+    key, error = answers.get(timeout=PATIENCE_S)
+    assert key == -1 and "no such prompt" in str(error)
+    stream.close()
+
+
+# --- the graphics cards ---
+
+
+@pytest.mark.parametrize(("named", "count"), [("0", "1"), ("GPU-1,GPU-2", "2"), ("", "0"), ("-1", "0"), (None, None)])
+def test_gpus_are_those_that_are_named_and_all_of_the_node_where_none_are(
+    tmp_path: Path, named: str | None, count: str | None
+) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    env |= {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    script = f"set -euo pipefail; source {REPO / 'templates/agents/scripted/lib.sh'}; gpu_count"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (count or str(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
 # --- sampling ---

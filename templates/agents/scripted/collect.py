@@ -73,7 +73,7 @@ class Play:
     def __init__(self, expert: Expert, pool: Pool, words: Words, recipe: Mapping[str, Any]) -> None:
         self._expert, self._pool, self._words = expert, pool, words
         self._steps = int(recipe["max_steps"])
-        self._live = LIVE_A_WORKER * len({pool.worker_of(slot) for slot in range(4096)})
+        self._live = LIVE_A_WORKER * pool.size
 
     def of(self, goals: Sequence[Mapping[str, Any]], *, until: float) -> Iterator[tuple[str, float, list[Spoken]]]:
         """Goal, reward and turns of each episode, as they end; no episode begins after the moment `until`."""

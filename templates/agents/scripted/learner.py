@@ -21,7 +21,8 @@ CLIP_NORM = 1.0
 MICRO_TOKENS_CPU = 8_192
 MICRO_BYTES_A_TOKEN = 2.0e6
 """What a token costs in training a model of 135M without recomputation: activations of the layers, and the head's share."""
-MICRO_SHARE = 0.4
+MICRO_SHARE = 0.25
+"""Of a GPU's memory: beside it lie weights, optimiser, the sampler, and perhaps a grader's engine."""
 
 
 class Learner:

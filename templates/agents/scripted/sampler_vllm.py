@@ -31,6 +31,7 @@ GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384,
 QUICK: dict[str, Any] = {
     "block_size": BLOCK,
     "max_num_seqs": SEQUENCES,
+    "enable_flashinfer_autotune": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(GRAPHS)},
 }
 """No torch.compile, whose half a minute is more than it saves in ten; graphs for decoding, captured in seconds."""
@@ -110,10 +111,11 @@ class VllmSampler:
     def stream(self, sampling: Any, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
         """Takes prompts while others are being answered: `autorl_rollouts.engine.Streaming`."""
         del sampling, seed
-        return Stream(self._llm.llm_engine, self._asked, self._answer, deliver)
+        return Stream(self._llm.llm_engine, self._asked(), self._answer, deliver)
 
     def _asked(self) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found,unused-ignore]
 
         # A stop string that is in one token ends the answer in the engine, without any text being made.
         texts = {"stop": list(self.words.stop), "include_stop_str_in_output": True} if self.words.long_stops else {}
@@ -123,6 +125,7 @@ class VllmSampler:
             stop_token_ids=self._stops,
             logprobs=0,  # the sampled token's own
             detokenize=bool(texts),
+            output_kind=RequestOutputKind.FINAL_ONLY,
             **texts,
         )
 
@@ -140,7 +143,7 @@ class Stream:
     def __init__(
         self,
         engine: Any,
-        asked: Callable[[], Any],
+        asked: Any,
         answer: Callable[[Sequence[int], Any], Answer],
         deliver: Callable[[int, Answer | Exception], None],
     ) -> None:
@@ -181,12 +184,11 @@ class Stream:
 
     def _take(self, live: dict[str, tuple[int, Sequence[int]]]) -> None:
         """Begins what was handed in; waits for it a moment where nothing else is to be done."""
-        asked = self._asked()
         with contextlib.suppress(queue.Empty):
             each = self._new.get(timeout=IDLE_S) if not live else self._new.get_nowait()
             while True:
                 name = str(each[0])
-                self._engine.add_request(name, {"prompt_token_ids": list(each[1])}, asked)
+                self._engine.add_request(name, {"prompt_token_ids": list(each[1])}, self._asked)
                 live[name] = each
                 each = self._new.get_nowait()
 
