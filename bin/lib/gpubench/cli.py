@@ -49,7 +49,11 @@ REPEATS = 4
 
 def main(arguments: list[str]) -> int:
     """Measures what is asked for; 0 when all of it came to its end, whatever the figures say."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.small:
+        parser.set_defaults(**SMALL)
+        given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR"), ignore_cleanup_errors=True) as folder:
         options = _options(given, Path(folder))
         figures = Figures(given.json, about(options))
@@ -126,10 +130,7 @@ class Session:
 
 def _options(given: argparse.Namespace, work: Path) -> Options:
     values = {name: value for name, value in vars(given).items() if name not in ("what", "json", "small")}
-    if given.small:
-        defaults = vars(_parser().parse_args([given.what]))
-        values |= {name: value for name, value in SMALL.items() if values[name] == defaults[name]}
-    else:
+    if not given.small:
         for name, variable in (("base", "AUTORL_TEST_BASE"), ("data", "AUTORL_TEST_DATA")):
             values[name] = values[name] or _from_environment(variable)
     values["queue_tasks"] = tuple(str(values["queue_tasks"]).split(","))
