@@ -39,6 +39,7 @@ class Options:
         evaluations: of gsm8k by the warm engine, after the first.
         rounds: swaps and loads.
         reference_games: how many games the reference's loop plays; the rest is extrapolated.
+        fresh: also start a process for one submission alone.
         reference_limit_s: of one process of the reference's; what it told by then counts.
         limit_s: of the queue.
     """
@@ -59,6 +60,7 @@ class Options:
     evaluations: int
     reference_games: int
     reference_limit_s: float
+    fresh: bool
     submissions: int
     runs: int
     limit_s: float
