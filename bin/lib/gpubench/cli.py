@@ -150,6 +150,13 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bin/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -166,12 +173,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--static-task", default="gsm8k")
     add("--game-task", default="alfworld")
     add("--queue-tasks", default="gsm8k,humaneval")
-    add("--items", type=int, help="of the static task (all)")
-    add("--games", type=int, help="(all)")
-    add("--steps", type=int, help="of a game (the recipe's)")
-    add("--rounds", type=int, default=10, help="swaps of each kind (%(default)s)")
-    add("--evaluations", type=int, default=3, help="of the static task, after the first (%(default)s)")
-    add("--reference-games", type=int, default=3, help="that the reference's loop plays (%(default)s)")
+    add("--items", type=_count, help="of the static task (all)")
+    add("--games", type=_count, help="(all)")
+    add("--steps", type=_count, help="of a game (the recipe's)")
+    add("--rounds", type=_count, default=10, help="swaps of each kind (%(default)s)")
+    add("--evaluations", type=_count, default=3, help="of the static task, after the first (%(default)s)")
+    add("--reference-games", type=_count, default=3, help="that the reference's loop plays (%(default)s)")
     add("--reference-limit-s", type=float, default=240, help="of one process of the reference's (%(default)s)")
     add(
         "--skip-fresh",
@@ -179,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="no second process of the reference's: its start is told by the first",
     )
-    add("--submissions", type=int, default=100, help="in the queue (%(default)s)")
-    add("--runs", type=int, default=20, help="that they are of (%(default)s)")
+    add("--submissions", type=_count, default=100, help="in the queue (%(default)s)")
+    add("--runs", type=_count, default=20, help="that they are of (%(default)s)")
     add("--limit-s", type=float, default=500, help="of the queue (%(default)s)")
     return parser
