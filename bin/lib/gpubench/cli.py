@@ -188,5 +188,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--submissions", type=_count, default=100, help="in the queue (%(default)s)")
     add("--runs", type=_count, default=20, help="that they are of (%(default)s)")
+    add("--feedback-items", type=_count, help="that each of them is asked (the whole feedback split)")
     add("--limit-s", type=float, default=500, help="of the queue (%(default)s)")
     return parser

@@ -42,6 +42,7 @@ class Options:
         fresh: also start a process for one submission alone.
         reference_limit_s: of one process of the reference's; what it told by then counts.
         limit_s: of the queue.
+        feedback_items: of each submission in the queue; None: the whole feedback split.
     """
 
     engine: str
@@ -64,6 +65,7 @@ class Options:
     submissions: int
     runs: int
     limit_s: float
+    feedback_items: int | None
 
 
 class World:
@@ -136,8 +138,8 @@ class World:
             stage(self.root, [name], Ways(source=source))
             self._staged.add(name)
 
-    def experiment(self, name: str, tasks: Sequence[str], seeds: int) -> ExperimentDir:
-        """A prepared experiment of the agent that does nothing; no job is started."""
+    def experiment(self, name: str, tasks: Sequence[str], seeds: int, part: int | None = None) -> ExperimentDir:
+        """A prepared experiment of the agent that does nothing; no job is started. `part`: so many items of the feedback split."""
         from autorl_hpc.launch.launcher import prepare
 
         self.stage(self.base_model, self.options.base)
@@ -157,6 +159,7 @@ class World:
                     },
                     "budget": {"wall_clock": "10m"},
                     "grader": self.grader,
+                    **({} if part is None else {"feedback": {"items": part}}),
                 }
             )
         )
