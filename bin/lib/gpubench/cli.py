@@ -1,11 +1,11 @@
-"""The figures of one GPU: `bin/bench gpu-swap | gpu-load | gpu-gsm8k | gpu-alfworld | gpu-queue | gpu-all [options]`.
+"""The figures of one GPU: `bin/bench gpu-...  [gpu-...] [options]`; several share one engine of each side.
 
 gpu-swap      swaps of a warm engine to other checkpoints of the base model, by where they are read from; A, B, A
 gpu-load      the engine's reading of a checkpoint against reading and sha256 alone
 gpu-gsm8k     gsm8k's report split by a warm engine, by a new engine a submission, by one bare call in a living engine
 gpu-alfworld  alfworld's report split, all games at once, its bounds, and the reference's loop on some of them
 gpu-queue     submissions of many runs on two tasks through a real grader daemon
-gpu-all       the first four with one engine of each side, then the last
+gpu-all       all of them
 
 What is known is printed at once; `--json FILE` is written anew after each figure. With `--small` the same code runs on the toy
 model, on tasks of the package and on the CPU: that shows that it works, and measures nothing.
@@ -17,7 +17,7 @@ import argparse
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from gpubench.figures import Figures
 from gpubench.starting import start
 from gpubench.world import Options, World, about
 
-NAMES = ("gpu-swap", "gpu-load", "gpu-gsm8k", "gpu-alfworld", "gpu-queue", "gpu-all")
+PARTS = ("gpu-swap", "gpu-load", "gpu-gsm8k", "gpu-alfworld", "gpu-queue")
+NAMES = (*PARTS, "gpu-all")
 SMALL = {
     "engine": "transformers",
     "device": "cpu",
@@ -49,7 +50,11 @@ REPEATS = 4
 
 def main(arguments: list[str]) -> int:
     """Measures what is asked for; 0 when all of it came to its end, whatever the figures say."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.small:
+        parser.set_defaults(**SMALL)
+        given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR"), ignore_cleanup_errors=True) as folder:
         options = _options(given, Path(folder))
         figures = Figures(given.json, about(options))
@@ -72,8 +77,9 @@ class Session:
     _warm: questions.Warm | None = None
     _played: games.Played | None = None
 
-    def measure(self, what: str) -> None:
+    def measure(self, asked: Sequence[str]) -> None:
         """The suite's side of all that is asked with one engine; then, when the GPU is free, the reference's; then the queue."""
+        wanted = set(PARTS if "gpu-all" in asked else asked)
         parts = {
             "gpu-swap": lambda: swap.measure(self.world, self.figures),
             "gpu-load": lambda: load.measure(self.world, self.figures),
@@ -81,12 +87,12 @@ class Session:
             "gpu-alfworld": self._suites_games,
         }
         for name, part in parts.items():
-            if what in (name, "gpu-all"):
+            if name in wanted:
                 self._guarded(name, part)
-        self._guarded(what, self.world.close_engine)
+        self._guarded(asked[0], self.world.close_engine)
         if self.world.options.reference != "none":
-            self._guarded(what, self._reference)
-        if what in ("gpu-queue", "gpu-all"):
+            self._guarded(asked[0], self._reference)
+        if "gpu-queue" in wanted:
             self._guarded("gpu-queue", lambda: queueing.measure(self.world, self.figures))
 
     def _guarded(self, name: str, part: Callable[[], None]) -> None:
@@ -112,24 +118,21 @@ class Session:
         jobs += [played.job] if played is not None else []
         if not jobs:
             return
-        told = start(world, figures, "living", jobs).told
+        told = start(world, figures, "living", jobs)
         if warm is not None:
             figures.of = "gpu-gsm8k"
-            questions.living(figures, warm, told[0])
+            questions.living(figures, warm, told.parts, told.told[0])
         if played is not None:
             figures.of = "gpu-alfworld"
-            games.reference(figures, played, told[-1])
-        if warm is not None:
+            games.reference(figures, played, told.told[-1])
+        if warm is not None and world.options.fresh:
             figures.of = "gpu-gsm8k"
             questions.fresh(figures, warm, start(world, figures, "fresh", [warm.job]))
 
 
 def _options(given: argparse.Namespace, work: Path) -> Options:
     values = {name: value for name, value in vars(given).items() if name not in ("what", "json", "small")}
-    if given.small:
-        defaults = vars(_parser().parse_args([given.what]))
-        values |= {name: value for name, value in SMALL.items() if values[name] == defaults[name]}
-    else:
+    if not given.small:
         for name, variable in (("base", "AUTORL_TEST_BASE"), ("data", "AUTORL_TEST_DATA")):
             values[name] = values[name] or _from_environment(variable)
     values["queue_tasks"] = tuple(str(values["queue_tasks"]).split(","))
@@ -147,12 +150,19 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bin/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=NAMES)
+    add("what", nargs="+", choices=NAMES, metavar="gpu-...", help=", ".join(NAMES))
     add("--json", type=Path, metavar="FILE", help="all figures, with machine and versions")
     add("--small", action="store_true", help="the toy model on the CPU, to try the code")
     add("--base", type=_folder, help="the base model's folder ($AUTORL_TEST_BASE; the toy)")
@@ -163,14 +173,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--static-task", default="gsm8k")
     add("--game-task", default="alfworld")
     add("--queue-tasks", default="gsm8k,humaneval")
-    add("--items", type=int, help="of the static task (all)")
-    add("--games", type=int, help="(all)")
-    add("--steps", type=int, help="of a game (the recipe's)")
-    add("--rounds", type=int, default=10, help="swaps of each kind (%(default)s)")
-    add("--evaluations", type=int, default=3, help="of the static task, after the first (%(default)s)")
-    add("--reference-games", type=int, default=3, help="that the reference's loop plays (%(default)s)")
+    add("--items", type=_count, help="of the static task (all)")
+    add("--games", type=_count, help="(all)")
+    add("--steps", type=_count, help="of a game (the recipe's)")
+    add("--rounds", type=_count, default=10, help="swaps of each kind (%(default)s)")
+    add("--evaluations", type=_count, default=3, help="of the static task, after the first (%(default)s)")
+    add("--reference-games", type=_count, default=3, help="that the reference's loop plays (%(default)s)")
     add("--reference-limit-s", type=float, default=240, help="of one process of the reference's (%(default)s)")
-    add("--submissions", type=int, default=100, help="in the queue (%(default)s)")
-    add("--runs", type=int, default=20, help="that they are of (%(default)s)")
+    add(
+        "--skip-fresh",
+        dest="fresh",
+        action="store_false",
+        help="no second process of the reference's: its start is told by the first",
+    )
+    add("--submissions", type=_count, default=100, help="in the queue (%(default)s)")
+    add("--runs", type=_count, default=20, help="that they are of (%(default)s)")
+    add("--feedback-items", type=_count, help="that each of them is asked (the whole feedback split)")
     add("--limit-s", type=float, default=500, help="of the queue (%(default)s)")
     return parser

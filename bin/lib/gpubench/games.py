@@ -72,7 +72,7 @@ def suite(world: World, figures: Figures) -> Played:
     started = time.monotonic()
     for text in recorder.texts:
         engine.encode(text)
-    figures.show("their texts to tokens, in one thread", time.monotonic() - started, "s")
+    figures.show("their texts to tokens once more, in one thread", time.monotonic() - started, "s")
     bound = max(engine_s, environments_s)
     name = "the engine" if engine_s >= environments_s else "the environments"
     figures.show(f"what bounds it: {name}; the bound as a share of the run's time", 100 * bound / wall, "%")

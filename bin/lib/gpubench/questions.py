@@ -90,9 +90,14 @@ def fresh(figures: Figures, warm: Warm, started: Started) -> None:
     figures.show("speed against a new engine a submission", started.wall_s / own, "x", above=30, note=note)
 
 
-def living(figures: Figures, warm: Warm, told: list[dict[str, Any]]) -> None:
+def living(figures: Figures, warm: Warm, parts: dict[str, Any], told: list[dict[str, Any]]) -> None:
     """Calls of an engine that stays up, by nothing but its own `generate`: what the hardware allows."""
     calls = [call for call in told if call.get("event") == "generated"]
+    if calls and "engine_s" in parts:
+        until = parts["import_s"] + parts["engine_s"] + calls[0]["seconds"]
+        ratio = until / statistics.median(warm.wall_s)
+        note = f"import {parts['import_s']:.1f}, engine {parts['engine_s']:.1f}: {ratio:.1f} x the warm engine's time"
+        figures.show("start of a new engine and first answers, as vLLM's cache was found", until, "s", note=note)
     if len(calls) < 2:
         figures.missing("one bare call of generate in a living engine", "the process told no second call")
         return

@@ -52,7 +52,7 @@ def measure(world: World, figures: Figures) -> None:
     """Puts them into the queue together when the base model is measured, and follows the queue until it is empty."""
     options = world.options
     tasks = options.queue_tasks
-    experiment = world.experiment("queue", tasks, max(1, options.runs // len(tasks)))
+    experiment = world.experiment("queue", tasks, max(1, options.runs // len(tasks)), options.feedback_items)
     runs = read_experiment(experiment).runs
     entries = _submissions(world, experiment, runs)
     for name in waiting(experiment.queue):
@@ -163,9 +163,9 @@ def _follow(
     limit_s: float,
     course: Course,
 ) -> None:
+    course.began = time.monotonic()
     for entry in entries:
         put(experiment.queue, entry)
-    course.began = time.monotonic()
     left, told = {entry_name(entry) for entry in entries}, 0
     while left:
         now = time.monotonic() - course.began
@@ -214,7 +214,8 @@ def _tell(
             figures.say(f"null, fault {score.evaluation.fault}: {score.evaluation.reason}")
     wall = max(course.answered.values())
     what = f"{len(entries)} submissions of {len(runs)} runs"
-    note = f"{len(scores) - len(numbers)} null; the artifacts share all weights but one tensor, by hard links"
+    items = sorted({score.evaluation.n for score in numbers})
+    note = f"{len(scores) - len(numbers)} null; {' or '.join(map(str, items))} items each; the artifacts share all weights but one tensor, by hard links"
     figures.show(f"{what}: scored", 100 * len(numbers) / len(entries), "%", above=100.0, note=note)
     figures.show(f"{what}: from the first to the last", wall, "s")
     figures.show(f"{what}: a minute", 60 * len(course.answered) / wall, "/min")

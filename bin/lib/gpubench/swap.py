@@ -48,13 +48,12 @@ def measure(world: World, figures: Figures) -> None:
     again = answers()
     changed = sum(a != b for a, b in zip(first, between, strict=True))
     equal = sum(a == b for a, b in zip(first, again, strict=True))
-    figures.show(
-        "A, B, A: answers of the second A equal to the first's",
-        100.0 * equal / len(first),
-        "%",
-        above=100.0,
-        note=f"{equal} of {len(first)}; B's differ from A's in {changed}",
-    )
+    what = "A, B, A: answers of the second A equal to the first's"
+    if changed:
+        note = f"{equal} of {len(first)}; B's differ from A's in {changed}"
+        figures.show(what, 100.0 * equal / len(first), "%", above=100.0, note=note)
+    else:
+        figures.missing(what, "this model answers the same as B: nothing is shown")
     rows: dict[str, list[tuple[float, float, float]]] = {"warm": [], "prefetched": [], "cold": []}
     stayed = 0.0
     for number in range(options.rounds):

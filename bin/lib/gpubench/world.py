@@ -39,8 +39,10 @@ class Options:
         evaluations: of gsm8k by the warm engine, after the first.
         rounds: swaps and loads.
         reference_games: how many games the reference's loop plays; the rest is extrapolated.
+        fresh: also start a process for one submission alone.
         reference_limit_s: of one process of the reference's; what it told by then counts.
         limit_s: of the queue.
+        feedback_items: of each submission in the queue; None: the whole feedback split.
     """
 
     engine: str
@@ -59,9 +61,11 @@ class Options:
     evaluations: int
     reference_games: int
     reference_limit_s: float
+    fresh: bool
     submissions: int
     runs: int
     limit_s: float
+    feedback_items: int | None
 
 
 class World:
@@ -134,8 +138,8 @@ class World:
             stage(self.root, [name], Ways(source=source))
             self._staged.add(name)
 
-    def experiment(self, name: str, tasks: Sequence[str], seeds: int) -> ExperimentDir:
-        """A prepared experiment of the agent that does nothing; no job is started."""
+    def experiment(self, name: str, tasks: Sequence[str], seeds: int, part: int | None = None) -> ExperimentDir:
+        """A prepared experiment of the agent that does nothing; no job is started. `part`: so many items of the feedback split."""
         from autorl_hpc.launch.launcher import prepare
 
         self.stage(self.base_model, self.options.base)
@@ -155,6 +159,7 @@ class World:
                     },
                     "budget": {"wall_clock": "10m"},
                     "grader": self.grader,
+                    **({} if part is None else {"feedback": {"items": part}}),
                 }
             )
         )
