@@ -53,5 +53,5 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
         and evaluation.content_hash == science.base_model_content_hash
         and evaluation.recipe_hash == science.recipe.hash()
         and evaluation.engine_hash == baseline.engine.digest()
-        and evaluation.n == science.splits[split].n
+        and evaluation.n == science.asked(split)
     )
