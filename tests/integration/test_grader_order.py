@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class RecordingEngine:
     def __init__(self) -> None:
         self.did: list[tuple[str, str]] = []
         self.content = ""
-        self.before_answer = lambda: None
+        self.before_answer: Callable[[], None] = lambda: None
 
     @property
     def identity(self) -> Identity:
@@ -115,7 +115,7 @@ ONCE = [1, 2, 3]
 def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, rated = threading.Event(), []
+    asked, rated = threading.Event(), list[bool]()
     rate = desk.grader.bench._rate
 
     def rate_late(answered: Any) -> Any:

@@ -19,7 +19,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.ledger import Evaluation, Timings
-from autorl_hpc.records.run import FeedbackPart, Science
+from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report.results import check_results
 from autorl_hpc.scoring import stats
@@ -27,7 +27,7 @@ from autorl_hpc.states import Split
 from autorl_hpc.supervise.prompts import feedback_text
 from autorl_hpc.tasks.heldout import Item
 from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.parts import asked_items, draw, ids_sha256, pin_part
+from autorl_hpc.tasks.parts import asked_items, draw, pin_part
 
 FILE = load_task("arithmetic").file
 CLUSTERED = FILE.model_copy(update={"cluster_field": "shop"})
@@ -104,7 +104,7 @@ def test_verify_sees_a_score_of_other_items_than_the_part_s(tmp_path: Path) -> N
     tree, science, part = a_tree(tmp_path)
 
     def problems(part: FeedbackPart) -> list[str]:
-        changes = {"feedback_part": part, "splits": science.splits, "seed": part.seed}
+        changes: dict[str, Any] = {"feedback_part": part, "splits": science.splits, "seed": part.seed}
         run = tree.run(**changes).start()
         run.submit(1.0, outcomes(40, range(20)))
         run.seal().close(outcomes(100, range(40)))
