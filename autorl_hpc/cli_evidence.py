@@ -95,6 +95,10 @@ def rescore(
         str | None, typer.Option("--expect", metavar="HEAD", help="The run's head, as it was kept elsewhere.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
+    ] = None,
     judge_url: Annotated[
         str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
     ] = None,
@@ -112,7 +116,7 @@ def rescore(
 
     put_first(tasks or [])
     place = Root((root or default_root()).absolute())
-    asked = Asked(device, judge_url, judge_key, normal_head(expect) if expect else None)
+    asked = Asked(device, judge_url, judge_key, normal_head(expect) if expect else None, engine)
     done = rescore_bundle(place, bundle, asked, _say)
     print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
     if not done.holds:

@@ -10,7 +10,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 from autorl_hpc.errors import AutorlError, Exit, Refused
 from autorl_hpc.evidence import places
@@ -41,6 +41,9 @@ MAX_BATCH_TOKENS = 1 << 20
 """A bundle may ask for the batches that its run had, which is what makes answers alike; not for all of a machine's memory."""
 
 
+ENGINES: Final = get_args(GraderSpec.model_fields["engine"].annotation)
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the caller gives beside the bundle."""
@@ -49,6 +52,7 @@ class Asked:
     judge_url: str | None = None
     judge_key: Path | None = None
     expect: str | None = None
+    engine: str | None = None
 
 
 @dataclass
@@ -138,6 +142,8 @@ def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: 
     """
     if asked.device not in ("auto", "cpu", "cuda"):
         raise AutorlError(f"--device {asked.device}: it is auto, cpu or cuda", next_step="choose one")
+    if asked.engine is not None and asked.engine not in ENGINES:
+        raise AutorlError(f"--engine {asked.engine}: it is {' or '.join(ENGINES)}", next_step="choose one")
     if not root.path.is_dir():
         raise AutorlError(
             "there is no such folder", where=root.path, next_step="give the root that the task is staged in"
@@ -269,10 +275,12 @@ class _Again:
             bench.drop_engine()
 
     def _grader(self) -> GraderSpec:
-        """The run's own batches, since they decide how rounding falls, on the device of the caller's choice."""
+        """The run's own engine and batches, since they decide how rounding falls, or the engine of the caller's choice; on the device
+        of the caller's choice."""
         spec = read_experiment(self.experiment).grader
         return GraderSpec.model_validate(
             {
+                "engine": self.asked.engine or spec.engine,
                 "device": self.asked.device,
                 "threads": min(spec.threads, os.cpu_count() or 1),
                 "batch_tokens": min(spec.batch_tokens, MAX_BATCH_TOKENS),

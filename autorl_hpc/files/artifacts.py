@@ -22,6 +22,12 @@ READY_NAME = "MANIFEST.json"
 MAX_INSTALL_TRIES = 100
 """Each try that fails means that another run installed or released the same content in between."""
 
+MAX_REMOVE_TRIES = 20
+"""Each try that fails means that one more run had begun to take hold of a folder before it was moved away."""
+
+MAX_RELEASE_TRIES = 20
+"""Each try that finds something means that a reference moved with its folder while it was looked for."""
+
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
     """Whether a whole artifact of that content is there."""
@@ -89,7 +95,7 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
     """Removes something that bears an artifact's name and has no manifest. Renamed first: what another run put there in
     between is whole, and goes back."""
     target = artifacts / content_hash
-    gone = artifacts / f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-{secrets.token_hex(6)}"
+    gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
     try:
         os.rename(target, gone)
     except OSError:
@@ -114,18 +120,42 @@ def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 return
-        if all(hold(artifacts, content_hash, name) for name in _fresh_names(gone / "refs")):
+        if all(_hand_over(artifacts, gone, content_hash, name) for name in _fresh_names(gone / "refs")):
             remove(gone)
             return
 
 
+def _hand_over(artifacts: Path, gone: Path, content_hash: str, name: str) -> bool:
+    """Moves a reference to the copy that bears the artifact's name; False if that has to be tried again. One that has been released
+    meanwhile stays so: only what is still here can be linked, and whoever releases looks at both places."""
+    here, there = gone / "refs" / name, artifacts / content_hash / "refs"
+    try:
+        os.link(here, there / name)
+    except FileExistsError:
+        pass  # it has come to hold that copy, too
+    except OSError:
+        return name not in reading.list_names(gone / "refs")
+    if name not in reading.list_names(there):
+        return False  # released again, or that copy was moved away as well: the next look tells
+    atomic.unlink_quietly(here)
+    return True
+
+
 def remove(path: Path) -> None:
     """Removes a folder, or a file in its place, as far as that can be done."""
-    for step in (shutil.rmtree, os.unlink):
+    for _ in range(MAX_REMOVE_TRIES):
         try:
-            again(functools.partial(step, path))
-        except OSError:
-            continue
+            again(functools.partial(shutil.rmtree, path))
+            return
+        except NotADirectoryError:
+            break
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:  # somebody was about to write into it when it lost its name
+                break
+    try:
+        again(functools.partial(os.unlink, path))
+    except OSError:
+        pass
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
@@ -137,7 +167,8 @@ def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
         atomic.write_bytes(target / "refs" / run_id, b"")
     except OSError:
         return False
-    return artifact_ready(artifacts, content_hash)
+    # Not in the folder that bears the name now: it went away with another one, whose remover may or may not have seen it.
+    return run_id in reading.list_names(target / "refs") and artifact_ready(artifacts, content_hash)
 
 
 Reference = tuple[int, int]
@@ -188,23 +219,54 @@ def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Refer
 def release(artifacts: Path, content_hash: str, run_id: str) -> None:
     """Takes the reference of `run_id` away (with what a kill left of it), and the artifact with the last one."""
     target = artifacts / content_hash
-    moved = [name for name in reading.list_names(target / "refs") if name.startswith(f"{run_id}~")]
-    for name in (run_id, *moved):
+    for _ in range(MAX_RELEASE_TRIES):
+        # A folder that is moved away may be on its way back: after it, the one that bears the name is looked at once more.
+        found = [
+            _unlink_reference(folder, run_id) for folder in (target, *_moved_away(artifacts, content_hash), target)
+        ]
+        if not any(found):
+            break
+    while not reading.list_names(target / "refs") and target.exists():
+        gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
         try:
-            again(functools.partial(os.unlink, target / "refs" / name))
+            os.rename(target, gone)
+        except OSError:
+            return
+        if not _is_held(gone):
+            remove(gone)
+            return
+        _put_back(
+            artifacts, gone, content_hash
+        )  # someone took hold in between; and may have let go again: look once more
+
+
+def _unlink_reference(folder: Path, run_id: str) -> bool:
+    """Takes a reference out of one folder, with what a kill left of it; whether there was one."""
+    try:
+        left = [name for name in reading.list_names(folder / "refs") if name.startswith(f"{run_id}~")]
+    except NotADirectoryError:
+        return False
+    found = False
+    for name in (run_id, *left):
+        try:
+            again(functools.partial(os.unlink, folder / "refs" / name))
+            found = True
         except OSError:
             pass
-    if reading.list_names(target / "refs") or not target.exists():
-        return
-    gone = artifacts / f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-{secrets.token_hex(6)}"
+    return found
+
+
+def _gone(content_hash: str) -> str:
+    """How names of an artifact's folders begin that were moved away."""
+    return f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-"
+
+
+def _moved_away(artifacts: Path, content_hash: str) -> list[Path]:
     try:
-        os.rename(target, gone)
+        names = again(lambda: os.listdir(artifacts))
     except OSError:
-        return
-    if _is_held(gone):  # someone took hold in between
-        _put_back(artifacts, gone, content_hash)
-    else:
-        remove(gone)
+        return []
+    return [artifacts / name for name in names if name.startswith(_gone(content_hash))]
 
 
 def _is_held(gone: Path) -> bool:

@@ -18,6 +18,8 @@ from autorl_hpc.states import Split
 def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
     """What makes two base-model scores the same measurement."""
     parts = [science.base_model_content_hash, science.splits[split].sha256, science.recipe.hash(), engine_hash]
+    if (part := science.part(split)) is not None:
+        parts.append(part.sha256)
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

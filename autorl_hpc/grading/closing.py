@@ -34,8 +34,11 @@ class Closing:
     grader: str
     keep_all: bool
 
-    def close(self, record: RunRecord, entry: str, generation: int) -> None:
+    def close(self, record: RunRecord, entry: str, generation: int, waiting_s: float | None = None) -> None:
         """Closes a sealed run whose submissions are all scored and fingerprinted; does nothing on one that is closed.
+
+        Args:
+            waiting_s: how long its entry stood in the queue.
 
         The closing entry is the chain's last, and artifacts are freed after it: so all fingerprints come before it.
 
@@ -50,7 +53,7 @@ class Closing:
                 raise NotReady
             if self.tracing.enqueue(record, view):
                 raise NotReady
-            body = self._decide(record, run, view, entry, generation)
+            body = self._decide(record, run, view, entry, generation, waiting_s)
             ledger.append(
                 EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None
             )
@@ -68,7 +71,9 @@ class Closing:
                 artifacts.release(self.experiment.artifacts, content, run.run_id)
         (self.experiment.finished / run.run_id).touch()  # last: nobody comes back to a run that has it
 
-    def _decide(self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int) -> Closed:
+    def _decide(
+        self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int, waiting_s: float | None
+    ) -> Closed:
         assert view.sealed is not None
         science = record.science
         paper = science.protocol is Protocol.PAPER
@@ -87,7 +92,7 @@ class Closing:
         }
         if chosen is None:
             return _close_without(view, report, facts)
-        evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation)
+        evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation, waiting_s)
         return Closed(
             selected=chosen.submission_id,
             selected_by="final" if final else "best_feedback",
@@ -106,6 +111,7 @@ class Closing:
         base: Baseline,
         entry: str,
         generation: int,
+        waiting_s: float | None,
     ) -> Evaluation:
         if record.science.protocol is Protocol.PAPER:
             score = view.score_of(chosen)
@@ -115,7 +121,9 @@ class Closing:
             return base.evaluation
         assert chosen.content_hash is not None
         items = run.items / f"{chosen.submission_id:06d}.report.jsonl.gz"
-        return self.attempts.evaluate(record.science, chosen.content_hash, Split.REPORT, items, entry, generation)
+        return self.attempts.evaluate(
+            record.science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s
+        )
 
     def _feedback_baseline(self, record: RunRecord, view: RunView, chosen: Submission | None) -> Baseline:
         """By the engine that scored the checkpoint, if it was measured there: scores of two engines don't compare."""

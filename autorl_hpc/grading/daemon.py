@@ -308,7 +308,7 @@ class Grader:
             return self._do_baseline(entry)
         record = self.known.record(entry.run_id or "")
         if entry.kind is QueueKind.CLOSE:
-            self.closing.close(record, name, generation)
+            self.closing.close(record, name, generation, self.order.waited_s(name))
             self.known.forget_ledger(record.run_id)
             return True
         if entry.kind is QueueKind.FINGERPRINT:

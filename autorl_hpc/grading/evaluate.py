@@ -25,9 +25,11 @@ from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer, Engine
 from autorl_hpc.scoring.outcome import Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.scoring.stats import standard_error
 from autorl_hpc.states import Split
-from autorl_hpc.tasks.heldout import Item, load_items, load_shots
+from autorl_hpc.tasks.heldout import Item, load_shots
 from autorl_hpc.tasks.loader import load_task
+from autorl_hpc.tasks.parts import asked_items
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -121,11 +123,10 @@ class Bench:
         self._prompts.clear()
 
     def items(self, science: Science, split: Split) -> list[Item]:
-        """The split's items, from the vault."""
-        pin = science.splits[split]
-        key = (science.task, split, pin.sha256)
+        """The split's items that the run's models are asked, from the vault."""
+        key = (science.task, split, science.split_hash(split))
         if key not in self._items:
-            self._items[key] = load_items(self.root, science.task, split, pin)
+            self._items[key] = asked_items(self.root, science, split, load_task(science.task).file)
         return self._items[key]
 
     def evaluate(
@@ -171,8 +172,16 @@ class Bench:
         self._load_ahead(engine)
         started = time.monotonic()
         engine_hash = engine.identity.digest()
-        pin = science.splits[split].sha256
-        asked = (content_hash, split, pin, recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
+        asked = (
+            content_hash,
+            split,
+            science.split_hash(split),
+            recipe.hash(),
+            engine_hash,
+            science.seed,
+            tuple(order or ()),
+            limit,
+        )
         if kept := self._judging.kept(asked):
             answers = kept
         elif recipe.max_steps:
@@ -211,10 +220,13 @@ class Bench:
             metrics = {**metrics, "mean_outcome": mean}
         if any(cluster is not None for cluster in clusters):
             metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
+        named = None if None in clusters else [str(cluster) for cluster in clusters]
+        spread = None if "mean_outcome" in metrics else standard_error([o.outcome for o in outcomes], named)
         evaluation = Evaluation(
             split=answered.split,
             content_hash=answered.content_hash,
             score=metrics.pop("score", mean),
+            standard_error=None if spread is None else 100.0 * spread,
             n=len(outcomes),
             correct=int(total) if whole and "mean_outcome" not in metrics else None,
             metrics=metrics,
@@ -244,7 +256,7 @@ class Bench:
         return [None if name is None or name not in item.data else str(item.data[name]) for item in items]
 
     def _tokens(self, science: Science, split: Split, engine: Engine) -> list[list[int]]:
-        key = (science.task, split, science.splits[split].sha256, science.recipe.hash())
+        key = (science.task, split, science.split_hash(split), science.recipe.hash())
         if key not in self._prompts:
             shots = load_shots(self.root, science.task, science.recipe)
             self._prompts[key] = [

@@ -25,12 +25,14 @@ from autorl_hpc.launch.reach import check_search
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.run import RunEnvironment, Science
+from autorl_hpc.records.run import FeedbackPart, RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Fault, Network, Protocol
+from autorl_hpc.states import Fault, Network, Protocol, Split
 from autorl_hpc.tasks.check import check_task
+from autorl_hpc.tasks.heldout import load_items
 from autorl_hpc.tasks.loader import Task, load_task
 from autorl_hpc.tasks.own_files import with_scorer_hash
+from autorl_hpc.tasks.parts import pin_part
 from autorl_hpc.tasks.played import with_environment_hash
 from autorl_hpc.tasks.staged import recipe_files, verify_staged_task, with_pins
 
@@ -117,6 +119,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         for name, task in tasks.items()
     }
     pins = {name: _task_pins(root, task, spec.protocol) for name, task in tasks.items()}
+    parts = {name: _in_field(partial(_part, root, task, spec), "feedback") for name, task in tasks.items()}
     for name, recipe in recipes.items():
         _check_recipe_files(root, tasks[name], recipe)
         check_search(recipe, name, where)
@@ -133,6 +136,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             protocol=spec.protocol,
             recipe=recipes[values["task"]],
             splits=pins[values["task"]],
+            feedback_part=parts[values["task"]],
             base_model_content_hash=models[values["base_model"]],
             environment_hash=environment.content_hash if environment else None,
             network=spec.sandbox.network or (Network.NONE if values["driver"] == NO_DRIVER else Network.DRIVER),
@@ -266,6 +270,14 @@ def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin
     if protocol is Protocol.PAPER and task.file.paper is not None:
         pins["report"] = task.file.paper
     return pins
+
+
+def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
+    """The part of the feedback split that is asked; None: all of it, where the spec or the split has no more."""
+    if spec.feedback.items is None:
+        return None
+    items = load_items(root, task.name, Split.FEEDBACK, task.file.splits["feedback"])
+    return pin_part(items, spec.feedback.items, spec.feedback.seed, task.file)
 
 
 def _model_hash(root: Root, name: str) -> str:

@@ -259,6 +259,17 @@ class SandboxSpec(Table):
         return self
 
 
+class FeedbackSpec(Table):
+    """How much of the feedback split is asked for each submission. The report split is always whole."""
+
+    items: int | None = Field(
+        None,
+        ge=1,
+        description="So many items, drawn once for all runs; clusters are drawn whole. Null: the whole split.",
+    )
+    seed: Seed = Field(0, description="Of the draw: another seed, another part.")
+
+
 class Retention(Table):
     """Which accepted checkpoints stay on disk when a run is closed."""
 
@@ -280,6 +291,7 @@ class ExperimentSpec(Record):
         0, ge=0, le=1000, description="How often an agent that ended early with budget left is started again."
     )
     protocol: Protocol = Protocol.TWO_SPLIT
+    feedback: FeedbackSpec = FeedbackSpec()
     recipe: dict[Name, Name] = Field(
         default_factory=dict, description="Task name to recipe name; the default is the task's first."
     )
@@ -314,6 +326,12 @@ class ExperimentSpec(Record):
                 + (f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(known)}")
             )
         return value
+
+    @model_validator(mode="after")
+    def _part_is_of_feedback(self) -> ExperimentSpec:
+        if self.protocol is Protocol.PAPER and self.feedback.items is not None:
+            raise ValueError("`feedback.items` needs `protocol: two-split`: the paper's one split is asked whole")
+        return self
 
     @model_validator(mode="after")
     def _cost_has_prices(self) -> ExperimentSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.records.names import Sha256
@@ -104,6 +104,11 @@ class Submission(Strict):
     advice: str | None = None
 
 
+def _dropping_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Fields that came later are left out where they are null, so that hashes of older records stay what they were."""
+    return {name: each for name, each in value.items() if each is not None or name not in names}
+
+
 class Timings(Strict):
     """Where the seconds of one evaluation went; each is a difference of one process's monotonic clock."""
 
@@ -119,8 +124,12 @@ class Timings(Strict):
     score_s: float = 0.0
     commit_s: float = Field(0.0, description="Writing the per-item file; the ledger entry itself can't time itself.")
 
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _dropping_none(handler(self), "waiting_s")
+
     def overhead_s(self) -> float:
-        """Everything beside generation."""
+        """Everything beside waiting and generation."""
         return self.load_s + self.swap_s + self.score_s + self.commit_s
 
 
@@ -134,6 +143,11 @@ class Evaluation(Strict):
     split: Split
     content_hash: Sha256
     score: float | None = Field(None, ge=0, le=100, description="0 to 100, higher is better.")
+    standard_error: float | None = Field(
+        None,
+        ge=0,
+        description="Of the score, in points, over items or, where they are not independent, over clusters. Null: not known.",
+    )
     n: int = Field(0, ge=0)
     correct: int | None = Field(None, ge=0)
     metrics: dict[str, float] = Field(
@@ -148,6 +162,10 @@ class Evaluation(Strict):
     items_sha256: Sha256 | None = None
     truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
     timings: Timings = Timings()
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _dropping_none(handler(self), "standard_error")
 
     @property
     def clusters(self) -> int | None:

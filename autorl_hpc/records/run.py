@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
@@ -13,7 +15,21 @@ from autorl_hpc.records.driver import DriverScience
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
 from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Network, Protocol
+from autorl_hpc.states import Network, Protocol, Split
+
+
+def ids_sha256(ids: Iterable[str]) -> str:
+    """Of the ids of the items of a part, one a line, in the order of the split."""
+    return hashlib.sha256("".join(f"{each}\n" for each in ids).encode()).hexdigest()
+
+
+class FeedbackPart(Strict):
+    """The part of the feedback split that every submission and the base model are asked. Drawn at the launch; see tasks/parts.py."""
+
+    items: int = Field(ge=1, description="As many as the spec asks for.")
+    seed: int = Field(ge=0)
+    n: int = Field(ge=1, description="Items that were drawn: clusters are drawn whole.")
+    sha256: Sha256 = Field(description="Of their ids, one a line, in the order of the split.")
 
 
 class Science(Strict):
@@ -38,6 +54,21 @@ class Science(Strict):
     )
     driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
     reprompts: int = Field(0, ge=0, description="How often an agent that ended early is started again.")
+    feedback_part: FeedbackPart | None = Field(None, description="Null: the whole feedback split is asked.")
+
+    def part(self, split: str) -> FeedbackPart | None:
+        """The part of a split that is asked; None: all of it, as always on the report split."""
+        return self.feedback_part if split == Split.FEEDBACK else None
+
+    def asked(self, split: str) -> int:
+        """How many items of a split are asked."""
+        part = self.part(split)
+        return self.splits[split].n if part is None else part.n
+
+    def split_hash(self, split: str) -> str:
+        """Scores on a split compare only where this is equal."""
+        part = self.part(split)
+        return self.splits[split].sha256 if part is None else part.sha256
 
     def canonical(self) -> bytes:
         """See `Strict`; fields that came later are left out where they say what was so before there were any."""
@@ -47,6 +78,8 @@ class Science(Strict):
             del value["driver_spec"]
         if self.reprompts == 0:
             del value["reprompts"]
+        if self.feedback_part is None:
+            del value["feedback_part"]
         if self.environment_hash is None:
             del value["environment_hash"]
         if self.network is Network.OPEN:

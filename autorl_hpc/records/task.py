@@ -112,6 +112,10 @@ class TaskFile(Record):
     )
     needs: tuple[str, ...] = Field((), description="Python modules that graders need for it; checked by `launch`.")
     cluster_field: Name | None = Field(None, description="Field of an item that names its cluster, for the statistics.")
+    stratum_field: Name | None = Field(
+        None,
+        description="Field of an item by which the splits were stratified; a part of one is drawn in the same shares.",
+    )
     recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
 
     def recipe(self, name: str | None) -> Recipe | None:

@@ -63,5 +63,5 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
         evaluation.split is split
         and evaluation.content_hash == science.base_model_content_hash
         and evaluation.recipe_hash == science.recipe.hash()
-        and evaluation.n == science.splits[split].n
+        and evaluation.n == science.asked(split)
     )

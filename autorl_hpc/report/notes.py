@@ -37,6 +37,8 @@ def notes_of(
         notes.append(
             f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
         )
+    if run.feedback_of is not None and (scored := run.best_feedback or run.baseline_feedback) is not None:
+        notes.append(f"feedback scores are of a part: {scored.n} of {run.feedback_of} items; the report split is whole")
     notes += _about_origin(run, commonest_output_share)
     notes += _about_contamination(run)
     notes += _about_sandboxes(run)

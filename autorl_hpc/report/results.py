@@ -13,7 +13,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.records import read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Closed, Evaluation
-from autorl_hpc.records.run import Science
+from autorl_hpc.records.run import Science, ids_sha256
 from autorl_hpc.report.kept import check_kept
 from autorl_hpc.states import Protocol, Split
 
@@ -57,7 +57,7 @@ def _score(
     scored = view.score_of(submission)  # under the paper's protocol the score that was told is the report's too
     filed = scored.submission_id if scored and science.protocol is Protocol.PAPER else number
     path = run.items / f"{filed:06d}.{evaluation.split}.jsonl.gz"
-    return _items(path, f"items/{path.name}", evaluation)
+    return _items(path, f"items/{path.name}", evaluation, science)
 
 
 def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Closed, science: Science) -> list[str]:
@@ -112,8 +112,8 @@ def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science
     return _baseline(experiment, key, science, None)
 
 
-def _items(path: Path, name: str, evaluation: Evaluation) -> list[str]:
-    """The items file is the one that was named, and its outcomes give the score."""
+def _items(path: Path, name: str, evaluation: Evaluation, science: Science) -> list[str]:
+    """The items file is the one that was named, its outcomes give the score, and they are of the part that the run's models are asked."""
     try:
         data = reading.read_bytes(path)
     except FileNotFoundError:
@@ -123,7 +123,9 @@ def _items(path: Path, name: str, evaluation: Evaluation) -> list[str]:
     if hashlib.sha256(data).hexdigest() != evaluation.items_sha256:
         return [f"{name} was altered: its hash is not the one in the record of its score"]
     try:
-        outcomes = [float(json.loads(line)["outcome"]) for line in reading.gunzip(data).splitlines()]
+        rows = [json.loads(line) for line in reading.gunzip(data).splitlines()]
+        outcomes = [float(row["outcome"]) for row in rows]
+        ids = [str(row["id"]) for row in rows]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         return [f"{name} is no items file: {type(error).__name__}"]
     recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
@@ -134,6 +136,9 @@ def _items(path: Path, name: str, evaluation: Evaluation) -> list[str]:
         or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), recorded, abs_tol=1e-6)
     ):
         return [f"{name} doesn't give the recorded score {recorded}"]
+    part = science.part(evaluation.split)
+    if part is not None and ids_sha256(ids) != part.sha256:
+        return [f"{name} is not of the {part.n} items of the {evaluation.split} split that run.json names"]
     return []
 
 
@@ -158,4 +163,4 @@ def _baseline(experiment: ExperimentDir, key: str, science: Science, sha256: str
     path = experiment.baselines / f"{key}.items.jsonl.gz"
     if not path.exists():
         return [*problems, f"baselines/{key[:16]}... has no items file"]
-    return [*problems, *_items(path, f"baselines/{key[:16]}...items.jsonl.gz", evaluation)]
+    return [*problems, *_items(path, f"baselines/{key[:16]}...items.jsonl.gz", evaluation, science)]

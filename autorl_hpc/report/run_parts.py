@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.records.ledger import Contamination, Timings
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.spent import NAMES
 from autorl_hpc.report.story import Iteration, ReferenceMetrics, Resources, Story
@@ -210,11 +210,25 @@ def iteration_rows(one: Iteration) -> list[Row]:
         Row("took", time(one.duration_s), f"submitted at {fmt.duration(one.elapsed_s)}"),
         Row("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
         Row("training steps", number(one.training_steps), trained),
-        Row("waited for its score", time(one.waited_s)),
+        Row("waited for its score", time(one.waited_s), timed(one.timings)),
         Row("tokens so far", count(one.tokens), cost),
         Row("GPU-hours so far", fmt.UNKNOWN if one.gpu_hours is None else f"{one.gpu_hours:.2f}"),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
+
+
+def timed(timings: Timings | None) -> str:
+    """Where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
+    if timings is None:
+        return ""
+    named = (
+        ("in the queue", timings.waiting_s),
+        ("loading", timings.load_s),
+        ("swapping", timings.swap_s),
+        ("generating", timings.generate_s),
+        ("scoring", timings.score_s),
+    )
+    return ", ".join(f"{name} {value:.1f} s" for name, value in named if value is not None)
 
 
 def share(value: float | None) -> str:

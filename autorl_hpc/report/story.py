@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from autorl_hpc.records.base import Strict
+from autorl_hpc.records.ledger import Timings
 from autorl_hpc.report.lean import lean
 from autorl_hpc.states import FailureKind, Route, SubmissionState
 
@@ -92,6 +93,7 @@ class Iteration(Strict):
     elapsed_s: float
     duration_s: float = Field(description="Since the submission before, or since the start.")
     waited_s: float | None = Field(None, ge=0, description="From the submission to its score.")
+    timings: Timings | None = Field(None, description="Where the grader's seconds went.")
     tokens: int | None = Field(None, description="Of the driver so far, in and out.")
     cost_usd: float | None = None
     gpu_hours: float | None = None
@@ -115,6 +117,7 @@ class Iteration(Strict):
             settings=(),
             won_ids=(),
             lost_ids=(),
+            timings=None,
             route=self.route.short(),
             failure=None if self.failure is None else self.failure.short(),
         )

@@ -213,7 +213,12 @@ class RunSummary(Record):
     trajectory: tuple[Point, ...] = ()
     recipe_hash: str
     engine_hash: str | None = None
-    split_hashes: dict[str, str]
+    split_hashes: dict[str, str] = Field(
+        description="Of its items; of the ids of those that were asked, where that was a part."
+    )
+    feedback_of: int | None = Field(
+        None, description="Items of the whole feedback split, where only a part of them was asked; null: all were."
+    )
     code_hash: str
     task_hash: str
     genesis: str = Field(description="Hash of run.json, with which the chain begins.")

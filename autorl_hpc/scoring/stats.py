@@ -227,6 +227,27 @@ def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterv
     return MeanInterval(n, mean, mean - half, mean + half, "t")
 
 
+def standard_error(outcomes: Sequence[float], clusters: Sequence[str] | None = None) -> float | None:
+    """Of the mean of outcomes from 0 to 1; None for none.
+
+    Of items that come in clusters: that of a ratio of sums over clusters (Cochran, Sampling Techniques, 6.3). Never below what Wilson's
+    interval gives for that mean where outcomes are all alike: there it is not 0.
+    """
+    n = len(outcomes)
+    if n == 0:
+        return None
+    mean = math.fsum(outcomes) / n
+    sums: dict[str, list[float]] = {}
+    for number, outcome in enumerate(outcomes):
+        sums.setdefault(str(number) if clusters is None else clusters[number], []).append(outcome - mean)
+    units = len(sums)
+    squares = math.fsum(math.fsum(each) ** 2 for each in sums.values())
+    if units > 1 and squares > 0:
+        return math.sqrt(squares * units / (units - 1)) / n
+    wilson = wilson_share(min(1.0, max(0.0, mean)), units)
+    return (wilson.high - wilson.low) / (2 * _normal_quantile(LEVEL))
+
+
 def expected_max_noise(n_queries: int, se: float) -> float:
     """Expected maximum of n independent N(0, se^2): an UPPER BOUND on what the best of n owes to luck.
 

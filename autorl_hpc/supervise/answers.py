@@ -132,7 +132,8 @@ class Answers:
             evaluation = score.evaluation
             answer["score"] = evaluation.score
             answer["n"], answer["truncated"] = evaluation.n, evaluation.truncated
-            answer["timings"] = evaluation.timings.model_dump(mode="json")
+            answer["standard_error"], answer["feedback_items"] = evaluation.standard_error, self._items()
+            answer["timings"] = {"waiting_s": None, **evaluation.timings.model_dump(mode="json")}
             answer["overhead_s"] = evaluation.timings.overhead_s()
             answer["fault"], answer["error"] = evaluation.fault and str(evaluation.fault), evaluation.reason
             base = self._baseline(evaluation.engine_hash)
@@ -150,6 +151,12 @@ class Answers:
         else:
             answer["best"] = None
         return answer
+
+    def _items(self) -> dict[str, int]:
+        """How many items of its split a score is of."""
+        science = self.record.science
+        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        return {"asked": science.asked(split), "of": science.splits[split].n}
 
     def _baseline(self, engine_hash: str | None) -> float | None:
         if engine_hash is None:

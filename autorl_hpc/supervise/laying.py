@@ -16,7 +16,7 @@ from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.supervise.folders import OWNERS, Folder
-from autorl_hpc.supervise.prompts import PROMPT_NAME, budget_lines, grace_text, mode_text, most_text
+from autorl_hpc.supervise.prompts import PROMPT_NAME, budget_lines, feedback_text, grace_text, mode_text, most_text
 from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 from autorl_hpc.tasks.loader import Task
 
@@ -138,6 +138,7 @@ def instructions(record: RunRecord, path: Path) -> str:
         grace=grace_text(science.budget),
         most=most_text(science.budget.max_submissions),
         asked=_asked(science.recipe),
+        feedback=feedback_text(science),
     )
 
 
@@ -167,6 +168,7 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
         "protocol": str(science.protocol),
         "timeout_s": int(science.budget.wall_clock_s),
         "max_submissions": science.budget.max_submissions,
+        "feedback_part": None if science.feedback_part is None else science.feedback_part.n,
         "budget": {
             "gpu_hours": science.budget.gpu_hours,
             "tokens": science.budget.tokens,

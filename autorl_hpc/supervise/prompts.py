@@ -9,8 +9,8 @@ from string import Template
 from autorl_hpc.files.share import share
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.records.run import RunRecord
-from autorl_hpc.states import Network
+from autorl_hpc.records.run import RunRecord, Science
+from autorl_hpc.states import Network, Protocol, Split
 from autorl_hpc.supervise.limits import WORDS, Limits, amount
 
 PROMPT_NAME = "prompt.md"
@@ -100,3 +100,15 @@ def most_text(most: int | None) -> str:
 def _filled(name: str, **values: str) -> str:
     text = (share("templates") / "workspace" / name).read_text(encoding="utf-8")
     return Template(text).substitute(values)
+
+
+def feedback_text(science: Science) -> str:
+    """What a feedback score is of."""
+    part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+    if part is None:
+        return f"A score is of {science.asked(split)} items; `standard_error` beside it says how far chance may move it, in points."
+    return (
+        f"To answer sooner, a feedback score is of a part of the feedback split: {part.n} of {science.splits[split].n} items, the same "
+        "ones each time, for the base model too. `standard_error` beside it says how far chance may move it, in points: a smaller gain "
+        "may be none. The final score is of a whole other split."
+    )

@@ -31,6 +31,7 @@ def measure(
     make: Callable[..., ExperimentDir],
     take_in: Callable[..., list[str]],
     start: Callable[[ExperimentDir], subprocess.Popen[bytes]],
+    cpu_s: Callable[[int], float],
 ) -> Iterator[Row]:
     """Rows of the table.
 
@@ -38,6 +39,7 @@ def measure(
         make: prepares the experiment in a root.
         take_in: has a run's checkpoints accepted and held back from the queue; the names of its entries.
         start: a grader whose baselines are measured.
+        cpu_s: CPU time of a process so far.
     """
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         root = Root(Path(folder))
@@ -47,20 +49,22 @@ def measure(
         names = [name for index in range(len(runs)) for name in take_in(experiment, root, EACH, index)]
         grader = start(experiment)
         try:
-            began = time.monotonic()
+            began, used_s = time.monotonic(), cpu_s(grader.pid)
             for name in names:
                 os.rename(root.path / "held" / name, experiment.queue / name)
             while any(name.startswith("f-") for name in os.listdir(experiment.queue)):
                 time.sleep(0.05)
-            took_s = time.monotonic() - began
+            took_s, used_s = time.monotonic() - began, cpu_s(grader.pid) - used_s
         finally:
             grader.terminate()
             grader.wait()
         views = [RunView.of(Ledger(experiment.run(run)).read()) for run in runs]
-        yield from _rows(took_s, len(names), [s.evaluation.timings for view in views for s in view.scores.values()])
+        yield from _rows(
+            took_s, used_s, len(names), [s.evaluation.timings for view in views for s in view.scores.values()]
+        )
 
 
-def _rows(took_s: float, queued: int, timings: list[Timings]) -> Iterator[Row]:
+def _rows(took_s: float, used_s: float, queued: int, timings: list[Timings]) -> Iterator[Row]:
     label = f"{RUNS} runs x {EACH} submissions"
     yield f"{label}: committed", f"{len(timings)} of {queued} in {took_s:.1f} s"
     yield f"{label}: a minute", f"{60 * len(timings) / took_s:.0f}"
@@ -71,6 +75,7 @@ def _rows(took_s: float, queued: int, timings: list[Timings]) -> Iterator[Row]:
     )
     yield f"{label}: share of generation", f"{100 * generating_s / took_s:.0f} %"
     yield f"{label}: ms each", f"{parts}, all {1000 * took_s / len(timings):.1f}"
+    yield f"{label}: CPU of the grader, ms each", f"{1000 * used_s / len(timings):.1f}"
     waits = [wait for one in timings if (wait := getattr(one, "waiting_s", None)) is not None]
     if waits:
         median = statistics.median(waits)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.records.ledger import Contamination, Timings
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts
 from autorl_hpc.report.failures.rules import CONTAMINATED_ITEMS
@@ -74,6 +74,11 @@ def stretches_of(known: Known) -> list[Stretch]:
     ]
 
 
+def _timings(known: Known, point: Point) -> Timings | None:
+    score = known.view.scores.get(point.submission_id)
+    return None if score is None or score.evaluation.score is None else score.evaluation.timings
+
+
 def _revision(known: Known, point: Point) -> str | None:
     return known.view.submissions[point.submission_id].code_revision or known.code.at(point.elapsed_s)
 
@@ -126,6 +131,7 @@ def iterations_of(
                 elapsed_s=point.elapsed_s,
                 duration_s=max(0.0, point.elapsed_s - stretch.begin_s),
                 waited_s=known.waits.get(point.submission_id),
+                timings=_timings(known, point),
                 tokens=known.spent.tokens_at(point.elapsed_s),
                 cost_usd=known.spent.cost_at(point.elapsed_s),
                 gpu_hours=known.usage.gpu_hours(point.elapsed_s),
