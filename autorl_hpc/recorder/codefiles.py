@@ -122,7 +122,7 @@ class CodeFiles:
     def add(self, met: Met, tally: Tally) -> None:
         """Takes a file into this look; one that went away is passed over."""
         try:
-            known = self._link(met) if stat.S_ISLNK(met.status.st_mode) else self._file(met, tally)
+            known = self._looked_at(met, met.status, tally) if met.status is not None else self._known.get(met.path)
         except FileNotFoundError:
             return
         except OSError:
@@ -142,29 +142,37 @@ class CodeFiles:
                 tally.say(f"files by size alone, {known.pointer.note}")
         self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
-    def _link(self, met: Met) -> _Known:
-        known = _Known(_identity(met.status), self._now, LINK)
+    def rests(self, path: bytes) -> bool:
+        """Whether a file is known for sure, and nothing of it is left to do."""
+        known = self._known.get(path)
+        return known is not None and known.sure and not _waits_for_hash(known)
+
+    def _looked_at(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
+        return self._link(met, status) if stat.S_ISLNK(status.st_mode) else self._file(met, status, tally)
+
+    def _link(self, met: Met, status: os.stat_result) -> _Known:
+        known = _Known(_identity(status), self._now, LINK)
         known.entry = self._keep(os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd)))
         return known
 
-    def _file(self, met: Met, tally: Tally) -> _Known | None:
-        known, identity = self._known.get(met.path), _identity(met.status)
+    def _file(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
+        known, identity = self._known.get(met.path), _identity(status)
         if known is None or known.mode == LINK:
-            return self._read(met, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
+            return self._read(met, status, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
         if known.identity == identity:
             if known.hashing is not None or _waits_for_hash(known):
                 return self._hash_on(met, known)
             rested = self._now - known.seen_s >= SURE_S
-            return known if known.sure or not (rested or self._exact) else self._read(met, known, tally)
+            return known if known.sure or not (rested or self._exact) else self._read(met, status, known, tally)
         if known.restless and not self._exact and self._now - known.read_s < RESTLESS_EVERY_S:
             tally.say("files that never rest, read once a minute")
             return known
         close = self._now - known.changed_s < (RESTLESS_EVERY_S + RESTLESS_GAP_S if known.restless else RESTLESS_GAP_S)
         streak = known.streak + 1 if close else 0
-        return self._read(met, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
+        return self._read(met, status, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
 
-    def _read(self, met: Met, known: _Known, tally: Tally) -> _Known | None:
-        if met.status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + met.status.st_size > MAX_TEXTS_BYTES:
+    def _read(self, met: Met, status: os.stat_result, known: _Known, tally: Tally) -> _Known | None:
+        if status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + status.st_size > MAX_TEXTS_BYTES:
             tally.files += 1
             return None
         fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)

@@ -24,6 +24,11 @@ MAX_FILES = 4000
 MAX_OTHERS = 500
 """Of these, files that don't look like source: data must not take the place of code."""
 
+OTHERS_AT_ONCE = 64
+TURNS = 8
+"""Files that don't look like source, beyond the first OTHERS_AT_ONCE, and that rest, are looked at in turns: each within so many walks.
+Data below `code/` must not make looks at code dear, for dear looks come seldom."""
+
 MAX_TOP_FILES = 200
 MAX_FOLDERS = 1000
 MAX_DEPTH = 20
@@ -68,12 +73,12 @@ IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), 
 
 
 class Met(NamedTuple):
-    """A file or link, while its folder is open."""
+    """A file or link, while its folder is open. `status` None: it was not its turn to be looked at, and it stays as it was."""
 
     path: bytes
     folder_fd: int
     name: str
-    status: os.stat_result
+    status: os.stat_result | None
 
 
 @dataclass
@@ -91,10 +96,39 @@ class Tally:
 
 
 class Listed(NamedTuple):
-    """A folder's entries, sources first: (name, is a folder). `more`: these are not all."""
+    """A folder's entries, sorted once: it may hold thousands, and is walked through each second.
 
-    entries: Sequence[tuple[str, bool]]
+    Attributes:
+        files: sources first.
+        sources: how many of them look like source.
+        by_name: files and folders left out by their names.
+        names: how many entries were read.
+        more: these are not all.
+    """
+
+    folders: Sequence[str]
+    files: Sequence[str]
+    sources: int
+    by_name: int
+    is_environment: bool
+    names: int
     more: bool
+
+    @classmethod
+    def of(cls, entries: Mapping[str, bool], more: bool) -> Listed:
+        """From names, and whether each is a folder's."""
+        ordered = sorted(entries, key=lambda name: (not is_source(name), name))
+        folders = [name for name in ordered if entries[name] and not _is_left_out_folder(name)]
+        files = [name for name in ordered if not entries[name] and not _is_left_out(name)]
+        return cls(
+            folders=folders,
+            files=files,
+            sources=sum(map(is_source, files)),
+            by_name=len(ordered) - len(folders) - len(files),
+            is_environment=not MARKS_OF_ENVIRONMENTS.isdisjoint(ordered),
+            names=len(ordered),
+            more=more,
+        )
 
 
 @dataclass
@@ -105,12 +139,14 @@ class Listings:
     """
 
     now_s: float = 0.0
+    walks: int = 0
     _before: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
     _met: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A walk begins; folders that the last one did not meet are forgotten."""
         self._before, self._met, self.now_s = self._met, {}, time.monotonic()
+        self.walks += 1
 
     def kept(self, folder: str, stamp: Stamp) -> Listed | None:
         """The entries, if they are surely the same."""
@@ -128,7 +164,12 @@ class Listings:
 
 
 class Walk:
-    """One walk. `known` gives names of files that were kept before, by folder: looked for even if a listing is cut short."""
+    """One walk.
+
+    Args:
+        known: gives names of files that were kept before, by folder: looked for even if a listing is cut short.
+        rests: whether a file was seen to rest, so that it can wait for its turn; None: nothing waits.
+    """
 
     def __init__(
         self,
@@ -136,10 +177,11 @@ class Walk:
         laid: frozenset[str],
         known: Callable[[], Mapping[str, Sequence[str]]],
         listings: Listings,
+        rests: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.tally = Tally()
         self._root, self._laid, self._known = root_fd, laid, known
-        self._listings = listings
+        self._listings, self._rests = listings, rests
         listings.begin()
         self._by_folder: Mapping[str, Sequence[str]] | None = None
         self._device = os.fstat(root_fd).st_dev
@@ -173,8 +215,9 @@ class Walk:
         if status is not None and not stat.S_ISDIR(status.st_mode):
             yield Met(CODE.encode(), self._root, CODE, status)
         taken = 0
-        for name, is_folder in self._list(self._root, ""):
-            if is_folder or name in self._laid or name.startswith(".") or not is_source(name):
+        listed = self._list(self._root, "")
+        for name in listed.files[: listed.sources]:
+            if name in self._laid or name.startswith("."):
                 continue
             status = _status(self._root, name)
             if status is None or not stat.S_ISREG(status.st_mode) or status.st_dev != self._device:
@@ -186,50 +229,50 @@ class Walk:
             yield Met(os.fsencode(name), self._root, name, status)
 
     def _folder(self, fd: int, parts: tuple[str, ...], folders: deque[tuple[str, ...]]) -> Iterator[Met]:
-        entries = self._list(fd, "/".join(parts))
-        if len(parts) > 1 and MARKS_OF_ENVIRONMENTS & {name for name, _ in entries}:
+        listed = self._list(fd, "/".join(parts))
+        if len(parts) > 1 and listed.is_environment:
             self.tally.by_name += 1
             return
+        self.tally.by_name += listed.by_name
+        folders.extend([(*parts, name) for name in listed.folders])
         prefix = os.fsencode("/".join((*parts, "")))
-        for name, is_folder in entries:
-            if is_folder:
-                if name.lower() in LEFT_OUT_FOLDERS or _is_gits(name):
-                    self.tally.by_name += 1
-                else:
-                    folders.append((*parts, name))
-            elif _is_left_out(name):
-                self.tally.by_name += 1
-            elif (met := self._file(fd, prefix, name)) is not None:
+        for at, name in enumerate(listed.files):
+            other = at >= listed.sources
+            if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
+                self.tally.files += len(listed.files) - at  # after the sources, all are others
+                return
+            if (met := self._file(fd, prefix, name, other)) is not None:
+                self._files += 1
+                self._others += other
                 yield met
 
-    def _file(self, fd: int, prefix: bytes, name: str) -> Met | None:
-        other = not is_source(name)
-        if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
-            self.tally.files += 1
-            return None
+    def _file(self, fd: int, prefix: bytes, name: str, other: bool) -> Met | None:
+        path = prefix + os.fsencode(name)
+        if other and self._others >= OTHERS_AT_ONCE and self._rests is not None:
+            its_turn = (hash(path) + self._listings.walks) % TURNS == 0
+            if not its_turn and self._rests(path):
+                return Met(path, fd, name, None)
         status = _status(fd, name)
         if status is None or status.st_dev != self._device:
             return None
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return None
-        self._files += 1
-        self._others += other
-        return Met(prefix + os.fsencode(name), fd, name, status)
+        return Met(path, fd, name, status)
 
-    def _list(self, fd: int, folder: str) -> Sequence[tuple[str, bool]]:
+    def _list(self, fd: int, folder: str) -> Listed:
         """Not all of a folder that holds very many."""
         status = os.fstat(fd)
         listed = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
         left = MAX_LISTED - self._listed
-        if listed is None or len(listed.entries) > left:
+        if listed is None or listed.names > left:
             listed = self._read_list(fd, folder, min(MAX_LISTED_IN_ONE, left))
             if left >= MAX_LISTED_IN_ONE:  # else where it was cut depends on other folders
                 self._listings.keep(folder, listed)
         if listed.more:
             self.tally.more = True
             self.tally.say("folders with too many files to list")
-        self._listed += len(listed.entries)
-        return listed.entries
+        self._listed += listed.names
+        return listed
 
     def _read_list(self, fd: int, folder: str, most: int) -> Listed:
         found: dict[str, bool] = {}
@@ -241,7 +284,7 @@ class Walk:
                     found |= dict.fromkeys(self._kept_in(folder), False)
                     break
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
-        return Listed(sorted(found.items(), key=lambda item: (not is_source(item[0]), item[0])), more)
+        return Listed.of(found, more)
 
     def _kept_in(self, folder: str) -> Sequence[str]:
         if self._by_folder is None:
@@ -277,6 +320,10 @@ def is_source(name: str) -> bool:
 @lru_cache(maxsize=MAX_NAMES)
 def _is_left_out(name: str) -> bool:
     return name in LEFT_OUT_FILES or name.endswith(LEFT_OUT_SUFFIXES) or _is_gits(name)
+
+
+def _is_left_out_folder(name: str) -> bool:
+    return name.lower() in LEFT_OUT_FOLDERS or _is_gits(name)
 
 
 def _is_gits(name: str) -> bool:

@@ -146,7 +146,8 @@ class Revisions:
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            walk = Walk(root, self._job.laid, self._files.kept, self._listings)
+            rests = None if exact else self._files.rests
+            walk = Walk(root, self._job.laid, self._files.kept, self._listings, rests)
             self._files.begin(exact=exact)
             for met in walk.run():
                 self._files.add(met, walk.tally)

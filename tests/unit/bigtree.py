@@ -36,12 +36,21 @@ RECORDED_LINES = {"training": 200, "trace": 300, "usage": 500}
 
 
 class BigTree:
-    """`runs/` with `n_runs` runs of `submissions` submissions each, in experiments of 250."""
+    """`runs/` with `n_runs` runs of `submissions` submissions each, in experiments of 250; `recorded`: with a recorder's lines."""
 
-    def __init__(self, path: Path, *, submissions: int = 50, n_feedback: int = N_FEEDBACK, n_report: int = N_REPORT):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        submissions: int = 50,
+        n_feedback: int = N_FEEDBACK,
+        n_report: int = N_REPORT,
+        recorded: bool = True,
+    ):
         self.path, self.submissions = path, submissions
         self.n_feedback, self.n_report = n_feedback, n_report
         self.templates = path.parent / f".{path.name}-templates"
+        self.recorded = recorded
         self.made = 0
 
     def grow(self, n_runs: int) -> None:
@@ -49,7 +58,8 @@ class BigTree:
         self.templates.mkdir(parents=True, exist_ok=True)
         self._feedback = [self._items(Split.FEEDBACK, i, self.n_feedback) for i in range(self.submissions)]
         self._report = [self._items(Split.REPORT, i, self.n_report) for i in range(REPORT_VARIANTS)]
-        self._recorded = {name: self._recorder_file(name, count) for name, count in RECORDED_LINES.items()}
+        lines = RECORDED_LINES if self.recorded else {}
+        self._recorded = {name: self._recorder_file(name, count) for name, count in lines.items()}
         while self.made < n_runs:
             number = self.made // RUNS_PER_EXPERIMENT
             tree = Tree(self.path / f"exp{number:03d}", n_feedback=self.n_feedback, n_report=self.n_report)

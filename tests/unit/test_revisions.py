@@ -402,6 +402,42 @@ def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.M
     assert [path for path in opened if str(path).endswith(".py")] == ["7.py"]
 
 
+def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 4)
+    data = [world.code / f"{number:02d}.dat" for number in range(64)]
+    for path in (*data, world.code / "train.py"):
+        path.write_text("old")
+    for _ in range(3):
+        world.watch.look(NOW)
+        time.sleep(0.06)
+    asked: list[str] = []
+    true_stat = os.stat
+
+    def counting(name: str, **how: Any) -> os.stat_result:
+        asked.append(name)
+        return true_stat(name, **how)
+
+    monkeypatch.setattr(codewalk.os, "stat", counting)
+    for _ in range(codewalk.TURNS):
+        world.watch.look(NOW)
+    assert {path.name for path in data} <= set(asked) and len(asked) < codewalk.TURNS * len(data) / 2
+    assert asked.count("train.py") == codewalk.TURNS
+    for path in data:
+        path.write_text("new")
+    assert world.files() == {"code/train.py": b"old"} | {f"code/{path.name}": b"new" for path in data}
+    time.sleep(0.06)
+    world.watch.look(NOW)
+    data[-1].write_text("newer")
+    for _ in range(codewalk.TURNS + 1):
+        world.watch.look(NOW)
+    last = files_at(world.run.code_git, world.lines()[-1].revision)
+    assert last["code/63.dat"] == b"newer"
+
+
 def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: World) -> None:
     log = world.code / "train.log"
     for number in range(60):

@@ -27,6 +27,8 @@ _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJE
 
 def exits_between(known: Known, begin_s: float, end_s: float) -> list[Exit]:
     """The last programs that failed in a stretch of time, and the last calls of tools that did."""
+    if not known.failed_programs and not known.failed_calls:  # most often
+        return []
     seen = _between(known.failed_programs, begin_s, end_s, _time)
     exits = [Exit(p.command, p.exit_code, p.elapsed_s) for p in seen[-MAX_FAILED:]]
     calls = _between(known.failed_calls, begin_s, end_s, _time_of_call)
