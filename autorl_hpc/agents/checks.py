@@ -15,8 +15,9 @@ from autorl_hpc.agents.where import Where, find_program, hidden_part
 from autorl_hpc.cluster.commands import without_secrets
 from autorl_hpc.cluster.programs import ask
 
-PROGRAM_LIMIT_S = 90.0
-"""Node programs of hundreds of megabytes on a file server that has not read them yet."""
+PROGRAM_LIMIT_S = 300.0
+"""Programs of hundreds of megabytes on a file server that has not read them yet, or on a crowded login node: openhands takes 9 s of
+CPU to say its version."""
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400
