@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.settings import RunLimits, Prices
+from autorl_hpc.gateway.settings import Prices, RunLimits
 from autorl_hpc.gateway.usage import Meter, Usage
 from autorl_hpc.gateway.usage_stream import WithoutUsage, asking
 
