@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from autorl_hpc.agents.file import UNTESTED, AgentFile
 from autorl_hpc.agents.folders import Agent
 from autorl_hpc.agents.where import Where, find_program, hidden_part
 from autorl_hpc.cluster.commands import without_secrets
+from autorl_hpc.cluster.programs import ask
 
-PROGRAM_LIMIT_S = 90.0
-"""Node programs of hundreds of megabytes on a file server that has not read them yet."""
+PROGRAM_LIMIT_S = 300.0
+"""Programs of hundreds of megabytes on a file server that has not read them yet, or on a crowded login node: openhands takes 9 s of
+CPU to say its version."""
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400
@@ -116,24 +117,8 @@ def _check(agent: Agent, env: Mapping[str, str]) -> Iterator[Looked]:
 
 def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str]:
     """Exit code (None: it could not be started, or gave no answer), and the last words."""
-    try:
-        done = subprocess.run(
-            list(argv),
-            env=dict(env),
-            cwd=env["HOME"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROGRAM_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {PROGRAM_LIMIT_S:.0f} s"
-    except OSError as error:
-        return None, error.strerror or str(error)
-    lines = [line.strip() for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
-    return done.returncode, (lines[-1] if lines else "")[:MOST_WORDS]
+    answer = ask(argv, env=env, limit_s=PROGRAM_LIMIT_S, folder=env["HOME"])
+    return answer.code, answer.last_words(MOST_WORDS)
 
 
 def _install(file: AgentFile) -> str:

@@ -45,7 +45,7 @@ def _no_driver(value: Any) -> Any:
 Value = Annotated[str, BeforeValidator(_text), StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 
-class DriverUse(Table):
+class AgentDriver(Table):
     """How an agent uses its driver."""
 
     dialect: Dialect = Field(description="What its program speaks; the driver must answer it.")
@@ -75,7 +75,7 @@ class AgentFile(Record):
     prompt: bool = Field(
         False, description="The suite writes `prompt.md` into the workspace and gives it to `start` on standard input."
     )
-    driver: Annotated[DriverUse | None, BeforeValidator(_no_driver)] = Field(
+    driver: Annotated[AgentDriver | None, BeforeValidator(_no_driver)] = Field(
         None, description="How it uses its driver; null or `none`: it calls none."
     )
     program: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_one_or_more)] = (

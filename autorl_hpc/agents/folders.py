@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from pathlib import Path
 from autorl_hpc.agents.file import RESTART, AgentFile
 from autorl_hpc.agents.reference import CONFIG, read_config
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import beside
 from autorl_hpc.files.hashing import tree_sha256, walk_files
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
@@ -55,8 +55,7 @@ PATH_VARIABLE = "AUTORL_AGENTS_PATH"
 
 def agent_folders() -> list[Path]:
     """Folders that hold agent folders: those of $AUTORL_AGENTS_PATH, then the built-in one."""
-    extra = [Path(part).absolute() for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
-    return [*extra, share("templates") / "agents"]
+    return [*beside.named_by(PATH_VARIABLE), share("templates") / "agents"]
 
 
 def put_first(folders: Sequence[Path]) -> None:
@@ -65,15 +64,7 @@ def put_first(folders: Sequence[Path]) -> None:
     Raises:
         AutorlError: one is no folder.
     """
-    for folder in folders:
-        if not folder.is_dir():
-            raise AutorlError(
-                "--agents names the folder that holds agent folders, and this is none",
-                where=folder.absolute(),
-                next_step="correct the path; of an agent in ~/agents/mine/ it is ~/agents",
-            )
-    given = [str(folder.absolute()) for folder in folders]
-    os.environ[PATH_VARIABLE] = os.pathsep.join([*given, *filter(None, [os.environ.get(PATH_VARIABLE)])])
+    beside.put_first(PATH_VARIABLE, folders, "agent")
 
 
 def agent_names(folders: Sequence[Path] | None = None) -> list[str]:

@@ -4,53 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from autorl_hpc.cluster import programs
 
 TOOL_LIMIT_S = 10.0
 """quota asks every file server; one that is down keeps it waiting."""
 
+MOST_WORDS = 200
 
-@dataclass(frozen=True)
-class Answer:
-    """What a program said.
 
-    Attributes:
-        code: its exit code; None: it gave no answer in time, or could not be started.
-    """
-
-    code: int | None
-    out: str
-    err: str
+class Answer(programs.Answer):
+    """What a program said."""
 
     @property
     def said(self) -> str:
         """Its last words."""
-        lines = [line.strip() for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "nothing"
+        return self.last_words(MOST_WORDS) or "nothing"
 
 
 def ask(argv: Sequence[str], *, limit_s: float = TOOL_LIMIT_S) -> Answer | None:
     """What a program prints; None: it is not here."""
     if shutil.which(argv[0]) is None:
         return None
-    try:
-        done = subprocess.run(
-            list(argv),
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(None, "", f"no answer within {limit_s:.0f} s")
-    except OSError as error:
-        return Answer(None, "", error.strerror or str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
+    answer = programs.ask(argv, env={**os.environ, "LC_ALL": "C"}, limit_s=limit_s)
+    return Answer(answer.code, answer.out, answer.err)
 
 
 def span(seconds: float) -> str:

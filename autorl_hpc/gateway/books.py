@@ -15,7 +15,7 @@ from autorl_hpc.files.masking import masked
 from autorl_hpc.gateway.asked import DEFAULT_ANSWER_TOKENS
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.call import Call
-from autorl_hpc.gateway.settings import Limits, Settings
+from autorl_hpc.gateway.settings import RunLimits, Settings
 from autorl_hpc.gateway.usage import Usage
 from autorl_hpc.records.names import printable
 
@@ -47,7 +47,7 @@ class Books:
             earlier.calls,
             earlier.refused,
         )
-        self.budget = Budget(settings.limits or Limits(), settings.prices, totals)
+        self.budget = Budget(settings.limits or RunLimits(), settings.prices, totals)
         self._settings = settings
         self._last = earlier.last_number
         self._log = LogWriter(settings.log)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.settings import Limits, Prices
+from autorl_hpc.gateway.settings import Prices, RunLimits
 from autorl_hpc.gateway.usage import Usage
 
 WRITTEN_5M: Final = 1.25
@@ -62,7 +62,7 @@ class Place:
 class Budget:
     """Totals, limits and requests in flight."""
 
-    limits: Limits
+    limits: RunLimits
     prices: Prices | None
     totals: Totals
     exhausted: Exhausted | None = None

@@ -43,7 +43,7 @@ class Prices(Strict):
     price_cached: float | None = Field(None, ge=0, validation_alias=AliasChoices("price_cached", "cached"))
 
 
-class Limits(Strict):
+class RunLimits(Strict):
     """Of the run, all attempts together. None: none."""
 
     tokens: int | None = Field(None, ge=0, description="In and out, cached input among them.")
@@ -74,7 +74,7 @@ class Settings(Strict):
     model: str = Field(min_length=1)
     aliases: tuple[str, ...] = ()
     prices: Prices | None = None
-    limits: Limits | None = None
+    limits: RunLimits | None = None
     log: Path
     bodies: Path | None = None
     tools: tuple[str, ...] = ()

@@ -3,12 +3,12 @@ for, and no other."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import beside
 from autorl_hpc.files.hashing import tree_sha256
 from autorl_hpc.files.share import share
 from autorl_hpc.files.yaml import read_yaml
@@ -67,8 +67,7 @@ class Task:
 
 def task_folders() -> list[Path]:
     """Folders that hold task folders: those of $AUTORL_TASKS_PATH, then the built-in one."""
-    extra = [Path(part).absolute() for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
-    return [*extra, share("tasks")]
+    return [*beside.named_by(PATH_VARIABLE), share("tasks")]
 
 
 def put_first(folders: Sequence[Path]) -> None:
@@ -77,15 +76,7 @@ def put_first(folders: Sequence[Path]) -> None:
     Raises:
         AutorlError: one is no folder.
     """
-    for folder in folders:
-        if not folder.is_dir():
-            raise AutorlError(
-                "--tasks names the folder that holds task folders, and this is none",
-                where=folder.absolute(),
-                next_step="correct the path; of a task in ~/tasks/mine/ it is ~/tasks",
-            )
-    given = [str(folder.absolute()) for folder in folders]
-    os.environ[PATH_VARIABLE] = os.pathsep.join([*given, *filter(None, [os.environ.get(PATH_VARIABLE)])])
+    beside.put_first(PATH_VARIABLE, folders, "task")
 
 
 def task_names() -> list[str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.settings import Limits, Prices
+from autorl_hpc.gateway.settings import Prices, RunLimits
 from autorl_hpc.gateway.usage import Meter, Usage
 from autorl_hpc.gateway.usage_stream import WithoutUsage, asking
 
@@ -188,7 +188,7 @@ def test_anthropics_caches_are_part_of_the_input() -> None:
             "cache_creation": {"ephemeral_5m_input_tokens": 40, "ephemeral_1h_input_tokens": 60}}  # fmt: skip
     usage = counted([json.dumps({"type": "message", "usage": told}).encode()], "application/json")
     assert (usage.tokens_in, usage.tokens_cached, usage.written_5m, usage.written_1h) == (1010, 900, 40, 60)
-    cost = Budget(Limits(), Prices(price_in=1.0, price_out=10.0, price_cached=0.1), Totals()).cost(usage)
+    cost = Budget(RunLimits(), Prices(price_in=1.0, price_out=10.0, price_cached=0.1), Totals()).cost(usage)
     assert cost == pytest.approx((10 + 40 * 1.25 + 60 * 2 + 900 * 0.1 + 5 * 10) / 1e6)
 
 
@@ -270,7 +270,7 @@ def used(given_tokens: int, out: int) -> Usage:
 
 
 def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals())
+    budget = Budget(RunLimits(tokens=1000), None, Totals())
     number = 0
     while budget.exhausted is None:
         number += 1
@@ -283,7 +283,7 @@ def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
 
 
 def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals())
+    budget = Budget(RunLimits(tokens=1000), None, Totals())
     budget.enter(1, 50, 2000)
     with pytest.raises(Refusal) as caught:
         budget.enter(2, 50, 10)
@@ -293,8 +293,8 @@ def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
     budget.enter(2, 50, 10)
 
 
-@pytest.mark.parametrize("limits", [Limits(tokens=10_000), Limits(cost_usd=0.01)])
-def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [RunLimits(tokens=10_000), RunLimits(cost_usd=0.01)])
+def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: RunLimits) -> None:
     budget = Budget(limits, Prices(price_in=1.0, price_out=1.0), Totals())
     budget.enter(1, 1500, 10, 9000, caches=False)
     with pytest.raises(Refusal) as caught:
@@ -311,7 +311,7 @@ def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits
 
 def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost() -> None:
     """What was learned from cached input is no ground to let many in at once."""
-    budget = Budget(Limits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), Totals())
+    budget = Budget(RunLimits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), Totals())
     for number in range(1, 20):
         budget.enter(number, 1000, 1, 4000)
         budget.leave(number, Usage(1000, 1, 1000, out_is_last=True, ended=True), False)
@@ -328,7 +328,7 @@ def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost
 
 
 def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=500))
+    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=500))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 600, 10)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
@@ -338,7 +338,7 @@ def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> Non
 
 
 def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
-    budget = Budget(Limits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), Totals(cost_usd=0.005))
+    budget = Budget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), Totals(cost_usd=0.005))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 6000, 10)
     assert caught.value.code == "context_length_exceeded"
@@ -346,7 +346,7 @@ def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
 
 
 def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=960))
+    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=960))
     budget.enter(1, 10, 5)
     with pytest.raises(Refusal) as caught:
         budget.enter(2, 60, 10)
@@ -355,14 +355,14 @@ def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
 
 
 def test_the_last_rest_that_nothing_fits_into_counts_as_used_up() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals(tokens_in=970))
+    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=970))
     with pytest.raises(Refusal):
         budget.enter(1, 60, 10)
     assert budget.exhausted == "tokens"
 
 
 def test_a_failed_request_gives_its_place_back() -> None:
-    budget = Budget(Limits(tokens=1000), None, Totals())
+    budget = Budget(RunLimits(tokens=1000), None, Totals())
     budget.enter(1, 50, 5000)
     assert budget.leave(1, None, False) is None
     budget.enter(2, 50, 5000)
@@ -370,17 +370,17 @@ def test_a_failed_request_gives_its_place_back() -> None:
 
 
 def test_cost_is_a_budget_of_its_own() -> None:
-    budget = Budget(Limits(cost_usd=0.01), Prices(price_in=1.0, price_out=10.0), Totals())
+    budget = Budget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=10.0), Totals())
     budget.enter(1, 1000, 100)
     assert budget.leave(1, used(1000, 100), False) == pytest.approx(0.002)
     budget.enter(2, 1000, 1000)
     budget.leave(2, used(1000, 1000), False)
     assert budget.exhausted == "cost"
-    assert Budget(Limits(cost_usd=0.01), Prices(price_in=1, price_out=1), Totals(cost_usd=0.01)).exhausted == "cost"
+    assert Budget(RunLimits(cost_usd=0.01), Prices(price_in=1, price_out=1), Totals(cost_usd=0.01)).exhausted == "cost"
 
 
 def test_estimates_follow_what_the_driver_tells() -> None:
-    budget = Budget(Limits(), None, Totals())
+    budget = Budget(RunLimits(), None, Totals())
     for number in range(1, 30):
         budget.enter(number, 100, 10)
         budget.leave(number, used(150, 10), False)
@@ -395,7 +395,7 @@ def test_estimates_follow_what_the_driver_tells() -> None:
 )
 def test_the_limit_is_passed_by_at_most_one_answer(requests: list[tuple[int, int, float, bool]]) -> None:
     """With inputs that are estimated right, in whatever order requests come and end."""
-    budget = Budget(Limits(tokens=1000), None, Totals())
+    budget = Budget(RunLimits(tokens=1000), None, Totals())
     budget._learn = lambda *args: None  # type: ignore[method-assign]  # estimates stay right
     under_way: list[tuple[int, int, int]] = []
     longest = 0
