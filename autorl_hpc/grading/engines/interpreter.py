@@ -55,6 +55,7 @@ FIXED = {
     "DO_NOT_TRACK": "1",
     "VLLM_PLUGINS": "",  # none: they are code that acts in every process of vLLM
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in the worker itself, which is a process of its own already
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # else its kernels are compiled at a first start: 131 s on an H100
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_HOST_IP": "127.0.0.1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -79,13 +80,15 @@ def name_program(profile: ClusterProfile | None) -> None:
 
 
 def interpreter() -> str:
-    """The Python that runs the engine: beside `$AUTORL_VLLM`; else this one if it has vLLM; else beside the `vllm` on PATH.
+    """The Python that runs the engine: beside `$AUTORL_VLLM`; else this one if it has vLLM; else beside the `vllm` on PATH. Where no
+    Python lies beside the named program, which may be a script, this one is taken if it has vLLM.
 
     Raises:
         AutorlError: there is none.
     """
     wanted = os.environ.get(PROGRAM_VARIABLE)
-    if not wanted and importlib.util.find_spec("vllm") is not None:
+    here = importlib.util.find_spec("vllm") is not None
+    if not wanted and here:
         return sys.executable
     program = shutil.which(os.path.expandvars(os.path.expanduser(wanted or "vllm")))
     if program is not None:
@@ -93,6 +96,8 @@ def interpreter() -> str:
             for name in ("python3", "python"):
                 if os.access(folder / name, os.X_OK):
                     return str(folder / name)
+        if here:
+            return sys.executable
     raise AutorlError(
         "no Python with vLLM is here, which `grader.engine: vllm` asks for"
         if program is None

@@ -32,6 +32,9 @@ TICK_S = 1.0
 """Silence is counted in ticks of this length: a job that was suspended and goes on has not been silent all the while."""
 
 END_WAIT_S = 10.0
+LAST_WORDS_S = 5.0
+"""A frame may fail to go out before the thread has found out how the worker ended."""
+
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
 MAX_LOG_BYTES = 64 * 1024 * 1024
@@ -75,6 +78,7 @@ class Replica:
         self._sending = threading.Lock()
         self._closing = threading.Event()
         self._log_from = 0
+        self._problem: EngineFailed | None = None
         self._children: dict[int, int] = {}  # when each started: after its end its number may be another's
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -89,7 +93,9 @@ class Replica:
             with self._sending:
                 framing.send(self._sock, dict(head), block)
         except OSError as error:
-            raise EngineFailed(f"the engine's worker is gone: {error}") from error
+            if threading.current_thread() is not self._thread:
+                self._thread.join(LAST_WORDS_S)
+            raise self._problem or EngineFailed(f"the engine's worker is gone: {error}") from error
 
     def close(self) -> None:
         """Ends it and all its children, and waits until they are gone."""
@@ -137,7 +143,9 @@ class Replica:
             self._sock.close()
         if not self._closing.is_set():
             words = self.last_words()
-            self._ended(EngineFailed(f"{problem}{f'; its last words: {words}' if words else ''} (log: {self.log})"))
+            told = f"{problem}{f'; its last words: {words}' if words else ''} (log: {self.log})"
+            self._problem = EngineFailed(told)
+            self._ended(self._problem)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._theirs as theirs:

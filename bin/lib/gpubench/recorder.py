@@ -99,7 +99,11 @@ def _key(tokens: Sequence[int]) -> bytes:
 
 
 class Replay:
-    """Gives the answers that a recorder wrote down, by the prompt's text, without a moment's thought; streams if that one did."""
+    """Gives the answers that a recorder wrote down, by the prompt's text, without a moment's thought; streams if that one did.
+
+    Games with the same words were answered differently where the engine's batches differed; what follows on the other answer was
+    never asked, and gets an answer of another prompt.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -115,7 +119,8 @@ class Replay:
         return self.encode(json.dumps(list(messages))) if self._recorder.has_chat else None
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Any, seed: int) -> list[Answer]:
-        return [self._recorder.said[self._texts[prompt[0]]] for prompt in prompts]
+        said = self._recorder.said
+        return [said.get(self._texts[prompt[0]]) or next(iter(said.values())) for prompt in prompts]
 
     def _stream(self, sampling: Any, seed: int, deliver: Deliver) -> _Echo:
         return _Echo(lambda prompt: self.generate([prompt], sampling, seed)[0], deliver)

@@ -82,9 +82,7 @@ class Policy:
 
         dtype = torch.bfloat16 if half else torch.float32
         plugin = self.accelerator.state.deepspeed_plugin
-        # Under ZeRO-3 transformers takes every model apart that it loads: the copy must be whole.
-        whole = contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False)
-        with whole:
+        with contextlib.nullcontext() if plugin is None else _loaded_whole(plugin):
             copy = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(self.accelerator.device)
         return Sampler(copy.requires_grad_(False), self.words, max_new_tokens=new_tokens)
 
@@ -166,3 +164,17 @@ def _whole(parameter: Any) -> Any:
     import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
     return deepspeed.zero.GatheredParameters([parameter])
+
+
+@contextlib.contextmanager
+def _loaded_whole(plugin: Any) -> Iterator[None]:
+    """Models that are loaded meanwhile stay whole: under ZeRO-3 transformers takes each of them apart while it knows of a plugin's
+    configuration. `zero3_init_context_manager` of accelerate leaves that one in place where `zero3_init_flag` is off."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        plugin.dschf = None
+        plugin.set_deepspeed_weakref()
