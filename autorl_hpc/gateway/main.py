@@ -48,7 +48,9 @@ KEEPALIVE_S: Final = 75.0
 READ_BYTES: Final = 2**20
 """Of a request at once: agents send their whole conversation each time."""
 
-END_S: Final = 5.0
+END_S: Final = 4.0
+"""For answers under way, twice: less than the supervisor waits, so that what they took is written down before it kills."""
+
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
 MAX_SERVER_LINES: Final = 100
