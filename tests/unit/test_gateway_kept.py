@@ -128,6 +128,9 @@ def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: Gateway) -
         for _ in range(MAX_CONNECTIONS + 1):
             held.append(socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S))
         assert held[-1].recv(1) == b"", "closed"
+        held[0].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            held[0].recv(1)  # the first one is still there: it was the number, and not the time
     finally:
         for each in held:
             each.close()
