@@ -196,7 +196,7 @@ class Story(Strict):
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
-    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
+    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
 
     def short(self) -> Story:
         """What the merged report keeps: no diff, no evidence, no ids; every figure."""

@@ -304,6 +304,14 @@ def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
 
 
+def test_what_became_of_the_gateway_is_said(tree: Tree) -> None:
+    run = recorded_run(tree)
+    append_event(run.dir.events, "gateway_hung", questions=4)
+    for _ in range(30):
+        append_event(run.dir.events, "gateway_crashed", exit_code=-9, again_in_s=0.0)
+    assert told(run).story.recorder == ("gateway hung: 1 time", "gateway crashed: 30 times")
+
+
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gains, "MAX_PAIRED", 3)
     run = tree.run(seed=4).start()

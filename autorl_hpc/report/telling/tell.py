@@ -40,6 +40,7 @@ MAX_NOTES = 12
 RECORDER_EVENTS = "recorder"
 """Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
 
+GATEWAY_EVENTS = ("gateway_hung", "gateway_crashed")
 NO_TROUBLE = ("recorder_started", "recorder_ended")
 
 
@@ -220,10 +221,11 @@ def _resources(known: Known) -> Resources:
 
 
 def _notes(known: Known) -> list[str]:
-    """What the recorder missed, and its crashes."""
+    """What the recorder missed, and crashes of it and of the gateway."""
     notes = list(known.recorded.troubles)
     events = [event for event in known.events if event["event"] not in NO_TROUBLE]
     notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
+    notes += _of_gateway(known)
     notes += _of_revisions(known.code.revisions, known.hidden)
     if known.recorded.usage.present:
         unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
@@ -248,6 +250,13 @@ def _event(event: dict[str, object], hidden: Hidden) -> str:
     }
     told = ", ".join(f"{name} {value}" for name, value in shown.items())
     return f"{str(event['event']).replace('_', ' ')}: {told}" if told else str(event["event"]).replace("_", " ")
+
+
+def _of_gateway(known: Known) -> list[str]:
+    """A line for each kind, however often it happened: what was under way then is counted by an estimate."""
+    names = [str(event["event"]) for event in known.events]
+    often = {name: names.count(name) for name in GATEWAY_EVENTS}
+    return [f"{name.replace('_', ' ')}: {count} time{'s' * (count > 1)}" for name, count in often.items() if count]
 
 
 def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
