@@ -38,6 +38,7 @@ class RouteTold(Strict):
     executed: Route = Route.UNKNOWN
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
+    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
 
     def short(self) -> RouteTold:
         """Without evidence."""
