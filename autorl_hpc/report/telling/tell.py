@@ -88,7 +88,7 @@ def _told(known: Known) -> Story:
         ),
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
-        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.hidden),
+        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.events, known.hidden),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=tuple(_notes(known)[:MAX_NOTES]),
     )
