@@ -110,7 +110,7 @@ def cells_of_the_paper() -> set[tuple[str, ...]]:
     paper = read_paper()
     tables = [table for table in paper.tables if table.name.startswith("Table 2")]
     cells = {
-        (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver), table.base_model)
+        (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver or ""), table.base_model)
         for table in tables
         for row in table.rows
     }

@@ -81,8 +81,10 @@ def test_an_agent_without_a_program_is_not_asked(tmp_path: Path) -> None:
 
 def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
-    told = {("like", 0): ["1.0.0"], ("like", 1): ["1.0.0"], ("like", 2): [None], ("unlike", 0): ["1.0.0"]}
-    told |= {("unlike", 1): ["1.0.0", "1.2.0"], ("unlike", 2): []}
+    told: dict[tuple[str, int], list[str | None]] = {
+        **{("like", 0): ["1.0.0"], ("like", 1): ["1.0.0"], ("like", 2): [None]},
+        **{("unlike", 0): ["1.0.0"], ("unlike", 1): ["1.0.0", "1.2.0"], ("unlike", 2): []},
+    }
     for (agent, seed), versions in told.items():
         run = tree.finished(seed=seed, solved=40 + seed, agent=agent)
         for attempt, version in enumerate(versions, 1):
