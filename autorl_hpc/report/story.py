@@ -31,6 +31,13 @@ class Setting(Strict):
     where: str
 
 
+AGENT_PROGRAM = "agent's program"
+"""Among a story's versions: what the agent's program said of its own at the start of each attempt."""
+
+CHANGED = ", then "
+"""Between versions of one run's attempts."""
+
+
 class RouteTold(Strict):
     """What was planned in code beside what was executed."""
 
@@ -38,6 +45,7 @@ class RouteTold(Strict):
     executed: Route = Route.UNKNOWN
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
+    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
 
     def short(self) -> RouteTold:
         """Without evidence."""

@@ -18,7 +18,7 @@ from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import Hidden
-from autorl_hpc.report.run_parts import used_rows
+from autorl_hpc.report.run_parts import mode_told, used_rows
 from autorl_hpc.report.story import (
     EvidenceLine,
     ReferenceMetrics,
@@ -121,6 +121,24 @@ def recorded_run(tree: Tree) -> TreeRun:
     make.add(run, "processes", make.process(55.0, "python code/train.py"))
     make.add(run, "processes", make.process(99.0, "python code/train.py", "ended", exit_code=1))
     return run
+
+
+def test_a_run_whose_logs_and_code_disagree_says_so_and_tells_nothing_of_its_mode(tree: Tree) -> None:
+    def of(trainer: str, seed: int) -> RunSummary:
+        run = tree.run(agent="codex", mode="rl-only", seed=seed).start()
+        revision = make.code(run, 40.0, {"code/train.py": SFT})
+        make.add(run, "processes", make.process(50.0, "python code/train.py"))
+        make.add(run, "training", *(make.point(60.0 + i, i, trainer=trainer, loss=1.0) for i in range(1, 9)))
+        run.submit(100.0, outcomes(40, range(12)), code_revision=revision)
+        return told(run.seal(600.0).close(outcomes(100, range(45))))
+
+    forged, honest = of("GRPOTrainer", 1), of("SFTTrainer", 2)
+    assert (forged.story.route.planned, forged.story.route.executed) == (Route.SFT, Route.GRPO)
+    assert forged.story.mode_kept is None and honest.story.mode_kept is False
+    (note,) = (note for note in forged.notes if note.startswith("logs and code disagree"))
+    assert "train.py" in note and "GRPOTrainer" in note and KEY not in note
+    assert "logs and code disagree" in mode_told(forged)
+    assert not any("disagree" in note for note in honest.notes)
 
 
 def test_iterations_by_hand(tree: Tree) -> None:

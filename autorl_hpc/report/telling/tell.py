@@ -29,7 +29,7 @@ from autorl_hpc.report.telling.iterations import (
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of
-from autorl_hpc.report.telling.shown import shown_failure, shown_lines
+from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_route
 from autorl_hpc.report.telling.skill import skill_metrics
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import Fault, Route, SubmissionState
@@ -67,7 +67,7 @@ def _told(known: Known) -> Story:
     compared = opened(view, summary.selected)
     return Story(
         route=route,
-        mode_kept=mode_kept(summary.mode, route.executed),
+        mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
         iterations=iterations,
         failure=_failure(known, stretches, facts, failures, any_samples([route, *(r for r, _ in routes)])),
         metrics=reference_metrics(
@@ -89,7 +89,7 @@ def _told(known: Known) -> Story:
         ),
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
-        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.hidden),
+        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.events, known.hidden),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=tuple(_notes(known)[:MAX_NOTES]),
     )
@@ -105,12 +105,7 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
     if not sources and not points:
         return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
     done = executed(points, known.commands, None, plan, submitted=False)
-    return RouteTold(
-        planned=plan.route,
-        executed=done.route,
-        planned_by=shown_lines(plan.evidence, known.hidden),
-        executed_by=shown_lines(done.evidence, known.hidden),
-    )
+    return shown_route(plan, done, known.hidden)
 
 
 def _chosen(known: Known, iterations: Sequence[Iteration]) -> Iteration:
