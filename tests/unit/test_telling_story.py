@@ -15,6 +15,7 @@ from treemaker import Tree, TreeRun, outcomes
 from autorl_hpc.files.driver_log import DriverCall, LogWriter
 from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import Hidden
@@ -302,6 +303,15 @@ def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
     assert not any("started" in note for note in notes)
     assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
+
+
+def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> None:
+    run = recorded_run(tree)
+    seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
+    make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
+    notes = told(run).story.recorder
+    assert any("up to 3 files and folders were left out by their names" in note for note in notes)
+    assert any("left out by name: code/" in note for note in notes) and not any(KEY in note for note in notes)
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
