@@ -32,9 +32,11 @@ OTHERS_AT_ONCE = 64
 TURNS = 8
 """Large and binary files that don't look like source, beyond the first OTHERS_AT_ONCE, and that rest in a folder that rests, are
 looked at in turns: each within so many walks. Data below `code/` must not make looks at code dear, for dear looks come seldom; but a
-small text of any name may be the program."""
+small text of any name may be the program. Where looks cost more than their share, such texts take TEXT_TURNS, and never more."""
 
+TEXT_TURNS = 2
 IN_TURNS = "large or binary files are looked at in turns"
+TEXTS_IN_TURNS = "files that don't look like source are looked at by every second look"
 
 MAX_TOP_FILES = 200
 MAX_FOLDERS = 1000
@@ -202,7 +204,7 @@ class Walk:
 
     Args:
         known: gives names of files that were kept before, by folder: looked for even if a listing is cut short.
-        waits: whether a file is one that can wait for its turn; None: nothing waits.
+        turns: by one look in how many a file may be looked at; None: by each.
     """
 
     def __init__(
@@ -211,11 +213,11 @@ class Walk:
         laid: frozenset[str],
         known: Callable[[], Mapping[str, Sequence[str]]],
         listings: Listings,
-        waits: Callable[[bytes], bool] | None = None,
+        turns: Callable[[bytes], int] | None = None,
     ) -> None:
         self.tally = Tally()
         self._root, self._laid, self._known = root_fd, laid, known
-        self._listings, self._waits = listings, waits
+        self._listings, self._turns = listings, turns
         listings.begin()
         self._by_folder: Mapping[str, Sequence[str]] | None = None
         self._device = os.fstat(root_fd).st_dev
@@ -337,9 +339,9 @@ class Walk:
 
     def _file(self, fd: int, prefix: bytes, name: str, may_wait: bool) -> Met | None:
         path = prefix + os.fsencode(name)
-        if may_wait and self._waits is not None and self._waits(path):
-            self.tally.missed.add(IN_TURNS)
-            if (hash(path) + self._listings.walks) % TURNS:
+        if may_wait and self._turns is not None and (turns := self._turns(path)) > 1:
+            self.tally.missed.add(IN_TURNS if turns > TEXT_TURNS else TEXTS_IN_TURNS)
+            if (hash(path) + self._listings.walks) % turns:
                 return Met(path, fd, name, None)
         status = _status(fd, name)
         if status is None or status.st_dev != self._device:

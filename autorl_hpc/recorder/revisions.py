@@ -93,7 +93,7 @@ class Revisions:
         self._reasons: list[str] = []
         self._missed: set[str] = set()
         self._said: set[str] = set()
-        self._full = False
+        self._full = self._dear = False
         self._go_on()
 
     def look(self, now: Moment) -> None:
@@ -146,14 +146,15 @@ class Revisions:
             rests = time.monotonic() - self._changed_s >= RESTS_S
             self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
             pause_s = self._pace.end()
+            self._dear = pause_s > self._pace.least_s
             self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
 
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            waits = None if exact else self._files.can_wait
-            walk = Walk(root, self._job.laid, self._files.kept, self._listings, waits)
-            self._files.begin(exact=exact)
+            turns = None if exact else self._files.turns
+            walk = Walk(root, self._job.laid, self._files.kept, self._listings, turns)
+            self._files.begin(exact=exact, dear=self._dear)
             for met in walk.run():
                 self._files.add(met, walk.tally)
             self._files.end()

@@ -490,14 +490,16 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
 
     monkeypatch.setattr(codewalk.os, "stat", counting)
     for _ in range(codewalk.TURNS):
+        world.watch._dear = False
         world.watch.look(NOW)
     assert {path.name for path in data} <= set(asked) and len(asked) < codewalk.TURNS * len(data) / 2
     for path in (*texts, world.code / "train.py"):
         assert asked.count(path.name) == codewalk.TURNS, "a small text may be the program, whatever its name"
     assert len(world.lines()) == 1 and world.lines()[0].reason is None
     texts[-1].write_text("replaced")
-    world.watch.look(NOW)
-    world.watch.look(NOW)
+    for _ in range(2):
+        world.watch._dear = False
+        world.watch.look(NOW)
     last = files_at(world.run.code_git, world.lines()[-1].revision)
     assert last["code/a-text-7"] == b"replaced" and world.lines()[-1].reason == codewalk.IN_TURNS
     for path in data:
@@ -517,6 +519,32 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
     world.watch.look(NOW)
     last = files_at(world.run.code_git, world.lines()[-1].revision)
     assert last["code/05.dat"] == Pointer("binary", 7, hashlib.sha256(b"newest\0").hexdigest())
+
+
+def test_where_looks_are_dear_small_texts_are_looked_at_by_every_second(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 0)
+    texts = [world.code / f"text-{number}" for number in range(16)]
+    for path in texts:
+        path.write_text("old")
+    for _ in range(3):
+        world.watch.look(NOW)
+        time.sleep(0.06)
+    for path in texts:
+        path.write_text("new!")
+    states: list[set[str]] = []
+    for _ in range(2):
+        world.watch._dear = True
+        world.watch.look(NOW)
+        states.append({os.fsdecode(path) for path, known in world.watch._files._known.items() if not known.sure})
+    assert states[0] < states[1] == {f"code/{path.name}" for path in texts}
+    world.watch._dear = True
+    world.watch.look(NOW)
+    assert world.files() == {f"code/{path.name}": b"new!" for path in texts}
+    assert any(codewalk.TEXTS_IN_TURNS in str(line.reason) for line in world.lines())
 
 
 def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: World) -> None:
