@@ -15,6 +15,7 @@ from treemaker import Tree, TreeRun, outcomes
 from autorl_hpc.files.driver_log import DriverCall, LogWriter
 from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import Hidden
@@ -328,6 +329,15 @@ def test_what_became_of_the_gateway_is_said(tree: Tree) -> None:
     for _ in range(30):
         append_event(run.dir.events, "gateway_crashed", exit_code=-9, again_in_s=0.0)
     assert told(run).story.recorder == ("gateway hung: 1 time", "gateway crashed: 30 times")
+
+
+def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> None:
+    run = recorded_run(tree)
+    seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
+    make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
+    notes = told(run).story.recorder
+    assert any("up to 3 files and folders were left out by their names" in note for note in notes)
+    assert any("left out by name: code/" in note for note in notes) and not any(KEY in note for note in notes)
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

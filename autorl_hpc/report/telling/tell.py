@@ -255,10 +255,12 @@ def _of_gateway(known: Known) -> list[str]:
 
 
 def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
-    """What the states of the code don't hold."""
-    notes = [
-        f"code: {hidden.said(reason) if hidden.names else reason}"
-        for reason in dict.fromkeys(r.reason for r in revisions if r.reason)
-    ]
+    """What the states of the code don't hold. A reason may name folders of the workspace."""
     left_out = max((r.left_out for r in revisions), default=0)
-    return notes + ([f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else [])
+    by_name = max((r.by_name for r in revisions), default=0)
+    notes = [f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else []
+    if by_name:
+        but = "of such folders no more than the sources that lie in them directly was kept"
+        notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
+    reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
+    return notes + [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]
