@@ -157,8 +157,8 @@ class Grader:
 
     def _give_back(self) -> None:
         """Drops the claim that is held, unless another grader has taken it over."""
-        if self._held is not None and self.claims.holds(*self._held):
-            self.claims.drop(self._held[0])
+        if self._held is not None:
+            self.claims.give_back(*self._held)
         self._held = None
 
     def _step_or_trouble(self) -> bool:
