@@ -19,6 +19,7 @@ from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.grading.evaluate import Answered, Bench, Scored
 from autorl_hpc.grading.items import offer
+from autorl_hpc.grading.stopping import contained
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -138,7 +139,7 @@ class Attempts:
         problem = ""
         for last_try in (False, True):
             try:
-                with _node_troubles():
+                with contained(), _node_troubles():
                     return do(weights)
             except WeightsChanged as error:
                 if not last_try:
@@ -171,13 +172,14 @@ class Attempts:
 
     def _check_base(self, science: Science, split: Split, problem: str) -> None:
         try:
-            self.bench.evaluate(
-                science,
-                self.bench.root.model(science.base_model),
-                science.base_model_content_hash,
-                split,
-                limit=CHECK_ITEMS,
-            )
+            with contained():
+                self.bench.evaluate(
+                    science,
+                    self.bench.root.model(science.base_model),
+                    science.base_model_content_hash,
+                    split,
+                    limit=CHECK_ITEMS,
+                )
         except Exception as error:
             self.bench.drop_engine()
             raise ClusterTrouble(
