@@ -6,6 +6,7 @@ means the thread that started it. Everything that the worker says goes to a hand
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -23,6 +24,8 @@ from autorl_hpc.files.processes import descendants
 from autorl_hpc.grading.engines import framing
 from autorl_hpc.grading.engines.framing import Frame
 from autorl_hpc.rollouts.engine import EngineFailed
+
+log = logging.getLogger("autorl_hpc.grader")
 
 START_LIMIT_S = 900.0
 """Until a new worker is ready: libraries cold from a busy shared file system, kernels compiled, graphs recorded."""
@@ -159,7 +162,8 @@ class Replica:
     def _tell_end(self) -> None:
         if not self._closing.is_set():
             words = self.last_words()
-            told = f"{self._why}{f'; its last words: {words}' if words else ''} (log: {self.log})"
+            told = f"{self._why}{f'; its last words: {words}' if words else ''}"
+            log.warning("%s (what it printed: %s)", told, self.log)  # the path is nothing for an agent's eyes
             self._problem = EngineFailed(told)
             self._ended(self._problem)
 
