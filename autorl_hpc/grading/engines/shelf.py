@@ -86,6 +86,10 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
     parts = [(t.name, t.dtype, t.shape, t.sha256) for t in tensors if t.name not in tied or t.sha256 not in others]
     if content_hash(parts) != wanted:
+        if content_hash((t.name, t.dtype, t.shape, t.sha256) for t in tensors) == wanted:
+            raise WeightsChanged(
+                f"{folder} has the content {wanted} only with its tied head, which counts no more: stage it again"
+            )
         raise WeightsChanged(f"{folder} no longer has the content {wanted}")
     return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autorl_hpc.files.checkpoint import HEAD_NAME, tensors_of
+from autorl_hpc.files.tying import own_tensors
 from autorl_hpc.grading.engines import devices, framing, interpreter
 from autorl_hpc.grading.engines.framing import Frame
 from autorl_hpc.grading.engines.replica import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica
@@ -84,7 +84,7 @@ class VllmEngine:
         self._closed = False
         self._checked = (0, 0)
         self._same = {name: digest for name in COMPUTED_BY if (digest := _digest(base / name)) is not None}
-        shapes = {tensor.name: list(tensor.shape) for tensor in tensors_of(base)}
+        tensors, tied = own_tensors(base)
         entries = [] if spec.device == "cpu" else devices.visible()
         shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
@@ -93,8 +93,8 @@ class VllmEngine:
             "base": str(base),
             "dtype": dtype,
             "ends": self._words.ends,
-            "shapes": shapes,
-            "tied": [] if HEAD_NAME in shapes else [HEAD_NAME],
+            "shapes": {tensor.name: list(tensor.shape) for tensor in tensors},
+            "tied": sorted(tied),
             "tensor_parallel": spec.tensor_parallel,
             "gpu_memory": spec.gpu_memory,
             "context": spec.context_tokens,
