@@ -20,6 +20,7 @@ from typing import NamedTuple
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
 from autorl_hpc.files.faults import again
+from autorl_hpc.grading.engines.memory import usable_bytes
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 READ_BYTES = 8 * 1024 * 1024
@@ -29,7 +30,7 @@ MAX_READERS = 8
 """Threads of one reading. Hashing, at 1 to 2 GB/s a core, is what they share."""
 
 MEMORY_SHARE = 8
-"""By default the shelf takes one part in so many of the memory that the machine has."""
+"""By default the shelf takes one part in so many of the memory that this process may use."""
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -54,14 +55,8 @@ class Checkpoint:
 
 
 def default_bytes() -> int:
-    """The shelf's limit where none is given: an eighth of the machine's memory, or of what its cgroup may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(name).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # not there, or `max`
-            continue
-    return total // MEMORY_SHARE
+    """The shelf's limit where none is given: an eighth of what this process may use."""
+    return usable_bytes() // MEMORY_SHARE
 
 
 def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoint:
