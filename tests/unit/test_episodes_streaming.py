@@ -16,6 +16,7 @@ from test_episodes import ENVIRONMENT, TROUBLES, count, goal, outcomes, play
 
 from autorl_hpc.rollouts import desk
 from autorl_hpc.rollouts.desk import Call, Desk
+from autorl_hpc.rollouts.engine import CONVERSATION
 from autorl_hpc.rollouts.episode import MAX_ATTEMPTS
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
@@ -76,7 +77,7 @@ def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source
     keys = [key for asked in engine.asked for key in asked]
     assert len(keys) == 2 + 7 * 6 and all(asked == sorted(asked) for asked in engine.asked)
     assert engine.streams == 1
-    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * 20]
+    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * CONVERSATION]
     assert len(of_the_slow_one) == 2 and of_the_slow_one[-1] >= 20, "the others waited for the slow one"
 
 

@@ -70,6 +70,12 @@ FIXED = {
 DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of vLLM's CPU build, where the job says nothing else: GiB, and threads that the kernel places."""
 
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Processes that compile at a first start; by default one for each core, of each worker."""
+
+MOST_THREADS = 4
+"""Of a worker on a GPU: weights of another dtype are converted by the processor. The rest of its work is one thread's."""
+
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -144,6 +150,12 @@ def code_folder() -> Path:
         (folder / PACKAGE).symlink_to(HOME / PACKAGE, target_is_directory=True)
         _linked.append(folder)
     return _linked[-1]
+
+
+def beside_gpus(outer: Mapping[str, str], cores: int) -> dict[str, str]:
+    """Threads of a worker that has GPUs and so many cores: a grader's OMP_NUM_THREADS is meant for its own process."""
+    compilers = {} if COMPILERS in outer else {COMPILERS: str(max(1, cores))}
+    return {"OMP_NUM_THREADS": str(max(1, min(MOST_THREADS, cores))), **compilers}
 
 
 def cache_folder(outer: Mapping[str, str]) -> Path:

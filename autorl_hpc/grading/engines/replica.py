@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -262,6 +263,17 @@ class Replica:
         pid = self.pid if of is None else of
         found = {} if pid is None else {child: _started(child) for child in descendants(pid)}
         self._children.update({child: began for child, began in found.items() if began is not None})
+
+
+def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
+    """`<the grader's log>.vllm-<pid>.log`, where our own messages go to a file; else a file in a private folder."""
+    try:
+        ours = Path(os.readlink("/proc/self/fd/2"))
+        if ours.is_absolute() and ours.is_file():
+            return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"
 
 
 def _how(process: subprocess.Popen[bytes] | None) -> str:
