@@ -147,7 +147,7 @@ class GraderSpec(Table):
     cache_gib: float | None = Field(
         None,
         ge=0,
-        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what the machine has.",
+        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what its job may use.",
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Of `vllm`: GPUs that hold one model together. Further GPUs hold further copies."

@@ -224,10 +224,16 @@ def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
     outer = {"PYTHONPATH": "/a:/b", "VLLM_PORT": "5000", "MASTER_PORT": "5000", "RANK": "1", "HF_HUB_OFFLINE": "0"}
-    outer |= {"VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
+    secret = {"HF_TOKEN": "x", "OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "DB_PASSWORD": "x"}
+    outer |= {**secret, "VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
     env = interpreter.environment(outer, {"CUDA_VISIBLE_DEVICES": "1"}, 2)
     assert not {"VLLM_PORT", "MASTER_PORT", "RANK"} & set(env)
-    assert env["PYTHONPATH"] == f"{interpreter.HOME}:/a:/b" and env["PATH"] == "/bin"
+    code, *rest = env["PYTHONPATH"].split(":")
+    assert rest == ["/a", "/b"] and env["PATH"] == "/bin"
+    assert os.listdir(code) == ["autorl_hpc"], "nothing else of ours comes before the other Python's own"
+    assert (Path(code) / "autorl_hpc").samefile(interpreter.HOME / "autorl_hpc")
+    assert stat.S_IMODE(os.stat(code).st_mode) == 0o700
+    assert not set(secret) & set(env)
     assert (env["HF_HUB_OFFLINE"], env["DO_NOT_TRACK"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "2")
     beside = interpreter.beside_gpus({"OMP_NUM_THREADS": "1"}, 16)

@@ -50,10 +50,10 @@ def start(faults: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts engines of the tiny model; at the end nothing of them may be left."""
     made: list[VllmEngine] = []
 
-    def starting(device: str = "cpu", workers: int | str = 1, **limits: Any) -> VllmEngine:
+    def starting(device: str = "cpu", workers: int | str = 1, model: Path = TINY, **limits: Any) -> VllmEngine:
         spec = GraderSpec(engine="vllm", device=device, cache_gib=0.1, workers_per_gpu=workers)
         log = tmp_path / "vllm.log"
-        made.append(VllmEngine(TINY, spec, "float32", command=[sys.executable, "-m", MODULE], log=log, **limits))
+        made.append(VllmEngine(model, spec, "float32", command=[sys.executable, "-m", MODULE], log=log, **limits))
         return made[-1]
 
     yield starting
@@ -201,6 +201,20 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (faults / "wrong").touch()
     with pytest.raises(EngineFailed, match="they don't fit"):
         engine.load(*base)
+
+
+def test_a_tied_base_that_holds_its_head_takes_checkpoints_without(
+    start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    (model / "model.safetensors").unlink()
+    tensors = read_safetensors(TINY / "model.safetensors")
+    write_safetensors(model / "model.safetensors", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    engine = start(model=model)
+    engine.load(model, base[1])
+    engine.load(*other)
+    assert notes(faults, "swap") == [base[1], other[1]]
 
 
 def test_a_stream_takes_prompts_while_it_answers_and_is_silent_after_its_end(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.files.checkpoint import HEAD_NAME, tensors_of
+from autorl_hpc.files.tying import own_tensors
 from autorl_hpc.grading.engines import copies, devices, framing, interpreter
 from autorl_hpc.grading.engines.config import ComputedBy
 from autorl_hpc.grading.engines.framing import Frame
@@ -72,7 +72,8 @@ class VllmEngine:
         self._closed = False
         self._checked = (0, 0)
         self._config = ComputedBy(base)
-        self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors_of(base)}
+        tensors, self._tied = own_tensors(base)
+        self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec
         self._command = command or [interpreter.interpreter(), "-m", MODULE]
         self._log = log or log_beside_ours()
@@ -120,7 +121,7 @@ class VllmEngine:
             "dtype": self._dtype,
             "ends": self._words.ends,
             "shapes": self._shapes,
-            "tied": [] if HEAD_NAME in self._shapes else [HEAD_NAME],
+            "tied": sorted(self._tied),
             "tensor_parallel": spec.tensor_parallel,
             "copies": self._copies,
             "gpu_memory": spec.gpu_memory / self._copies,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.checkpoint import HEAD_NAME
 from autorl_hpc.files.host import deny_inspection, end_with_parent
 from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -88,6 +89,11 @@ class Weights:
             return {"wrong": "vLLM does not say which weights it took"}
         if missing := sorted(needed - loaded):
             return {"wrong": f"vLLM took no weights for {len(missing)} of its parameters, such as {missing[0]}"}
+        heads = [tensor.name for tensor in checkpoint.tensors if tensor.name not in {*self._autorl_tied, *needed}]
+        if HEAD_NAME in heads and not any(name.endswith(HEAD_NAME) for name in loaded):
+            return {
+                "wrong": f"vLLM takes the embedding for {HEAD_NAME}, and the base model's config and files do not tie them"
+            }
         problem, checked = _compare(model, checkpoint, self._autorl_tied)
         if problem:
             return {"wrong": problem}
