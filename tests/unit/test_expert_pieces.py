@@ -58,12 +58,63 @@ def test_micro_batches_hold_everything_once_and_keep_their_size(piece: Any) -> N
     batches = piece("batches")
     draw = np.random.default_rng(0)
     made = [batches.merged([spoken(batches, [1] * int(n), [2])], 999)[0] for n in draw.integers(1, 60, size=50)]
-    found = batches.micro_batches(made, 120)
+    found = batches.micro_batches(batches.rows_of(made, shared=False), 120)
     assert sorted(len(one.ids) for batch in found for one in batch) == sorted(len(one.ids) for one in made)
     assert all(max(len(one.ids) for one in batch) * len(batch) <= 120 or len(batch) == 1 for batch in found)
     arrays = batches.padded(found[-1], 0)
     assert (arrays["ids"] > 0).sum() == sum(len(one.ids) for one in found[-1])
     assert arrays["own"].sum() == len(found[-1])
+
+
+def kind(batches: ModuleType, examples: list[int], number: int, seed: int) -> list[Any]:
+    """Episodes of several turns behind the same examples."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for _ in range(number):
+        ids = np.concatenate([examples, draw.integers(3, 300, size=draw.integers(12, 30))]).astype(np.int32)
+        own = np.concatenate([np.zeros(len(examples) + 3, bool), draw.random(len(ids) - len(examples) - 3) < 0.4])
+        own[-1] = True
+        made.append(batches.Tokens(ids, own, np.where(own, -ids / 100, 0).astype(np.float32), float(draw.normal())))
+    return made
+
+
+def test_episodes_behind_one_copy_of_their_examples_are_learned_from_as_each_by_itself(piece: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    batches, objective = piece("batches"), piece("objective")
+    draw = np.random.default_rng(0)
+    one, other = draw.integers(3, 300, size=80), draw.integers(3, 300, size=60)
+    made = kind(batches, one.tolist(), 5, 1) + kind(batches, other.tolist(), 4, 2) + kind(batches, [7], 1, 3)
+    made += [made[0]._replace(ids=made[0].ids.copy()), batches.merged([spoken(batches, [1], [2])], 9)[0]]
+    rows = batches.rows_of(made, most=200)
+    assert sum(len(row.ids) for row in rows) < 0.6 * sum(len(each.ids) for each in made)
+    assert all(len(row.ids) <= 200 for row in rows)
+    found = []
+    for together in (rows, batches.rows_of(made, shared=False)):
+        model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+        logps = []
+        for batch in batches.micro_batches(together, 500):
+            arrays = {name: torch.from_numpy(value) for name, value in batches.padded(batch, 0).items()}
+            packed = (arrays["places"], arrays["parts"], torch.float32)
+            new = objective.token_logps(model, arrays["ids"], arrays["own"], 0.8, packed)
+            weights = arrays["advantages"][:, 1:][arrays["own"][:, 1:]]
+            (new * weights).sum().backward()
+            known = arrays["logps"][:, 1:][arrays["own"][:, 1:]]
+            logps += list(zip(weights.tolist(), known.tolist(), new.tolist(), strict=True))
+        found.append((sorted(logps), [parameter.grad for parameter in model.parameters()]))
+    (packed_logps, packed_grads), (plain_logps, plain_grads) = found
+    assert np.allclose(packed_logps, plain_logps, atol=1e-5)
+    largest = max(float(grad.abs().max()) for grad in plain_grads)
+    assert all(torch.allclose(a, b, atol=1e-5 * largest) for a, b in zip(packed_grads, plain_grads, strict=True))
+    with torch.no_grad():  # rows of one sequence each, without a mask
+        arrays = {
+            name: torch.from_numpy(value)
+            for name, value in batches.padded(batches.rows_of(made[:3], shared=False), 0).items()
+        }
+        plain = objective.token_logps(model, arrays["ids"], arrays["own"], 0.8)
+        masked = (arrays["places"], arrays["parts"], torch.float32)
+        assert torch.allclose(plain, objective.token_logps(model, arrays["ids"], arrays["own"], 0.8, masked), atol=1e-5)
 
 
 # --- objective ---
@@ -251,6 +302,64 @@ def test_draws_are_distributed_as_the_model_says_and_carry_its_log_probabilities
             whole = torch.log_softmax(sampler.model(ids).logits[0, len(prompt) - 1 : -1], -1)
         wanted = whole.gather(1, torch.tensor(one.ids.tolist())[:, None])[:, 0]
         assert np.allclose(one.logps, wanted.numpy(), atol=1e-3)
+
+
+def by_rows(piece: Any, sampler: Any, rows: int) -> Any:
+    return piece("sampler_rows").RowSampler(sampler.model, sampler.words, 12, rows, half=False)
+
+
+@pytest.mark.parametrize(("rows", "widest"), [(40, None), (4, None), (40, 40)])
+def test_a_cache_that_stays_answers_as_without_one(piece: Any, sampler: Any, rows: int, widest: int | None) -> None:
+    own = by_rows(piece, sampler, rows)
+    assert own.check(sampler.model) is None
+    decoder, computed, asked_tokens = own.decoder, [], 0
+    decoder.graphs = rows == 40  # chunks are filled up as for graphs, and done without
+    decoder._run = lambda key, work, given: work(*given)
+    extend = decoder.extend
+    decoder.extend = lambda rows, starts, news: (computed.extend(map(len, news)), extend(rows, starts, news))
+    own._widest = widest or own._widest  # some prompts are longer than that cache
+    own.turns = 10
+    examples = "Question: What is 1 and 2?\nAnswer: 3\n" * 3
+    texts = {talk: examples + PROMPTS[talk % len(PROMPTS)] for talk in range(12)}
+    for temperature in (0.0, 1.0):
+        own.begin(3, temperature)
+        sampler.begin(3, temperature)
+        heard, told = dict(texts), queue.Queue[tuple[int, Any]]()
+        stream = own.stream(None, 0, lambda *answer: told.put(answer))  # noqa: B023
+        for turn in range(3):
+            asked = [(talk * 10 + turn, sampler.encode(text)) for talk, text in heard.items()]
+            asked_tokens += sum(len(prompt) for _, prompt in asked)
+            wanted = sampler.generate([prompt for _, prompt in asked])
+            stream.ask(asked[:5])
+            stream.ask(asked[5:])
+            answers = dict(told.get(timeout=PATIENCE_S) for _ in asked)
+            for (key, prompt), want in zip(asked, wanted, strict=True):
+                assert not isinstance(answers.get(-1), Exception), answers[-1]
+                found = answers[key]
+                same_draw = [
+                    each.text.ids.tolist() for each, (_, other) in zip(wanted, asked, strict=True) if other == prompt
+                ]
+                assert found.text.ids.tolist() in same_draw  # of equal prompts any may have been the first
+                assert np.array_equal(found.text.prompt, prompt)
+                if found.text.ids.tolist() == want.text.ids.tolist():
+                    assert found.truncated == want.truncated and np.allclose(
+                        found.text.logps, want.text.logps, atol=1e-4
+                    )
+                heard[key // 10] += f" {found.text}\nQuestion: And {turn + key % 7}?\nAnswer:"
+        stream.close()
+    if rows == 40 and widest is None:  # of all that was asked little was computed
+        assert sum(computed) < 0.25 * asked_tokens
+
+
+def test_a_decoder_that_computes_another_thing_is_not_used(piece: Any, sampler: Any, capsys: Any) -> None:
+    import torch
+
+    own = by_rows(piece, sampler, 2)
+    own.take((name, torch.zeros_like(weight)) for name, weight in sampler.model.named_parameters())
+    assert "log-probabilities differ" in own.check(sampler.model)
+    with pytest.raises(ValueError, match="no weights for"):
+        own.take([])
+    assert piece("decoder").unlike(SimpleNamespace(model_type="gpt2")) == "a gpt2"
 
 
 # --- rewards ---

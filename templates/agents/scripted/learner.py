@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import Spoken, Tokens, merged, micro_batches, padded
+from batches import Row, Spoken, Tokens, merged, micro_batches, padded, rows_of
 from objective import advantages, policy_loss, token_logps
 from policy import Policy
 
@@ -32,6 +32,10 @@ class Learner:
         self.policy, self.temperature = policy, temperature
         self.accelerator = policy.accelerator
         self.micro_tokens = self._micro_tokens()
+        plain = self.accelerator.unwrap_model(policy.model)
+        self.shares = getattr(plain.config, "_attn_implementation", "") == "sdpa"
+        """Whether episodes may stand behind one copy of what they share: attention takes a mask of any form."""
+        self.dtype = torch.bfloat16 if self.accelerator.mixed_precision == "bf16" else next(plain.parameters()).dtype
 
     def learn(self, groups: Mapping[int, Sequence[Any]], part_of: Callable[[int], int], parts: int) -> dict[str, float]:
         """Some steps on groups of episodes, one a part, and what is worth logging, over all processes.
@@ -77,22 +81,25 @@ class Learner:
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def batches(self, sequences: Sequence[Tokens]) -> list[list[Tokens]]:
+    def batches(self, sequences: Sequence[Tokens]) -> list[list[Row]]:
         """Micro-batches, as many on each process: models on several GPUs are called in step. What is filled up weighs nothing."""
-        made = micro_batches(sequences, self.micro_tokens)
+        made = micro_batches(rows_of(sequences, shared=self.shares), self.micro_tokens)
         most = torch.tensor(float(len(made)), device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
         nothing = Tokens(np.full(2, self.policy.words.pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
-        return made + [[nothing]] * (int(most.item()) - len(made))
+        return made + [rows_of([nothing])] * (int(most.item()) - len(made))
 
-    def _steps(self, parts: Sequence[Sequence[list[Tokens]]]) -> dict[str, float]:
+    def _steps(self, parts: Sequence[Sequence[list[Row]]]) -> dict[str, float]:
         olds = self._before(parts) if sum(map(bool, parts)) > 1 else None
-        losses, cuts, tokens, norms, gaps = 0.0, 0.0, 0.0, [], 0.0
+        losses: Any = 0.0
+        cuts: Any = 0.0
+        gaps: Any = 0.0
+        norms, tokens = [], 0.0
         for number, batches in enumerate(parts):
             if not batches:
                 continue
-            here = sum(int(one.own[1:].sum()) for batch in batches for one in batch if one.advantage)
+            here = sum(int((one.own & (one.advantages != 0))[1:].sum()) for batch in batches for one in batch)
             (total,) = self.sums(here)
             self.policy.model.train()
             for place, batch in enumerate(batches):
@@ -102,7 +109,7 @@ class Learner:
             norms.append(self.apply(CLIP_NORM))
             tokens += total
         self.policy.model.eval()
-        loss, cut, gap = self.sums(losses, cuts, gaps)
+        loss, cut, gap = self.sums(float(losses), float(cuts), float(gaps))
         return {
             "loss": round(loss / max(1, len(norms)), 6),
             "grad_norm": round(float(np.mean(norms)), 4) if norms else 0.0,
@@ -111,14 +118,14 @@ class Learner:
             "num_tokens": tokens,
         }
 
-    def imitated(self, batch: list[Tokens], total: float, *, last: bool) -> float:
+    def imitated(self, batch: list[Row], total: float, *, last: bool) -> torch.Tensor:
         """Adds the gradient of a micro-batch's mean loss on tokens that are to be learned as they stand; `total` of them in the step."""
         self.accelerator.gradient_state._set_sync_gradients(last)
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
             new, _, weight = self.logps(batch)
             loss = -(new * weight).sum() / total
             self.accelerator.backward(loss * self.accelerator.num_processes)
-        return float(loss.detach())
+        return loss.detach()  # no number yet: the GPU is not waited for
 
     def apply(self, clip: float) -> float:
         """Takes the optimiser's step; the gradient's norm before it was clipped."""
@@ -129,13 +136,13 @@ class Learner:
         self.policy.optimizer.zero_grad()
         return float(norm or 0.0)
 
-    def _before(self, parts: Sequence[Sequence[list[Tokens]]]) -> list[list[torch.Tensor]]:
+    def _before(self, parts: Sequence[Sequence[list[Row]]]) -> list[list[torch.Tensor]]:
         """The trained model's log-probabilities before the first of several steps."""
         self.policy.model.eval()
         with torch.no_grad():
             return [[self.logps(batch)[0] for batch in batches] for batches in parts]
 
-    def _backward(self, batch: list[Tokens], old: Any, total: float, *, last: bool) -> tuple[float, float, float]:
+    def _backward(self, batch: list[Row], old: Any, total: float, *, last: bool) -> tuple[torch.Tensor, ...]:
         """Adds one micro-batch's gradient; the processes' gradients are joined at the last one."""
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed takes its step there
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
@@ -146,19 +153,26 @@ class Learner:
             self.accelerator.backward(loss * self.accelerator.num_processes)
         counted = advantage != 0
         gap = ((before - sampled).abs() * counted).sum()
-        return float(loss.detach()), float(cut), float(gap.detach())
+        return loss.detach(), cut, gap.detach()
 
-    def logps(self, batch: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def logps(self, batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the policy's tokens in a micro-batch: log-probabilities now, the sampler's, and advantages; [n] each."""
         arrays = {
             name: torch.from_numpy(value).to(self.accelerator.device)
             for name, value in padded(batch, self.policy.words.pad).items()
         }
         own = arrays["own"]
+        packed = any(one.parts[-1] for one in batch)
         with self.accelerator.autocast():
-            new = token_logps(self.policy.model, arrays["ids"], own, self.temperature)
-        places = own[:, 1:]
-        return new, arrays["logps"][:, 1:][places], arrays["advantages"][:, None].expand_as(places)[places]
+            new = token_logps(
+                self.policy.model,
+                arrays["ids"],
+                own,
+                self.temperature,
+                (arrays["places"], arrays["parts"], self.dtype) if packed else None,
+            )
+        spoken = own[:, 1:]
+        return new, arrays["logps"][:, 1:][spoken], arrays["advantages"][:, 1:][spoken]
 
     def _micro_tokens(self) -> int:
         if self.accelerator.device.type != "cuda":

@@ -111,7 +111,7 @@ class Imitation:
         batches = self.learner.batches(mine)
         (total,) = self.learner.sums(sum(int(one.own[1:].sum()) for one in mine))
         self.policy.model.train()
-        losses = 0.0
+        losses: Any = 0.0
         for place, batch in enumerate(batches):
             losses = losses + self.learner.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
         norm = self.learner.apply(CLIP_NORM)
@@ -147,7 +147,7 @@ def main() -> None:
         sys.exit(
             f"{given.traces} holds no episode that the expert won: there is nothing to learn from; give it more time"
         )
-    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False)
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False, supervised=True)
     states = given.out.with_name(f"state-{given.out.name}")
     Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)
     policy.save(given.out)
