@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -58,12 +59,15 @@ def test_micro_batches_hold_everything_once_and_keep_their_size(piece: Any) -> N
     batches = piece("batches")
     draw = np.random.default_rng(0)
     made = [batches.merged([spoken(batches, [1] * int(n), [2])], 999)[0] for n in draw.integers(1, 60, size=50)]
-    found = batches.micro_batches(batches.rows_of(made, shared=False), 120)
-    assert sorted(len(one.ids) for batch in found for one in batch) == sorted(len(one.ids) for one in made)
-    assert all(max(len(one.ids) for one in batch) * len(batch) <= 120 or len(batch) == 1 for batch in found)
-    arrays = batches.padded(found[-1], 0)
-    assert (arrays["ids"] > 0).sum() == sum(len(one.ids) for one in found[-1])
-    assert arrays["own"].sum() == len(found[-1])
+    for shared in (False, True):
+        found = batches.packs(made, 120, 0, shared=shared)
+        assert sum(pack.learned for pack in found) == 0 and sum(pack.own.sum() for pack in found) == 50
+        assert all(len(pack.ids) <= 120 for pack in found)
+        assert all(len(pack.ids) == sum(group.tokens for group in pack.groups) for pack in found)
+        assert sum(group.number for pack in found for group in pack.groups) == 50
+    assert sum((pack.ids > 0).sum() for pack in batches.packs(made, 120, 0, shared=False)) == sum(
+        len(one.ids) for one in made
+    )
 
 
 def kind(batches: ModuleType, examples: list[int], number: int, seed: int) -> list[Any]:
@@ -82,39 +86,63 @@ def test_episodes_behind_one_copy_of_their_examples_are_learned_from_as_each_by_
     import torch
     from transformers import AutoModelForCausalLM
 
-    batches, objective = piece("batches"), piece("objective")
+    batches = piece("batches")
     draw = np.random.default_rng(0)
     one, other = draw.integers(3, 300, size=80), draw.integers(3, 300, size=60)
     made = kind(batches, one.tolist(), 5, 1) + kind(batches, other.tolist(), 4, 2) + kind(batches, [7], 1, 3)
     made += [made[0]._replace(ids=made[0].ids.copy()), batches.merged([spoken(batches, [1], [2])], 9)[0]]
-    rows = batches.rows_of(made, most=200)
-    assert sum(len(row.ids) for row in rows) < 0.6 * sum(len(each.ids) for each in made)
-    assert all(len(row.ids) <= 200 for row in rows)
+    limit = 200
+    together = batches.packs(made, limit, 0)
+    assert sum(len(pack.ids) for pack in together) < 0.6 * sum(len(each.ids) for each in made)
+    assert all(len(pack.ids) <= limit for pack in together)
     found = []
-    for together in (rows, batches.rows_of(made, shared=False)):
+    for shares, batch in ((True, together), (False, batches.packs(made, limit, 0, shared=False))):
         model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+        learner = object.__new__(piece("learner").Learner)
+        learner.plain, learner.shares, learner.dtype, learner.temperature = model, shares, torch.float32, 0.8
+        learner.accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+        learner.policy = SimpleNamespace(model=model)
         logps = []
-        for batch in batches.micro_batches(together, 500):
-            arrays = {name: torch.from_numpy(value) for name, value in batches.padded(batch, 0).items()}
-            packed = (arrays["places"], arrays["parts"], torch.float32)
-            new = objective.token_logps(model, arrays["ids"], arrays["own"], 0.8, packed)
-            weights = arrays["advantages"][:, 1:][arrays["own"][:, 1:]]
+        for pack in batch:
+            new, known, weights = learner.logps(pack)
             (new * weights).sum().backward()
-            known = arrays["logps"][:, 1:][arrays["own"][:, 1:]]
             logps += list(zip(weights.tolist(), known.tolist(), new.tolist(), strict=True))
+        assert piece("sharing").can_share(model)  # as it was before
         found.append((sorted(logps), [parameter.grad for parameter in model.parameters()]))
     (packed_logps, packed_grads), (plain_logps, plain_grads) = found
     assert np.allclose(packed_logps, plain_logps, atol=1e-5)
     largest = max(float(grad.abs().max()) for grad in plain_grads)
     assert all(torch.allclose(a, b, atol=1e-5 * largest) for a, b in zip(packed_grads, plain_grads, strict=True))
-    with torch.no_grad():  # rows of one sequence each, without a mask
-        arrays = {
-            name: torch.from_numpy(value)
-            for name, value in batches.padded(batches.rows_of(made[:3], shared=False), 0).items()
-        }
-        plain = objective.token_logps(model, arrays["ids"], arrays["own"], 0.8)
-        masked = (arrays["places"], arrays["parts"], torch.float32)
-        assert torch.allclose(plain, objective.token_logps(model, arrays["ids"], arrays["own"], 0.8, masked), atol=1e-5)
+
+
+def test_corrections_teach_what_the_expert_says_where_the_model_went(piece: Any) -> None:
+    import random
+
+    module, words = piece("corrections"), piece("words")
+    said, prompts = (
+        ["go", "sit", "go", "go"],
+        [[1, 2], [1, 2, 10, 3], [1, 2, 10, 3, 11, 3], [1, 2, 10, 3, 11, 3, 10, 3]],
+    )
+    numbers = {"go": 10, "sit": 11, "take": 12, "look": 13}
+    speech = SimpleNamespace(
+        encode=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: []
+    )
+    episode = SimpleNamespace(
+        transcript=SimpleNamespace(first="", turns=[SimpleNamespace(action=word, observation="") for word in said]),
+        completions=[
+            words.said(word, prompt, [numbers[word]], [0.0]) for word, prompt in zip(said, prompts, strict=True)
+        ],
+    )
+    advice = ["go", "take", None, "look"]
+    adviser = SimpleNamespace(act=lambda goal, first, turns: advice[len(turns)])
+    found, asked, other = module.corrected(episode, {}, adviser, speech, 100, random.Random(0))
+    taught = [(one.ids.tolist(), one.ids[one.own].tolist()) for one in found]
+    assert taught == [
+        ([1, 2, 10, 3, 11, 3, 10, 3, 10], [10]),  # what the expert would have said, too: not the two later ones
+        ([1, 2, 10, 3, 12], [12]),
+        ([1, 2, 10, 3, 11, 3, 10, 3, 13], [13]),
+    ]
+    assert (asked, other) == (3, 2)
 
 
 # --- objective ---

@@ -10,11 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROW_TOKENS = 4096
-"""Of a row with several sequences: attention looks at all pairs of a row's tokens, allowed or not."""
-LEAST_SAVED = 16
-"""Tokens that a sequence must save to stand in a row with others."""
-MASKED_WIDTH = 16
+LEAST_SHARED = 16
+"""Tokens that a sequence must save to stand behind a beginning with others."""
 
 
 class Spoken(NamedTuple):
@@ -74,16 +71,28 @@ def merged(turns: Iterable[Spoken], most: int, advantage: float = 0.0) -> list[T
     return found
 
 
-class Row(NamedTuple):
-    """One row of a batch: a sequence, or several behind one copy of the beginning that they share.
+class Group(NamedTuple):
+    """Sequences behind one copy of the beginning that they share: `shared` tokens, then `number` times `length`, padded on the right.
+    Without a common beginning `shared` is 0."""
+
+    shared: int
+    number: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.shared + self.number * self.length
+
+
+class Pack(NamedTuple):
+    """A micro-batch: groups one after the other, all [t].
 
     Attributes:
-        ids: token ids, int32, [t]: the beginning, then what is left of one sequence after the other.
-        own: whether a token is the policy's, bool, [t]; never the first one of a part, which nothing here comes right before.
-        logps: what the sampler gave the policy's tokens, float32, [t].
-        advantages: of each token's episode, float32, [t].
-        places: of each token in its own sequence, int32, [t].
-        parts: 0 in the beginning, else the number of the sequence, int32, [t]. A token looks at its own part and at part 0.
+        ids: token ids, int64.
+        own: whether a token is to be learned from, bool; never the first one of a sequence, which nothing comes before.
+        logps: what the sampler gave the policy's tokens, float32.
+        advantages: of each token's episode, float32.
+        places: of each token in its own sequence, int64.
     """
 
     ids: np.ndarray
@@ -91,31 +100,34 @@ class Row(NamedTuple):
     logps: np.ndarray
     advantages: np.ndarray
     places: np.ndarray
-    parts: np.ndarray
+    groups: tuple[Group, ...]
+
+    @property
+    def learned(self) -> int:
+        """Tokens that weigh something."""
+        return int((self.own & (self.advantages != 0)).sum())
 
 
-def rows_of(sequences: Sequence[Tokens], *, shared: bool = True, most: int = ROW_TOKENS) -> list[Row]:
-    """The sequences as rows. Those with a beginning in common stand in one row of at most so many tokens, wherever that saves some.
+def packs(sequences: Sequence[Tokens], tokens: int, pad: int, *, shared: bool = True) -> list[Pack]:
+    """The sequences as micro-batches of at most so many tokens with their padding, but for a longer sequence.
 
-    Few-shot examples are most of an episode's tokens, and the same in all episodes of a kind. In the order of their ids those
-    that share the most are neighbours.
+    Few-shot examples are most of an episode's tokens, and the same in all episodes of a kind: with `shared` they are computed
+    once for all that fit. Else each micro-batch is one group without a common beginning.
     """
-    if not shared:
-        return [_row([one], 0) for one in sequences]
-    found: list[Row] = []
-    row: list[Tokens] = []
-    common = total = 0
-    for one in sorted(sequences, key=lambda one: one.ids.astype(">i4").tobytes()):
-        least = int(np.argmax(one.own)) - 1 if one.own.any() else len(one.ids) - 1
-        if row:
-            shares = max(0, min(common, least, same_beginning(row[-1].ids, one.ids)))
-            joint = total + len(one.ids) + (common * (len(row) - 1)) - shares * len(row)
-            if joint <= min(most, total + len(one.ids) - LEAST_SAVED):
-                row, common, total = [*row, one], shares, joint
-                continue
-            found.append(_row(row, common))
-        row, common, total = [one], max(0, least), len(one.ids)
-    return [*found, _row(row, common)] if row else found
+    grouped: list[tuple[list[Tokens], int]] = []
+    for members, common in _kinds(sequences) if shared else [(list(sequences), 0)]:
+        grouped += _groups(members, common, tokens)
+    batches: list[list[tuple[list[Tokens], int]]] = []
+    size = 0
+    for members, common in grouped:
+        more = _tokens(members, common)
+        if batches and shared and size + more <= tokens:
+            batches[-1].append((members, common))
+            size += more
+        else:
+            batches.append([(members, common)])
+            size = more
+    return [_pack(batch, pad) for batch in batches]
 
 
 def same_beginning(one: np.ndarray, other: np.ndarray) -> int:
@@ -125,44 +137,58 @@ def same_beginning(one: np.ndarray, other: np.ndarray) -> int:
     return int(np.argmax(differ)) if differ.any() else length
 
 
-def _row(sequences: Sequence[Tokens], common: int) -> Row:
-    if len(sequences) == 1:
-        common = len(sequences[0].ids)
-    first = sequences[0]
-    cuts = [(0, first, slice(None, common))] + [
-        (number, one, slice(common, None)) for number, one in enumerate(sequences, 1) if len(one.ids) > common
-    ]
-    return Row(
-        np.concatenate([one.ids[cut] for _, one, cut in cuts]).astype(np.int32),
-        np.concatenate([one.own[cut] for _, one, cut in cuts]),
-        np.concatenate([one.logps[cut] for _, one, cut in cuts]).astype(np.float32),
-        np.concatenate([np.full(len(one.ids[cut]), one.advantage, np.float32) for _, one, cut in cuts]),
-        np.concatenate([np.arange(len(one.ids), dtype=np.int32)[cut] for _, one, cut in cuts]),
-        np.concatenate([np.full(len(one.ids[cut]), number, np.int32) for number, one, cut in cuts]),
-    )
+def _kinds(sequences: Sequence[Tokens]) -> list[tuple[list[Tokens], int]]:
+    """Sequences with a beginning in common, and its length; last, those that have none, with 0. A beginning ends before the token
+    that comes right before the first one that is learned."""
+    found: list[tuple[list[Tokens], int]] = []
+    kind: list[Tokens] = []
+    common = 0
+    # In the order of their ids those that share the most are neighbours.
+    for one in sorted(sequences, key=lambda one: one.ids.astype(">i4").tobytes()):
+        least = max(0, int(np.argmax(one.own)) - 1 if one.own.any() else len(one.ids) - 1)
+        shares = min(common, least, same_beginning(kind[-1].ids, one.ids)) if kind else 0
+        if kind and shares * len(kind) - common * (len(kind) - 1) >= LEAST_SHARED:
+            kind, common = [*kind, one], shares
+            continue
+        found += [(kind, common)] if kind else []
+        kind, common = [one], least
+    found += [(kind, common)] if kind else []
+    alone = [one for members, _ in found if len(members) == 1 for one in members]
+    return [each for each in found if len(each[0]) > 1] + ([(alone, 0)] if alone else [])
 
 
-def micro_batches(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Batches of like length, each at most so many tokens with its padding, the longest first."""
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=lambda one: -len(one.ids)):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= tokens:
-            batches[-1].append(row)
+def _groups(members: Sequence[Tokens], common: int, tokens: int) -> list[tuple[list[Tokens], int]]:
+    """Groups of like length, the longest first, each at most so many tokens with its padding."""
+    groups: list[tuple[list[Tokens], int]] = []
+    for one in sorted(members, key=lambda one: -len(one.ids)):
+        if groups and _tokens([*groups[-1][0], one], common) <= tokens:
+            groups[-1][0].append(one)
         else:
-            batches.append([row])
-    return batches
+            groups.append(([one], common))
+    return groups
 
 
-def padded(batch: Sequence[Row], pad: int) -> dict[str, np.ndarray]:
-    """A batch as arrays [n, t] by the names of `Row`, padded on the right; ids, places and parts int64. Where some row is packed the
-    width is one that attention with a mask likes."""
-    width = max(len(one.ids) for one in batch)
-    if any(one.parts[-1] for one in batch):
-        width = -(-width // MASKED_WIDTH) * MASKED_WIDTH
-    fill = {"ids": pad, "own": False, "logps": 0.0, "advantages": 0.0, "places": 0, "parts": -1}
-    kinds = {"own": bool, "logps": np.float32, "advantages": np.float32}
-    arrays = {name: np.full((len(batch), width), value, kinds.get(name, np.int64)) for name, value in fill.items()}
-    for number, one in enumerate(batch):
-        for name, array in arrays.items():
-            array[number, : len(one.ids)] = getattr(one, name)
-    return arrays
+def _tokens(members: Sequence[Tokens], common: int) -> int:
+    return common + len(members) * (max(len(one.ids) for one in members) - common)
+
+
+def _pack(groups: Sequence[tuple[Sequence[Tokens], int]], pad: int) -> Pack:
+    total = sum(_tokens(members, common) for members, common in groups)
+    ids, places = np.full(total, pad, np.int64), np.zeros(total, np.int64)
+    own, logps, advantages = np.zeros(total, bool), np.zeros(total, np.float32), np.zeros(total, np.float32)
+    made = []
+    at = 0
+    for members, common in groups:
+        length = max(len(one.ids) for one in members) - common
+        ids[at : at + common] = members[0].ids[:common]
+        places[at : at + common] = np.arange(common)
+        at += common
+        for one in members:
+            rest = len(one.ids) - common
+            ids[at : at + rest], own[at : at + rest] = one.ids[common:], one.own[common:]
+            logps[at : at + rest], advantages[at : at + rest] = one.logps[common:], one.advantage
+            places[at : at + length] = np.arange(common, common + length)
+            own[at] = False
+            at += length
+        made.append(Group(common, len(members), length))
+    return Pack(ids, own, logps, advantages, places, tuple(made))

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import Row, Spoken, Tokens, merged, micro_batches, padded, rows_of
+from batches import Pack, Spoken, Tokens, merged, packs
 from objective import advantages, policy_loss, token_logps
 from policy import Policy
+from sharing import can_share, sharing
 
 CLIP_NORM = 1.0
+CHECKED_SEQUENCES, CHECKED_GAP = 6, 0.1
+"""How far log-probabilities may lie apart, on average, for episodes to share what they begin with."""
 MICRO_TOKENS_CPU = 8_192
 MICRO_BYTES_A_TOKEN = 2.0e6
 """What a token costs in training a model of 135M without recomputation: activations of the layers, and the head's share."""
@@ -32,10 +35,11 @@ class Learner:
         self.policy, self.temperature = policy, temperature
         self.accelerator = policy.accelerator
         self.micro_tokens = self._micro_tokens()
-        plain = self.accelerator.unwrap_model(policy.model)
-        self.shares = getattr(plain.config, "_attn_implementation", "") == "sdpa"
-        """Whether episodes may stand behind one copy of what they share: attention takes a mask of any form."""
-        self.dtype = torch.bfloat16 if self.accelerator.mixed_precision == "bf16" else next(plain.parameters()).dtype
+        self.plain = self.accelerator.unwrap_model(policy.model)
+        self.shares = can_share(self.plain) and self.accelerator.state.deepspeed_plugin is None
+        self._checked = False
+        half = self.accelerator.mixed_precision == "bf16"
+        self.dtype = torch.bfloat16 if half else next(self.plain.parameters()).dtype
 
     def learn(self, groups: Mapping[int, Sequence[Any]], part_of: Callable[[int], int], parts: int) -> dict[str, float]:
         """Some steps on groups of episodes, one a part, and what is worth logging, over all processes.
@@ -81,16 +85,20 @@ class Learner:
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def batches(self, sequences: Sequence[Tokens]) -> list[list[Row]]:
+    def batches(self, sequences: Sequence[Tokens]) -> list[Pack]:
         """Micro-batches, as many on each process: models on several GPUs are called in step. What is filled up weighs nothing."""
-        made = micro_batches(rows_of(sequences, shared=self.shares), self.micro_tokens)
+        pad = self.policy.words.pad
+        if self.shares and not self._checked and sequences:
+            self._checked = True
+            self.shares = self._as_without(sequences[:CHECKED_SEQUENCES])
+        made = packs(sequences, self.micro_tokens, pad, shared=self.shares)
         most = torch.tensor(float(len(made)), device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        nothing = Tokens(np.full(2, self.policy.words.pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
-        return made + [rows_of([nothing])] * (int(most.item()) - len(made))
+        nothing = Tokens(np.full(2, pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
+        return made + packs([nothing], 2, pad) * (int(most.item()) - len(made))
 
-    def _steps(self, parts: Sequence[Sequence[list[Row]]]) -> dict[str, float]:
+    def _steps(self, parts: Sequence[Sequence[Pack]]) -> dict[str, float]:
         olds = self._before(parts) if sum(map(bool, parts)) > 1 else None
         losses: Any = 0.0
         cuts: Any = 0.0
@@ -99,7 +107,7 @@ class Learner:
         for number, batches in enumerate(parts):
             if not batches:
                 continue
-            here = sum(int((one.own & (one.advantages != 0))[1:].sum()) for batch in batches for one in batch)
+            here = sum(batch.learned for batch in batches)
             (total,) = self.sums(here)
             self.policy.model.train()
             for place, batch in enumerate(batches):
@@ -118,7 +126,24 @@ class Learner:
             "num_tokens": tokens,
         }
 
-    def imitated(self, batch: list[Row], total: float, *, last: bool) -> torch.Tensor:
+    def imitate(self, mine: Sequence[Tokens], rate: float) -> dict[str, float]:
+        """One step on this process's sequences as they stand; loss is the mean over all tokens that are to be learned."""
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] = rate
+        batches = self.batches(mine)
+        here = sum(batch.learned for batch in batches)
+        (total,) = self.sums(here)
+        self.policy.model.train()
+        losses: Any = 0.0
+        for place, batch in enumerate(batches):
+            losses = losses + self.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
+        norm = self.apply(CLIP_NORM)
+        computed = sum(len(batch.ids) for batch in batches)
+        loss, tokens, computed = self.sums(float(losses), sum(len(one.ids) for one in mine), computed)
+        told = {"loss": round(loss, 5), "grad_norm": round(norm, 4), "learning_rate": rate}
+        return {**told, "tokens": tokens, "computed": computed}
+
+    def imitated(self, batch: Pack, total: float, *, last: bool) -> torch.Tensor:
         """Adds the gradient of a micro-batch's mean loss on tokens that are to be learned as they stand; `total` of them in the step."""
         self.accelerator.gradient_state._set_sync_gradients(last)
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
@@ -136,13 +161,13 @@ class Learner:
         self.policy.optimizer.zero_grad()
         return float(norm or 0.0)
 
-    def _before(self, parts: Sequence[Sequence[list[Row]]]) -> list[list[torch.Tensor]]:
+    def _before(self, parts: Sequence[Sequence[Pack]]) -> list[list[torch.Tensor]]:
         """The trained model's log-probabilities before the first of several steps."""
         self.policy.model.eval()
         with torch.no_grad():
             return [[self.logps(batch)[0] for batch in batches] for batches in parts]
 
-    def _backward(self, batch: list[Row], old: Any, total: float, *, last: bool) -> tuple[torch.Tensor, ...]:
+    def _backward(self, batch: Pack, old: Any, total: float, *, last: bool) -> tuple[torch.Tensor, ...]:
         """Adds one micro-batch's gradient; the processes' gradients are joined at the last one."""
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed takes its step there
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
@@ -155,24 +180,37 @@ class Learner:
         gap = ((before - sampled).abs() * counted).sum()
         return loss.detach(), cut, gap.detach()
 
-    def logps(self, batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _as_without(self, sequences: Sequence[Tokens]) -> bool:
+        """Whether sequences behind a shared beginning have the log-probabilities that they have by themselves, on this machine."""
+        self.plain.eval()
+        found = []
+        try:
+            with torch.no_grad():
+                for self.shares in (True, False):
+                    parts = packs(sequences, self.micro_tokens, self.policy.words.pad, shared=self.shares)
+                    found.append(torch.cat([self.logps(part, self.plain)[0] for part in parts]).sort().values)
+            gap = float((found[0] - found[1]).abs().mean())
+        except RuntimeError as error:
+            print(f"each episode is computed by itself: {str(error)[:300]}", flush=True)
+            return False
+        print(f"episodes behind one copy of what they share: gap to each by itself {gap:.5f}", flush=True)
+        return gap < CHECKED_GAP
+
+    def logps(self, batch: Pack, model: Any = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the policy's tokens in a micro-batch: log-probabilities now, the sampler's, and advantages; [n] each."""
-        arrays = {
-            name: torch.from_numpy(value).to(self.accelerator.device)
-            for name, value in padded(batch, self.policy.words.pad).items()
-        }
-        own = arrays["own"]
-        packed = any(one.parts[-1] for one in batch)
+        model = self.policy.model if model is None else model
+        fields = ("ids", "own", "logps", "advantages", "places")
+        ids, own, logps, advantages, places = (
+            torch.from_numpy(getattr(batch, name))[None].to(self.accelerator.device) for name in fields
+        )
         with self.accelerator.autocast():
-            new = token_logps(
-                self.policy.model,
-                arrays["ids"],
-                own,
-                self.temperature,
-                (arrays["places"], arrays["parts"], self.dtype) if packed else None,
-            )
-        spoken = own[:, 1:]
-        return new, arrays["logps"][:, 1:][spoken], arrays["advantages"][:, 1:][spoken]
+            if self.shares:
+                with sharing(self.plain, batch.groups, self.dtype) as extra:
+                    new = token_logps(model, ids, own, self.temperature, position_ids=places, **extra)
+            else:
+                rows = batch.groups[0].number
+                new = token_logps(model, ids.view(rows, -1), own.view(rows, -1), self.temperature)
+        return new, logps[own], advantages[own]
 
     def _micro_tokens(self) -> int:
         if self.accelerator.device.type != "cuda":

@@ -24,37 +24,18 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def token_logps(
-    model: Any,
-    ids: torch.Tensor,
-    own: torch.Tensor,
-    temperature: float,
-    packed: tuple[torch.Tensor, torch.Tensor, torch.dtype] | None = None,
+    model: Any, ids: torch.Tensor, own: torch.Tensor, temperature: float, **extra: torch.Tensor
 ) -> torch.Tensor:
     """Log-probabilities of the policy's own tokens, [n] in the order of `own`'s true places; gradients flow.
 
     The head is applied where some row of the batch needs it, and not to the long prompts in between. Rows are padded on the
     right, where a causal model's tokens don't look: without a mask, attention takes its fastest kernel.
-
-    Args:
-        packed: of rows that hold several sequences: each token's place and part (`batches.Row`), and what attention computes in.
     """
     needed = own[:, 1:].any(dim=0).nonzero().squeeze(1)
-    extra = {}
-    if packed is not None:
-        places, parts, dtype = packed
-        extra = {"position_ids": places, "attention_mask": mask_of(parts, dtype)}
     logits = model(input_ids=ids, logits_to_keep=needed, use_cache=False, **extra).logits
     rows, columns = own[:, 1:][:, needed].nonzero(as_tuple=True)
     logps = torch.log_softmax(logits[rows, columns].float() / temperature, dim=-1)
     return logps.gather(1, ids[:, 1:][:, needed][rows, columns][:, None]).squeeze(1)
-
-
-def mask_of(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What attention adds, [n, 1, t, t]: nothing where a token looks at an earlier one of its part or of the beginning, else -inf."""
-    width = parts.shape[1]
-    earlier = torch.ones(width, width, dtype=torch.bool, device=parts.device).tril()
-    looks = earlier & ((parts[:, None, :] == 0) | (parts[:, None, :] == parts[:, :, None]))
-    return torch.zeros(looks.shape, dtype=dtype, device=parts.device).masked_fill_(~looks, -torch.inf)[:, None]
 
 
 def policy_loss(
