@@ -190,8 +190,8 @@ class Learner:
                     parts = packs(sequences, self.micro_tokens, self.policy.words.pad, shared=self.shares)
                     found.append(torch.cat([self.logps(part, self.plain)[0] for part in parts]).sort().values)
             gap = float((found[0] - found[1]).abs().mean())
-        except RuntimeError as error:
-            print(f"each episode is computed by itself: {str(error)[:300]}", flush=True)
+        except Exception as error:
+            print(f"each episode is computed by itself: {type(error).__name__}: {error}"[:500], flush=True)
             return False
         print(f"episodes behind one copy of what they share: gap to each by itself {gap:.5f}", flush=True)
         return gap < CHECKED_GAP

@@ -72,7 +72,8 @@ class Policy:
 
             model = get_peft_model(model, machine.lora_config())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=self.rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
+        fused = gpu and not sharded
+        optimizer = torch.optim.AdamW(trained, lr=self.rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=fused)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.sampler = self._sampler(int(recipe["max_new_tokens"]), gpu, rows) if samples else None
         if samples and not isinstance(self.sampler, (VllmSampler, RowSampler)):  # which have just read them

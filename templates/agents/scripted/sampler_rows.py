@@ -49,7 +49,7 @@ def open_rows(model: Any, words: Words, *, max_new_tokens: int, rows: int = ROWS
         try:
             sampler = RowSampler(model, words, max_new_tokens, rows, half=half)
             reason = sampler.check(model)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:500]
     if reason is not None:
         print(f"no sampler by rows: {reason}", flush=True)
@@ -343,7 +343,10 @@ class RowStream:
 
     def _run(self) -> None:
         live = 0
+        device = self._sampler.decoder.device
         try:
+            if device.type == "cuda":  # a thread begins with the first one
+                torch.cuda.set_device(device)
             while not self._over.is_set():
                 while not self._new.empty():
                     self._sampler.hand_in(*self._new.get())
