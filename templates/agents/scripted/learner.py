@@ -117,12 +117,12 @@ class Learner:
             norms.append(self.apply(CLIP_NORM))
             tokens += total
         self.policy.model.eval()
-        loss, cut, gap = self.sums(float(losses), float(cuts), float(gaps))
+        losses, cuts, gaps = self.sums(float(losses), float(cuts), float(gaps))
         return {
-            "loss": round(loss / max(1, len(norms)), 6),
+            "loss": round(losses / max(1, len(norms)), 6),
             "grad_norm": round(float(np.mean(norms)), 4) if norms else 0.0,
-            "clip_ratio": round(cut / max(1.0, tokens), 4),
-            "sampler_gap": round(gap / max(1.0, tokens), 5),
+            "clip_ratio": round(cuts / max(1.0, tokens), 4),
+            "sampler_gap": round(gaps / max(1.0, tokens), 5),
             "num_tokens": tokens,
         }
 
@@ -138,8 +138,8 @@ class Learner:
         for place, batch in enumerate(batches):
             losses = losses + self.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
         norm = self.apply(CLIP_NORM)
-        computed = sum(len(batch.ids) for batch in batches)
-        loss, tokens, computed = self.sums(float(losses), sum(len(one.ids) for one in mine), computed)
+        made = sum(len(batch.ids) for batch in batches)
+        loss, tokens, computed = self.sums(float(losses), sum(len(one.ids) for one in mine), made)
         told = {"loss": round(loss, 5), "grad_norm": round(norm, 4), "learning_rate": rate}
         return {**told, "tokens": tokens, "computed": computed}
 

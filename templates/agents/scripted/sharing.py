@@ -73,11 +73,12 @@ def attend(
         if not group.shared:
             seen = functional.scaled_dot_product_attention(own_query, own_key, own_value, is_causal=True, scale=scale)
         else:
-            first = [one[None, :, head] for one in (query, key, value)]
-            answers.append(functional.scaled_dot_product_attention(*first, is_causal=True, scale=scale)[0])
+            first, keys, values = (one[None, :, head] for one in (query, key, value))
+            seen = functional.scaled_dot_product_attention(first, keys, values, is_causal=True, scale=scale)
+            answers.append(seen[0])
             all_keys, all_values = (
                 torch.cat([one.expand(group.number, -1, -1, -1), own], 2)
-                for one, own in ((first[1], own_key), (first[2], own_value))
+                for one, own in ((keys, own_key), (values, own_value))
             )
             looks = causal_lower_right(group.length, group.shared + group.length)
             seen = functional.scaled_dot_product_attention(
