@@ -453,6 +453,40 @@ def test_parameters_are_counted_from_headers(piece: Any) -> None:
 # --- experts ---
 
 
+def test_the_household_expert_goes_on_from_others_faults(piece: Any) -> None:
+    module = piece("household")
+    expert = module.Expert({"cd": {"drawer": 3}, "keychain": {"desk": 2}})
+    goal = {"question": "put some keychain on armchair."}
+    first = (
+        "You see a armchair 1, a desk 1, a drawer 1, and a shelf 1.\nYour task is to: put some keychain on armchair."
+    )
+    turns = [
+        ("go to armchair 1", "On the armchair 1, you see a cd 2."),
+        ("take cd 2 from armchair 1", "You pick up the cd 2 from the armchair 1."),
+        ("take keychain 1 from desk 1", "Nothing happens."),  # twice from afar: that says nothing of it
+        ("take keychain 1 from desk 1", "Nothing happens."),
+        ("go to desk 1", "On the desk 1, you see a keychain 1."),
+    ]
+    answers = {
+        "go to armchair 1": "On the armchair 1, you see nothing.",
+        "move cd 2 to armchair 1": "Nothing happens.",  # it lay there, and can't be put there
+        "go to drawer 1": "The drawer 1 is closed.",
+        "open drawer 1": "You open the drawer 1. In it, you see nothing.",
+        "move cd 2 to drawer 1": "You move the cd 2 to the drawer 1.",
+        "go to desk 1": "On the desk 1, you see a keychain 1.",
+        "take keychain 1 from desk 1": "You pick up the keychain 1 from the desk 1.",
+        "move keychain 1 to armchair 1": "You move the keychain 1 to the armchair 1.",
+    }
+    done = []
+    while not done or done[-1] != "move keychain 1 to armchair 1":
+        done.append(expert.act(goal, first, turns))
+        turns.append((done[-1], answers[done[-1]]))
+    assert done == [
+        "go to armchair 1", "move cd 2 to armchair 1", "go to drawer 1", "open drawer 1", "move cd 2 to drawer 1",
+        "go to desk 1", "take keychain 1 from desk 1", "go to armchair 1", "move keychain 1 to armchair 1",
+    ]  # fmt: skip
+
+
 def test_the_searcher_answers_only_what_was_found(piece: Any) -> None:
     searcher = piece("shopping").Searcher(6, True)
     goal = {"question": "Where was the founder of Brell Mills born?", "answer": "Orlen"}

@@ -6,13 +6,13 @@ an interrupted collection goes on where it was. The expert is chosen by what the
 
 from __future__ import annotations
 
-import functools
 import gzip
 import json
 import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -187,13 +187,12 @@ def main() -> None:
 
     begun = time.monotonic()
 
-    @functools.cache
-    def words() -> Words:
+    def load() -> Words:
         from transformers import AutoTokenizer
 
-        made = Words(AutoTokenizer.from_pretrained(given.model), [], meta["recipe"].get("stop") or [])
-        print(f"the first game began, and the tokenizer is there, after {time.monotonic() - begun:.1f} s", flush=True)
-        return made
+        return Words(AutoTokenizer.from_pretrained(given.model), [], meta["recipe"].get("stop") or [])
+
+    loading = ThreadPoolExecutor(1).submit(load)  # while the goals are read and the workers start
 
     config = json.loads((given.model / "config.json").read_text(encoding="utf-8"))
     source = episodes.source_of(workspace, meta)
@@ -214,8 +213,11 @@ def main() -> None:
         pace = {"games_per_s": round((len(played) - before) / (time.monotonic() - begun), 2), "workers": pool.size}
         print(json.dumps({"played": len(played), "won": won, "steps": steps, **pace}), flush=True)
 
+    print(f"{len(left)} games to play, after {time.monotonic() - begun:.1f} s", flush=True)
     with Pool(source, episodes.workers_here(1)) as pool:
-        for goal, reward, spoken in Play(expert, pool, words, meta["recipe"]).of(left, until=until):
+        for goal, reward, spoken in Play(expert, pool, loading.result, meta["recipe"]).of(left, until=until):
+            if len(played) == before:
+                print(f"the first one is over after {time.monotonic() - begun:.1f} s", flush=True)
             part += rows_of(goal, reward, merged(spoken, int(config["max_position_embeddings"])))
             played.add(goal)
             won += reward >= 1.0
