@@ -18,6 +18,8 @@ from typing import Any
 THING = re.compile(r"\ban? ([a-z]+ \d+)")
 NOTHING = "Nothing happens."
 LAMP = "desklamp"
+PLACING = {"move": r"(.+) to (.+)", "put": r"(.+) in/on (.+)"}
+"""What puts something down: the games' way, and that of the examples, which may be taken for it."""
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 TASKS = (
     (
@@ -236,7 +238,7 @@ def _take_in(room: _Room, action: str, observation: str, task: Task | None) -> N
         room.placed.discard(found[1])
         if found[1] in room.seen.get(found[2], []):
             room.seen[found[2]].remove(found[1])
-    elif found := re.fullmatch(r"(.+) to (.+)", rest) if verb == "move" else None:
+    elif found := re.fullmatch(PLACING[verb], rest) if verb in PLACING else None:
         room.hand = None
         room.seen.setdefault(found[2], []).append(found[1])
         done = task is not None and (task.verb is None or found[1] in room.treated)
