@@ -19,7 +19,7 @@ from policy import Policy
 from sharing import can_share, sharing
 
 CLIP_NORM = 1.0
-CHECKED_SEQUENCES, CHECKED_GAP = 6, 0.1
+CHECKED_SEQUENCES, CHECKED_GAP = 24, 0.1
 """How far log-probabilities may lie apart, on average, for episodes to share what they begin with."""
 MICRO_TOKENS_CPU = 8_192
 MICRO_BYTES_A_TOKEN = 2.0e6
