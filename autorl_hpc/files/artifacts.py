@@ -232,12 +232,14 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
             os.rename(target, gone)
         except OSError:
             return
-        if not _is_held(gone):
+        held = _is_held(gone)
+        if held is False:
             remove(gone)
             return
-        _put_back(
-            artifacts, gone, content_hash
-        )  # someone took hold in between; and may have let go again: look once more
+        _put_back(artifacts, gone, content_hash)
+        if held is None:
+            return
+        # Someone took hold in between, and may have let go again: look once more.
 
 
 def _unlink_reference(folder: Path, run_id: str) -> bool:
@@ -269,12 +271,12 @@ def _moved_away(artifacts: Path, content_hash: str) -> list[Path]:
     return [artifacts / name for name in names if name.startswith(_gone(content_hash))]
 
 
-def _is_held(gone: Path) -> bool:
-    """Whether a run holds it; so it is taken to be as long as that can't be seen."""
+def _is_held(gone: Path) -> bool | None:
+    """Whether a run holds it; None if that can't be seen."""
     try:
         return bool(_fresh_names(gone / "refs"))
     except OSError:
-        return True
+        return None
 
 
 def _fresh_names(folder: Path) -> list[str]:
