@@ -99,6 +99,10 @@ def rescore(
         str | None,
         typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="This site's profile: its `vllm` names the program of the engine vllm."),
+    ] = None,
     judge_url: Annotated[
         str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
     ] = None,
@@ -116,7 +120,7 @@ def rescore(
 
     put_first(tasks or [])
     place = Root((root or default_root()).absolute())
-    asked = Asked(device, judge_url, judge_key, normal_head(expect) if expect else None, engine)
+    asked = Asked(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
     done = rescore_bundle(place, bundle, asked, _say)
     print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
     if not done.holds:

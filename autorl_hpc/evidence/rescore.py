@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from autorl_hpc.cluster.profile import load_profile
 from autorl_hpc.errors import AutorlError, Exit, Refused
 from autorl_hpc.evidence import places
 from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
@@ -26,6 +27,8 @@ from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.engines.interpreter import name_program
+from autorl_hpc.grading.engines.shelf import default_bytes
 from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.records.evidence import EvidenceManifest
 from autorl_hpc.records.exchange import Baseline
@@ -53,6 +56,7 @@ class Asked:
     judge_key: Path | None = None
     expect: str | None = None
     engine: str | None = None
+    cluster: str | None = None
 
 
 @dataclass
@@ -144,6 +148,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: 
         raise AutorlError(f"--device {asked.device}: it is auto, cpu or cuda", next_step="choose one")
     if asked.engine is not None and asked.engine not in ENGINES:
         raise AutorlError(f"--engine {asked.engine}: it is {' or '.join(ENGINES)}", next_step="choose one")
+    name_program(load_profile(asked.cluster) if asked.cluster else None)  # never a bundle's: it names a program to run
     if not root.path.is_dir():
         raise AutorlError(
             "there is no such folder", where=root.path, next_step="give the root that the task is staged in"
@@ -243,6 +248,21 @@ def _check_weights(
         done.problems.append(f"the weights are no checkpoint of the base model: {problem}")
 
 
+def grader_here(spec: GraderSpec, asked: Asked) -> GraderSpec:
+    """The run's own settings, since they decide what is answered and how rounding falls; with the device of the caller's choice, the
+    engine too if one is chosen, and no more of this machine than it has."""
+    most_gib = default_bytes() / 2**30
+    return spec.model_copy(
+        update={
+            "engine": asked.engine or spec.engine,
+            "device": asked.device,
+            "threads": min(spec.threads, os.cpu_count() or 1),
+            "batch_tokens": min(spec.batch_tokens, MAX_BATCH_TOKENS),
+            "cache_gib": None if spec.cache_gib is None else min(spec.cache_gib, most_gib),
+        }
+    )
+
+
 @dataclass
 class _Again:
     """The measuring, by the code that graders run. `fresh` holds what is measured here: never the bundle's own records."""
@@ -275,17 +295,7 @@ class _Again:
             bench.drop_engine()
 
     def _grader(self) -> GraderSpec:
-        """The run's own engine and batches, since they decide how rounding falls, or the engine of the caller's choice; on the device
-        of the caller's choice."""
-        spec = read_experiment(self.experiment).grader
-        return GraderSpec.model_validate(
-            {
-                "engine": self.asked.engine or spec.engine,
-                "device": self.asked.device,
-                "threads": min(spec.threads, os.cpu_count() or 1),
-                "batch_tokens": min(spec.batch_tokens, MAX_BATCH_TOKENS),
-            }
-        )
+        return grader_here(read_experiment(self.experiment).grader, self.asked)
 
     def _base(self, bench: Bench) -> Baseline:
         """Measured twice, as every base model is."""

@@ -29,7 +29,14 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes that a submission may be stored in."""
 
-EMBEDDING_NAMES = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+EMBEDDING_NAMES = (
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "gpt_neox.embed_in.weight",
+    "transformer.word_embeddings.weight",
+    "model.decoder.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+)
 HEAD_NAME = "lm_head.weight"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -170,7 +177,17 @@ def _tensors_in(path: Path) -> list[TensorSpec]:
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
-    """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once."""
+    """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once. Of a base model:
+    `tying.base_content_hash`."""
+    return content_hash(folder_parts(folder, drop))
+
+
+def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple[str, str, tuple[int, ...], str]]:
+    """What the content hash of a model folder of ours runs over.
+
+    Raises:
+        Refused: a file is no safetensors file, or a tensor stands in two.
+    """
     parts: list[tuple[str, str, tuple[int, ...], str]] = []
     tensors = tensors_of(folder)
     if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -180,7 +197,7 @@ def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str
     for name in weight_files(folder):
         kept = [tensor for tensor in tensors if tensor.file == name and tensor.name not in drop]
         parts.extend(again(functools.partial(_hashed, folder / name, kept)))
-    return content_hash(parts)
+    return parts
 
 
 def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple[int, ...], str]]:

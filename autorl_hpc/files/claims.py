@@ -83,21 +83,34 @@ class Claims:
         return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
-        """Whether no one has taken the entry over since."""
-        return self.current().get(entry, 0) <= generation
+        """Whether the claim of that generation is this grader's, and no one has taken the entry over since. Generations begin at 1
+        again once a claim was dropped: so the file is asked, too."""
+        return self.current().get(entry) == generation and self._is_own(entry, generation)
+
+    def give_back(self, entry: str, generation: int) -> None:
+        """Drops a claim, unless it is no longer this grader's."""
+        if self.holds(entry, generation):
+            self._drop(entry, generation)
 
     def drop_own(self) -> None:
         """Gives back whatever this grader holds: a signal may come between a claim and the note of it."""
         for entry, generation in self.current().items():
-            raw = reading.read_json_or_none(self._path(entry, generation))
-            if isinstance(raw, dict) and raw.get("grader") == self.grader:
-                self.drop(entry)
+            if self._is_own(entry, generation):
+                self._drop(entry, generation)
 
     def drop(self, entry: str) -> None:
         """Removes every generation of a claim whose work is done."""
+        self._drop(entry)
+
+    def _is_own(self, entry: str, generation: int) -> bool:
+        raw = reading.read_json_or_none(self._path(entry, generation))
+        return isinstance(raw, dict) and raw.get("grader") == self.grader
+
+    def _drop(self, entry: str, up_to: int | None = None) -> None:
+        """The newest comes last: until then it holds the entry."""
         for name in reading.list_names(self.folder):
             match = _CLAIM_NAME.match(name)
-            if match and match["entry"] == entry:
+            if match and match["entry"] == entry and (up_to is None or int(match["generation"]) <= up_to):
                 atomic.unlink_quietly(self.folder / name)
 
     def _path(self, entry: str, generation: int) -> Path:

@@ -1,7 +1,8 @@
 """driver.jsonl: one line for each request to the driver's gateway; what was used of tokens and cost is counted from it.
 
-Before a request is sent a line `under_way` says what it may take; the line with the same number that follows when it has ended stands in
-its place. Where none follows, the gateway died over it: then the first one counts, as an estimate.
+Before a request is sent a line `under_way` says what it may take, and others what it has taken as its answer grows; the line with the
+same number that follows when it has ended stands in their place. Where none follows, the gateway died over it: then the last of them
+counts, as an estimate.
 
 Never headers, never bodies. It is appended to by one gateway at a time, and read by the next one and by the report.
 """
@@ -48,7 +49,8 @@ class DriverCall(Strict):
     error: str | None = None
     tries: int = Field(0, ge=0, description="How often it was sent or tried to be sent.")
     under_way: bool = Field(
-        False, description="Written before it was sent, and counted only where no other line has its number."
+        False,
+        description="Written before it was sent, and again as its answer grows; the last one is counted where no line of its end has its number.",
     )
     left: bool = Field(False, description="The client left before the answer's end.")
 

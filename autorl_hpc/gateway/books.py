@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
 from autorl_hpc.files.masking import masked
-from autorl_hpc.gateway.asked import DEFAULT_ANSWER_TOKENS
+from autorl_hpc.gateway.asked import DEFAULT_ANSWER_TOKENS, Asked
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.settings import RunLimits, Settings
@@ -22,7 +23,11 @@ from autorl_hpc.records.names import printable
 log = logging.getLogger("autorl_hpc.gateway")
 
 TOKENS_A_SECOND: Final = 100
-"""What a driver is taken to have written, hidden thoughts among it, where the client left and the end never came."""
+"""What a driver is taken to have written, hidden thoughts among it, where the client left and the end never came, or the gateway died over
+it."""
+
+GROWN_TOKENS: Final = 1000
+"""An answer under way has its line written again when it has grown by so much: lines cost disk, and less than this is soon forgotten."""
 
 MAX_REFUSED_LINES: Final = 20_000
 """Of one process. An agent that asks a million times for what is refused fills no disk."""
@@ -32,6 +37,7 @@ MAX_UNKNOWN_LINES: Final = 100
 
 MAX_SAID_CHARS: Final = 300
 TELL_AGAIN_S: Final = 1.0
+UNDER_WAY_S: Final = 10.0
 
 
 class Books:
@@ -39,13 +45,14 @@ class Books:
 
     def __init__(self, settings: Settings) -> None:
         earlier = add_up_calls(read_calls(settings.log))
+        used = settings.used  # by what an earlier gateway said: the log may lack what it could not write
         totals = Totals(
-            earlier.tokens_in,
-            earlier.tokens_out,
-            earlier.tokens_cached,
-            earlier.cost_usd or 0.0,
-            earlier.calls,
-            earlier.refused,
+            max(earlier.tokens_in, used.tokens_in),
+            max(earlier.tokens_out, used.tokens_out),
+            max(earlier.tokens_cached, used.tokens_cached),
+            max(earlier.cost_usd or 0.0, used.cost_usd or 0.0),
+            max(earlier.calls, used.calls),
+            max(earlier.refused, used.refused),
         )
         self.budget = Budget(settings.limits or RunLimits(), settings.prices, totals)
         self._settings = settings
@@ -55,6 +62,8 @@ class Books:
         self._elapsed = (settings.elapsed_s, time.monotonic())
         self._refused_lines = self._unknown_lines = 0
         self._untold = False
+        self._under_way: dict[int, tuple[Call, int]] = {}
+        """By number: the request, and the output that its last line tells."""
 
     @property
     def keeps_bodies(self) -> bool:
@@ -79,14 +88,38 @@ class Books:
 
     def sending(self, call: Call) -> None:
         """A line before request `call` is sent, so that a gateway that dies over it doesn't forget it."""
-        if call.wants is None or not call.generates:
-            return
-        usage = Usage(self.budget.expected_in(call.wants.tokens_in), min(call.wants.tokens_out, DEFAULT_ANSWER_TOKENS))
+        if call.wants is not None and call.generates:
+            self._note(call, self._so_far(call, call.wants))
+
+    def note_growth(self) -> None:
+        """Every `UNDER_WAY_S`: another line of each request under way whose answer has grown."""
+        for call, told in list(self._under_way.values()):
+            assert call.wants is not None
+            usage = self._so_far(call, call.wants)
+            if (usage.tokens_out or 0) >= told + GROWN_TOKENS:
+                self._note(call, usage)
+
+    def _note(self, call: Call, usage: Usage) -> None:
+        self._under_way[call.number] = (call, usage.tokens_out or 0)
         line = self._line(call, usage, True, self.budget.cost(usage), under_way=True)
         self._thread.submit(self._put, line, call.number, None)
 
+    def _so_far(self, call: Call, wants: Asked) -> Usage:
+        """What request `call` counts as if its end never comes: as output what came, and not less than most answers have or than the
+        driver may have written meanwhile, as far as it was asked for."""
+        usage = Usage() if call.meter is None else dataclasses.replace(call.meter.usage)
+        may_be = max(DEFAULT_ANSWER_TOKENS, self._in_the_time(call) if call.reached else 0)
+        usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
+        usage.tokens_out = max(_written(usage), min(wants.tokens_out, may_be))
+        return usage
+
+    @staticmethod
+    def _in_the_time(call: Call) -> int:
+        return int((time.monotonic() - (call.sent_at or call.began)) * TOKENS_A_SECOND)
+
     def close(self, call: Call) -> None:
         """Counts a request that has ended in whatever way, logs it and tells the supervisor."""
+        self._under_way.pop(call.number, None)
         usage, estimated = self._counted(call)
         call.number = call.number or self.number()
         cost = self.budget.leave(call.number, usage, estimated)
@@ -103,15 +136,15 @@ class Books:
         if call.unanswered:  # a provider takes money for what it read, whether or not it was heard
             return Usage(self.budget.expected_in(call.wants.tokens_in), 0), True
         if call.meter is None:
-            return None, False
+            cut_off = call.reached and not (call.status or call.fault or call.refused)  # this process is told to end
+            return (self._so_far(call, call.wants), True) if cut_off else (None, False)
         usage, estimated = call.meter.end(call.whole), False
         if not usage.tokens_in:
             usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
         if not usage.out_is_told:
-            written = max(usage.tokens_out or 0, usage.tokens_of_words)
+            written = _written(usage)
             if call.left and not usage.ended:
-                took_s = time.monotonic() - (call.sent_at or call.began)
-                written = max(written, min(call.wants.tokens_out, int(took_s * TOKENS_A_SECOND)))
+                written = max(written, min(call.wants.tokens_out, self._in_the_time(call)))
             usage.tokens_out, estimated = written, True
         return usage, estimated
 
@@ -219,6 +252,10 @@ class Books:
     def _clean(self, text: str) -> str:
         plain = " ".join(text[: 8 * MAX_SAID_CHARS].replace(self._settings.token, "***").split())
         return printable(masked(plain))[:MAX_SAID_CHARS]
+
+
+def _written(usage: Usage) -> int:
+    return max(usage.tokens_out or 0, usage.tokens_of_words)
 
 
 def say(value: dict[str, Any]) -> bool:

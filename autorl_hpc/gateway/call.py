@@ -18,6 +18,7 @@ class Call:
         quiet: not logged.
         generates: its tokens count.
         hides_usage: a chat stream that is asked for its usage in the client's place.
+        reached: it went out to the driver, as far as is known here.
         meter: reads the answer; None: there was none.
         unanswered: it was sent to a provider, and nothing came.
         whole: the answer came to its end.
@@ -42,6 +43,7 @@ class Call:
     sent_at: float | None = None
     first_byte_s: float | None = None
     tries: list[str] = field(default_factory=list)
+    reached: bool = False
     meter: Meter | None = None
     unanswered: bool = False
     whole: bool = False

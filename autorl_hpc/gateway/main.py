@@ -1,8 +1,9 @@
 """The gateway's process: `python -m autorl_hpc.gateway`, started by the supervisor.
 
 Protocol: one JSON line in, see `settings.Settings`. First line out `{"port": n}` (null without one): from then on it serves. After each
-request a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"stop": true}`. It ends with its standard
-input, and by the kernel's hand when the thread that started it is gone; TERM and its like it takes no notice of, as the keeper.
+request a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}`, which is answered by
+`{"pong": n}`, `{"stop": true}`. It ends with its standard input, and by the kernel's hand when the thread that started it is gone; TERM
+and its like it takes no notice of, as the keeper.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.host import deny_inspection, die_with_parent
-from autorl_hpc.gateway.books import TELL_AGAIN_S, Books, say
+from autorl_hpc.gateway.books import TELL_AGAIN_S, UNDER_WAY_S, Books, say
+from autorl_hpc.gateway.doors import guarded, most_connections
 from autorl_hpc.gateway.driver import Driver
 from autorl_hpc.gateway.server import Gateway
 from autorl_hpc.gateway.settings import Settings, told
@@ -45,7 +48,9 @@ KEEPALIVE_S: Final = 75.0
 READ_BYTES: Final = 2**20
 """Of a request at once: agents send their whole conversation each time."""
 
-END_S: Final = 5.0
+END_S: Final = 4.0
+"""For answers under way, twice: less than the supervisor waits, so that what they took is written down before it kills."""
+
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
 MAX_SERVER_LINES: Final = 100
@@ -119,8 +124,13 @@ async def _serve(settings: Settings) -> int:
     books = Books(settings)
     driver = Driver(settings.upstream)
     gateway = Gateway(settings, driver, books)
-    server = web.Server(
-        gateway.handle, access_log=None, keepalive_timeout=KEEPALIVE_S, tcp_keepalive=False, read_bufsize=READ_BYTES
+    server = guarded(
+        gateway.handle,
+        most=most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
+        tcp_keepalive=False,
+        read_bufsize=READ_BYTES,
     )
     runner = web.ServerRunner(server, shutdown_timeout=END_S)
     await runner.setup()
@@ -215,7 +225,10 @@ async def _until_told(gateway: Gateway, books: Books) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    telling = asyncio.create_task(_tell_again(books))
+    again = [
+        asyncio.create_task(_every(TELL_AGAIN_S, books.tell_again)),
+        asyncio.create_task(_every(UNDER_WAY_S, books.note_growth)),
+    ]
     try:
         while line := await reader.readline():
             value = _command(line)
@@ -223,10 +236,13 @@ async def _until_told(gateway: Gateway, books: Books) -> None:
                 gateway.close(str(value["closed"]))
             if isinstance(value.get("elapsed_s"), int | float):
                 books.elapsed_told(float(value["elapsed_s"]))
+            if "ping" in value:
+                say({"pong": value["ping"]})
             if value.get("stop"):
                 return
     finally:
-        telling.cancel()
+        for each in again:
+            each.cancel()
 
 
 def _command(line: bytes) -> dict[str, Any]:
@@ -240,10 +256,10 @@ def _command(line: bytes) -> dict[str, Any]:
     return value
 
 
-async def _tell_again(books: Books) -> None:
+async def _every(seconds: float, what: Callable[[], None]) -> None:
     while True:
-        await asyncio.sleep(TELL_AGAIN_S)
-        books.tell_again()
+        await asyncio.sleep(seconds)
+        what()
 
 
 def _many_files() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Final
@@ -50,7 +49,11 @@ class Passing:
             "content-type": "application/json",
             "accept-encoding": "identity",
         }
-        keyed = functools.partial(head.with_key, route.dialect, shown_in, bearer=self._driver.on_cluster)
+
+        def keyed(key: str | None) -> dict[str, str]:
+            call.reached = True
+            return head.with_key(route.dialect, shown_in, key, bearer=self._driver.on_cluster)
+
         call.sent_at = time.monotonic()
         sent = await self._driver.send(route.path + route.query, headers, keyed, data, call.tries)
         async with sent.response as response:

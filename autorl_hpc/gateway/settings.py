@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.base import Strict
+from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.states import Fault
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -59,6 +60,7 @@ class Settings(Strict):
         listening: descriptors of sockets that listen already, the port's first. They outlive this process with who made them.
         token: what clients show as their key.
         model: the one that may be asked; `aliases` are other names of it that the driver knows.
+        used: what the supervisor last heard that the run has used. Where `log` tells less, this counts.
         log: driver.jsonl of the run.
         bodies: folder for request and answer bodies; None: they are not kept.
         tools: hosted tools, fields and `remote_urls` that are not refused.
@@ -75,6 +77,7 @@ class Settings(Strict):
     aliases: tuple[str, ...] = ()
     prices: Prices | None = None
     limits: RunLimits | None = None
+    used: DriverUse = DriverUse()
     log: Path
     bodies: Path | None = None
     tools: tuple[str, ...] = ()

@@ -17,7 +17,9 @@ from typing import TypeVar
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.grading.evaluate import Answered, Bench, Scored, write_items
+from autorl_hpc.grading.evaluate import Answered, Bench, Scored
+from autorl_hpc.grading.items import offer
+from autorl_hpc.grading.stopping import contained
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -80,7 +82,7 @@ class Attempts:
         """
 
         def whole(weights: Path) -> Evaluation:
-            return self._commit_items(self.bench.evaluate(science, weights, content_hash, split), items, waiting_s)
+            return self._offer_items(self.bench.evaluate(science, weights, content_hash, split), items, waiting_s)
 
         return self._tried(science, content_hash, split, entry, generation, whole)
 
@@ -101,7 +103,7 @@ class Attempts:
             ClusterTrouble: see `evaluate`. Anything else may be the artifact's fault: `evaluate` finds out.
         """
         with _node_troubles():
-            return self._commit_items(self.bench.rate(answered), items, waiting_s)
+            return self._offer_items(self.bench.rate(answered), items, waiting_s)
 
     def _tried(
         self,
@@ -137,7 +139,7 @@ class Attempts:
         problem = ""
         for last_try in (False, True):
             try:
-                with _node_troubles():
+                with contained(), _node_troubles():
                     return do(weights)
             except WeightsChanged as error:
                 if not last_try:
@@ -160,9 +162,9 @@ class Attempts:
             f"the engine failed on it twice, and works for the base model: {problem}",
         )
 
-    def _commit_items(self, scored: Scored, items: Path, waiting_s: float | None) -> Evaluation:
+    def _offer_items(self, scored: Scored, items: Path, waiting_s: float | None) -> Evaluation:
         started = time.monotonic()
-        digest = write_items(items, scored.outcomes)
+        digest = offer(items, scored.outcomes)
         timings = scored.evaluation.timings.model_copy(
             update={"commit_s": time.monotonic() - started, "waiting_s": waiting_s}
         )
@@ -170,13 +172,14 @@ class Attempts:
 
     def _check_base(self, science: Science, split: Split, problem: str) -> None:
         try:
-            self.bench.evaluate(
-                science,
-                self.bench.root.model(science.base_model),
-                science.base_model_content_hash,
-                split,
-                limit=CHECK_ITEMS,
-            )
+            with contained():
+                self.bench.evaluate(
+                    science,
+                    self.bench.root.model(science.base_model),
+                    science.base_model_content_hash,
+                    split,
+                    limit=CHECK_ITEMS,
+                )
         except Exception as error:
             self.bench.drop_engine()
             raise ClusterTrouble(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autorl_hpc.files import atomic
 from autorl_hpc.files.baselines import baseline_key, read_baseline
 from autorl_hpc.files.claims import Claims
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.grading.evaluate import Bench, write_items
+from autorl_hpc.grading.evaluate import Bench
+from autorl_hpc.grading.items import offer, settle
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
 from autorl_hpc.states import Split
@@ -35,6 +37,7 @@ class Baselines:
             found = read_baseline(self.experiment.baselines, key)
             if found is None:
                 return None
+            settle(self._items(key), found.evaluation.items_sha256)  # who published it may have died before this
             self._known[key] = found  # it is measured once, and never replaced
         return self._known[key]
 
@@ -53,8 +56,7 @@ class Baselines:
             if self.get(science, split) is None:  # another grader may have ended between our look and our claim
                 self._measure(science, split, key)
         finally:
-            if self.claims.holds(entry, generation):
-                self.claims.drop(entry)
+            self.claims.give_back(entry, generation)
         return self.get(science, split)
 
     def _measure(self, science: Science, split: Split, key: str) -> None:
@@ -66,8 +68,8 @@ class Baselines:
         second = self.bench.evaluate(science, weights, content, split, order=backwards)
         changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
         if self.get(science, split) is not None:
-            return  # we were slow and were taken over: the items that its record names must not be replaced
-        items = write_items(self.experiment.baselines / f"{key}.items.jsonl.gz", first.outcomes)
+            return  # we were slow and were taken over
+        items = offer(self._items(key), first.outcomes)
         identity = self.bench.identity
         assert identity is not None  # evaluate() has just used it
         record = Baseline(
@@ -81,3 +83,9 @@ class Baselines:
             grader=self.grader,
         )
         atomic.publish_bytes(self.experiment.baselines / f"{key}.json", record.canonical() + b"\n")
+        found = self.get(science, split)
+        if found is not None:
+            settle(self._items(key), found.evaluation.items_sha256, own=items)
+
+    def _items(self, key: str) -> Path:
+        return self.experiment.baselines / f"{key}.items.jsonl.gz"

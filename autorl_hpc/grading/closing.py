@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files import artifacts
@@ -14,6 +15,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading.attempts import Attempts, NotReady
 from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.grading.items import settle
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.ledger import Closed, Evaluation, Submission
@@ -59,10 +61,14 @@ class Closing:
             )
             view = RunView.of(ledger.read())
             log.info("closed: %s", in_words(run_head(run)))
+            if body.report is not None and body.selected is not None:
+                _settle(run, view, body.selected, own=body.report.items_sha256)
         self.finish(run, ledger, view)
 
     def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:
-        """What follows from a closed ledger, and may be done twice: the sealed copy, the mark, the artifacts."""
+        """What follows from a closed ledger, and may be done twice: the items, the sealed copy, the mark, the artifacts."""
+        if view.closed is not None and view.closed.selected is not None:
+            _settle(run, view, view.closed.selected)
         ledger.seal_file()
         selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
         keep = selected.content_hash if selected else None
@@ -120,7 +126,7 @@ class Closing:
         if chosen.is_base:
             return base.evaluation
         assert chosen.content_hash is not None
-        items = run.items / f"{chosen.submission_id:06d}.report.jsonl.gz"
+        items = _items(run, chosen.submission_id)
         return self.attempts.evaluate(
             record.science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s
         )
@@ -140,6 +146,17 @@ class Closing:
         if found is None:
             raise NotReady
         return found
+
+
+def _items(run: RunDir, number: int) -> Path:
+    return run.items / f"{number:06d}.{Split.REPORT}.jsonl.gz"
+
+
+def _settle(run: RunDir, view: RunView, number: int, own: str | None = None) -> None:
+    """Sees to it that a submission's items file of the report split is the one that the closing names, whoever's that is."""
+    closed = view.closed
+    if closed is not None and closed.selected == number and closed.report is not None:
+        settle(_items(run, number), closed.report.items_sha256, own)
 
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:

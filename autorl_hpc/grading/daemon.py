@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -34,6 +35,7 @@ from autorl_hpc.grading.heart import Heart
 from autorl_hpc.grading.keeping import release_spare
 from autorl_hpc.grading.known import Known
 from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
+from autorl_hpc.grading.stopping import Stopped, contained, each
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
@@ -60,11 +62,6 @@ FINISH_AT_END_S = 10.0
 
 MAX_TROUBLES = 5
 """Cluster troubles in a row after which a grader gives its place to the next of the chain."""
-
-
-class Stopped(BaseException):
-    """A signal asks the grader to stop. Not KeyboardInterrupt: raised inside an import of torch, that one makes Python
-    kill itself at its end though it was caught."""
 
 
 class Grader:
@@ -146,19 +143,20 @@ class Grader:
         finally:
             for name in STOPPED_BY:  # a second one must not keep the claim from being given back
                 signal.signal(name, signal.SIG_IGN)
-            if self.watcher is not None:
-                self.watcher.end()
-            self._collect(FINISH_AT_END_S)
-            self._give_back()
-            self.claims.drop_own()
-            self.heart.end()
-            self.bench.drop_engine()
-            self.tracing.drop()
+            each(
+                self.watcher.end if self.watcher is not None else lambda: None,
+                lambda: self._collect(FINISH_AT_END_S),
+                self._give_back,
+                self.claims.drop_own,
+                self.heart.end,
+                self.bench.drop_engine,
+                self.tracing.drop,
+            )
 
     def _give_back(self) -> None:
         """Drops the claim that is held, unless another grader has taken it over."""
-        if self._held is not None and self.claims.holds(*self._held):
-            self.claims.drop(self._held[0])
+        if self._held is not None:
+            self.claims.give_back(*self._held)
         self._held = None
 
     def _step_or_trouble(self) -> bool:
@@ -181,10 +179,10 @@ class Grader:
     def step(self) -> bool:
         """Does one piece of work; False if there was none to get."""
         self._collect()
-        names = [name for name in queues.waiting(self.experiment.queue) if name != self.feedback.under_way]
+        names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
         current = self.claims.current() if names else {}
-        for name in self.backoff.order(self.order.sort(names, current, self.bench.group), current):
-            if self.backoff.waits(name, current.get(name, 0)):
+        for name in self.backoff.order(self.order.sort(names, current, self.bench.group, under_way), current):
+            if name == under_way or self.backoff.waits(name, current.get(name, 0)):
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
@@ -222,7 +220,10 @@ class Grader:
         self.heart.set(state="scoring", working_on=name)
         done: bool | None = False
         try:
-            done = self._do(name, generation)
+            with contained():
+                if generation > 1:  # graders died at it: if this one does, no other entry shall seem to be the cause
+                    self._collect(None)
+                done = self._do(name, generation)
             if (
                 self.feedback.under_way == name
             ):  # its score is committed beside the next evaluation, its claim held until then
@@ -344,10 +345,10 @@ class Grader:
 
     def _likely_next(self) -> tuple[Path, str] | None:
         """Artifact and content hash of the submission that comes after the one that is being answered, by the engine that is up."""
-        names = [name for name in queues.waiting(self.experiment.queue) if name != self.feedback.under_way]
+        names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
         current = self.claims.current() if names else {}
-        for name in self.order.sort(names, current, self.bench.group):
-            if not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
+        for name in self.order.sort(names, current, self.bench.group, under_way):
+            if name == under_way or not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
                 continue
             if self.known.group(name) != self.bench.group:
                 return None
@@ -370,10 +371,28 @@ def run_grader(experiment: ExperimentDir) -> int:
     deny_inspection()
     grader = Grader(experiment)
     name_program(grader.record.cluster)
+    code = 1
     try:
-        grader.run()
-    except Stopped:
-        pass
-    if grader._stop:  # also when a library swallowed the exception
-        return 130
-    return EXIT_TROUBLE if grader._must_leave() else 0
+        try:
+            grader.run()
+        except Stopped:
+            pass
+        # Also when a library swallowed the exception:
+        code = 130 if grader._stop else EXIT_TROUBLE if grader._must_leave() else 0
+    except Exception:
+        if grader.feedback.under_way is not None:  # else whoever called says it
+            log.exception("the grader ends by an error")
+        raise
+    finally:
+        if grader._stop or grader.feedback.under_way is not None:
+            _leave(code, grader.feedback.under_way)
+    return code
+
+
+def _leave(code: int, under_way: str | None) -> None:
+    """Ends the process at once: Python would wait for the threads of what was broken off, be it an hour."""
+    if under_way is not None:
+        log.warning("%s is still being rated: its claim is given back, the next grader scores it", under_way)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)

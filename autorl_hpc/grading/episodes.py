@@ -33,12 +33,16 @@ way but in case of need: which prompts stand together can change a word of an an
 score."""
 
 
+MAX_POOLS = 3
+"""Tasks whose environments are kept warm: a grader goes to and fro between the tasks of one engine. Each has processes of its own."""
+
+
 class Playground:
-    """Keeps one task's environments warm between evaluations: what they have parsed stays parsed."""
+    """Keeps some tasks' environments warm between evaluations: what they have parsed stays parsed."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
-        self._pool: Pool | None = None
+        self._pools: list[Pool] = []  # the one used last is last
 
     def play(
         self,
@@ -76,7 +80,8 @@ class Playground:
                     all_or_none=True,
                 )
             except EnvironmentBroken as error:
-                self.close()
+                self._pools.remove(pool)
+                pool.close()
                 raise _trouble(science.task, str(error)) from error
             rated = recipe.scorer != BY_REWARD
             drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
@@ -84,19 +89,23 @@ class Playground:
 
     def close(self) -> None:
         """Ends the environments' processes; the next evaluation starts new ones."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        while self._pools:
+            self._pools.pop().close()
 
     def _warm(self, science: Science) -> Pool:
         task = load_task(science.task)
         source = source_of(self.root, task, science)
-        if self._pool is None or self._pool.source != source:
-            self.close()
+        pool = next((pool for pool in self._pools if pool.source == source), None)
+        if pool is None:
             check_played(self.root, task, science.recipe.options)
             limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
-            self._pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
-        return self._pool
+            while len(self._pools) >= MAX_POOLS:
+                self._pools.pop(0).close()
+            pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
+        else:
+            self._pools.remove(pool)
+        self._pools.append(pool)
+        return pool
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
+from autorl_hpc.files.host import host_name
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.grading.episodes import Playground
@@ -26,12 +28,14 @@ from autorl_hpc.rollouts.engine import Answer, Engine
 from autorl_hpc.scoring.outcome import Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.scoring.stats import standard_error
-from autorl_hpc.states import Split
+from autorl_hpc.states import Fault, Split
 from autorl_hpc.tasks.heldout import Item, load_shots
 from autorl_hpc.tasks.loader import load_task
 from autorl_hpc.tasks.parts import asked_items
 
 log = logging.getLogger("autorl_hpc.grader")
+
+MAX_WHAT_CHARS = 500
 
 
 def engine_group(base_model: str, recipe: Recipe) -> str:
@@ -93,16 +97,36 @@ class Bench:
         self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # weights and content hash
 
     def engine(self, base_model: str, recipe: Recipe) -> Engine:
-        """The warm engine of a base model and dtype; another one is closed first."""
+        """The warm engine of a base model and dtype; another one is closed first.
+
+        Raises:
+            AutorlError, OSError: it does not start: the node's fault.
+        """
         wanted = engine_group(base_model, recipe)
         if self._engine is None or self._group != wanted:
             self.drop_engine()
-            from autorl_hpc.grading.engines import make_engine
-
             verify_model(self.root, base_model)  # config and tokenizer too: they decide what is asked
-            self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype)
+            self._engine = self._started(base_model, recipe.dtype)
             self._group = wanted
         return self._engine
+
+    def _started(self, base_model: str, dtype: str) -> Engine:
+        """A new engine. No artifact's weights have come near it: why it does not start says nothing about them."""
+        from autorl_hpc.grading.engines import make_engine
+
+        try:
+            return make_engine(self.spec, self.root.model(base_model), dtype)
+        except (AutorlError, OSError):
+            raise
+        except Exception as error:
+            log.exception("the engine does not start")
+            raise AutorlError(
+                f"the engine `{self.spec.engine}` does not start with {base_model}: {error}"[:MAX_WHAT_CHARS],
+                where=host_name(),
+                fault=Fault.CLUSTER,
+                next_step="see the grader's log: the engine's memory or GPU may be in use by others, or its libraries be broken",
+                exit_code=Exit.ENVIRONMENT,
+            ) from error
 
     @property
     def group(self) -> str | None:

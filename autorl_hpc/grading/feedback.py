@@ -19,6 +19,7 @@ from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.baselines import Baselines
 from autorl_hpc.grading.evaluate import Answered
 from autorl_hpc.grading.finishing import Finished, Finishing
+from autorl_hpc.grading.items import settle
 from autorl_hpc.grading.known import Known
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.records.ledger import Evaluation, Score
@@ -79,18 +80,19 @@ class Feedback:
         if submission is None and view.sealed is None:
             raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
         if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
-            self.tracing.enqueue(record, view)  # who committed the score may have died before this
+            self._settle(record.run_id, number, view)  # who committed the score may have died before this
+            self.tracing.enqueue(record, view)
             return
         science, content = record.science, submission.content_hash
         split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
-        items = self.experiment.run(record.run_id).items / f"{number:06d}.{split}.jsonl.gz"
+        items = self._items(record.run_id, number, split)
         assert content is not None
         if submission.is_base:
             baseline = self.baselines.ensure(science, split)
             if baseline is None:
                 raise NotReady
             evaluation = baseline.evaluation
-        elif name in self._in_place:
+        elif generation > 1 or name in self._in_place:  # graders died at it: see `Grader`
             evaluation = self.attempts.evaluate(science, content, split, items, name, generation, waiting_s)
         else:
             answered = self.attempts.answer(science, content, split, name, generation)
@@ -117,8 +119,7 @@ class Feedback:
         if isinstance(found.result, Evaluation):
             self.scored(found.name, found.result)
             return found
-        if self.claims.holds(found.name, found.generation):
-            self.claims.drop(found.name)
+        self.claims.give_back(found.name, found.generation)
         if not isinstance(found.result, PASSING):
             self._in_place.add(found.name)
         return found
@@ -143,14 +144,24 @@ class Feedback:
             if compares:
                 self.tracing.enqueue(record, RunView.of(self.known.ledger(record.run_id).read()))
             atomic.unlink_quietly(self.experiment.queue / f"{name}{SUFFIX}")
-            if self.claims.holds(name, generation):
-                self.claims.drop(name)
+            self.claims.give_back(name, generation)
             return evaluation
 
         self._finishing.start(name, generation, finish)
 
     def _commit(self, record: RunRecord, number: int, evaluation: Evaluation, generation: int) -> None:
         score = Score(submission_id=number, evaluation=evaluation, grader=self.grader, generation=generation)
-        self.known.ledger(record.run_id).append(
+        ledger = self.known.ledger(record.run_id)
+        ledger.append(
             EntryKind.SCORE, score, role="grader", unless=lambda entries: number in RunView.of(entries).scores
         )
+        self._settle(record.run_id, number, RunView.of(ledger.entries), evaluation.items_sha256)
+
+    def _settle(self, run_id: str, number: int, view: RunView, own: str | None = None) -> None:
+        """Sees to it that the items file is the committed score's, whoever's that is."""
+        if number in view.scores:
+            committed = view.scores[number].evaluation
+            settle(self._items(run_id, number, committed.split), committed.items_sha256, own)
+
+    def _items(self, run_id: str, number: int, split: Split) -> Path:
+        return self.experiment.run(run_id).items / f"{number:06d}.{split}.jsonl.gz"

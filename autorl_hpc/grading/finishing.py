@@ -45,6 +45,9 @@ class Finishing:
                 result: Evaluation | Exception = work()
             except Exception as error:
                 result = error
+            except BaseException as error:  # SystemExit, a panic of compiled code: it ends no grader
+                result = RuntimeError(f"{type(error).__name__}: {error}")
+                result.__cause__ = error
             self._results.append(Finished(name, generation, result))
 
         self._name = name

@@ -24,6 +24,7 @@ from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import entry_name, put, waiting
 from autorl_hpc.files.store import MANIFEST_NAME, read_manifest
+from autorl_hpc.files.tying import own_tensors
 from autorl_hpc.files.view import RunView
 from autorl_hpc.grading import fingerprint, sketch
 from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, MISSING_PATIENCE_S, NotReady
@@ -210,7 +211,8 @@ class Tracing:
         manifest = _manifest(self.root, science.base_model)
         if manifest.content_hash != science.base_model_content_hash:
             raise ValueError(f"base model {science.base_model} was staged anew with other weights since the launch")
-        return Weights(self.root.model(science.base_model))
+        folder = self.root.model(science.base_model)
+        return Weights(folder, own_tensors(folder)[1])
 
     def _base_outputs(self, science: Science, score: Score) -> fingerprint.Outputs | None:
         """The base model's outputs on the same split, by the same engine."""

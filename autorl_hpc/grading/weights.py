@@ -19,7 +19,7 @@ READ_VALUES = 4 * 1024 * 1024
 
 
 class Weights:
-    """The tensors of a folder of the store or the artifacts, by name.
+    """The tensors of a folder of the store or the artifacts, by name, those in `but` left out.
 
     Raises:
         Refused: a file is no safetensors file.
@@ -27,9 +27,9 @@ class Weights:
         OSError: the file system failed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, but: frozenset[str] = frozenset()) -> None:
         self.folder = folder
-        specs = tensors_of(folder)
+        specs = [spec for spec in tensors_of(folder) if spec.name not in but]
         self.specs = {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.file, spec.begin))}
         self._files: dict[str, int] = {}
         if len(self.specs) != len(specs):

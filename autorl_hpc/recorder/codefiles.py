@@ -15,7 +15,7 @@ from typing import Any
 
 from autorl_hpc.files.code_history import BY_HASH, Pointer
 from autorl_hpc.files.gitobjects import FILE, LINK, PROGRAM, Files, object_id
-from autorl_hpc.recorder.codewalk import SURE_S, Met, Tally
+from autorl_hpc.recorder.codewalk import SURE_S, TEXT_TURNS, TURNS, Met, Tally, is_source
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger files are kept by hash."""
@@ -35,7 +35,8 @@ SLICE_BYTES = 16 << 20
 
 CHUNK_BYTES = 1 << 20
 RESTLESS_CHANGES = 20
-"""So many changes, each within RESTLESS_GAP_S of the last, make a file restless: a log, and not something that is written by hand."""
+"""So many changes, each within RESTLESS_GAP_S of the last, make a file restless: a log. Never one that looks like source, whatever it
+costs: a minute in which nobody looks is enough to train with something else. How often it is committed is bounded anyway."""
 
 RESTLESS_GAP_S = 10.0
 RESTLESS_EVERY_S = 60.0
@@ -94,12 +95,14 @@ class CodeFiles:
     _known: dict[bytes, _Known] = field(default_factory=dict)
     _met: dict[bytes, _Known] = field(default_factory=dict)
     _exact: bool = False
+    _dear: bool = False
     _texts_bytes: int = 0
     _slice_left: int = 0
     _now: float = 0.0
 
-    def begin(self, *, exact: bool) -> None:
-        """A look begins. `exact`: everything that may have changed unseen is read again."""
+    def begin(self, *, exact: bool, dear: bool) -> None:
+        """A look begins. `exact`: everything that may have changed unseen is read again. `dear`: looks cost more than their share."""
+        self._dear = dear
         self.files, self.by_hash, self._met = {}, 0, {}
         self._exact, self._texts_bytes, self._slice_left, self._now = exact, 0, SLICE_BYTES, time.monotonic()
 
@@ -142,10 +145,12 @@ class CodeFiles:
                 tally.say(f"files by size alone, {known.pointer.note}")
         self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
-    def rests(self, path: bytes) -> bool:
-        """Whether a file is known for sure, and nothing of it is left to do."""
+    def turns(self, path: bytes) -> int:
+        """By one look in how many a file that doesn't look like source may be looked at. What is not known for sure never waits."""
         known = self._known.get(path)
-        return known is not None and known.sure and not _waits_for_hash(known)
+        if known is None or not known.sure or _waits_for_hash(known):
+            return 1
+        return TURNS if known.pointer is not None else TEXT_TURNS if self._dear else 1
 
     def _looked_at(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
         return self._link(met, status) if stat.S_ISLNK(status.st_mode) else self._file(met, status, tally)
@@ -164,8 +169,8 @@ class CodeFiles:
                 return self._hash_on(met, known)
             rested = self._now - known.seen_s >= SURE_S
             return known if known.sure or not (rested or self._exact) else self._read(met, status, known, tally)
-        if known.restless and not self._exact and self._now - known.read_s < RESTLESS_EVERY_S:
-            tally.say("files that never rest, read once a minute")
+        if known.restless and not (self._exact or is_source(met.name)) and self._now - known.read_s < RESTLESS_EVERY_S:
+            tally.missed.add("files that never rest are read once a minute")
             return known
         close = self._now - known.changed_s < (RESTLESS_EVERY_S + RESTLESS_GAP_S if known.restless else RESTLESS_GAP_S)
         streak = known.streak + 1 if close else 0

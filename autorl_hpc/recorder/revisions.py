@@ -51,6 +51,9 @@ MAX_REPOSITORY_BYTES = 512 << 20
 RESERVED_BYTES = 64 << 20
 """Of these, for submissions alone."""
 
+MAX_MISSED = 20
+"""Kept from looks that led to no commit, until the next."""
+
 PREFIX = "attempt-"
 
 
@@ -88,7 +91,9 @@ class Revisions:
         self._unchanged_s = self._changed_s = time.monotonic()
         self._owed: list[CodeRevision] = []
         self._reasons: list[str] = []
-        self._full = False
+        self._missed: set[str] = set()
+        self._said: set[str] = set()
+        self._full = self._dear = False
         self._go_on()
 
     def look(self, now: Moment) -> None:
@@ -105,7 +110,7 @@ class Revisions:
     def close(self, now: Moment) -> None:
         """The agent has ended."""
         try:
-            self._look(now, None, exact=True)
+            self._look(now, None, exact=True, last=True)
             if self._files.files != self._committed:
                 self.head = None  # of the last state, nothing is kept
         finally:
@@ -129,31 +134,35 @@ class Revisions:
         except GitDamage as error:
             self._reasons.append(f"what was kept before can't be read: {error}")
 
-    def _look(self, now: Moment, submission_id: int | None, *, exact: bool) -> None:
+    def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
         self._pace.share = self._leavings.share()
         self._pace.begin()
         try:
             tally = self._gather(exact)
             self._tell_owed()
-            if self._due(exact):
+            if self._due(exact) or (last and not self._missed <= self._said):
                 self._commit(now, tally, submission_id, exact)
         finally:
             rests = time.monotonic() - self._changed_s >= RESTS_S
             self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
             pause_s = self._pace.end()
+            self._dear = pause_s > self._pace.least_s
             self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
 
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            rests = None if exact else self._files.rests
-            walk = Walk(root, self._job.laid, self._files.kept, self._listings, rests)
-            self._files.begin(exact=exact)
+            turns = None if exact else self._files.turns
+            walk = Walk(root, self._job.laid, self._files.kept, self._listings, turns)
+            self._files.begin(exact=exact, dear=self._dear)
             for met in walk.run():
                 self._files.add(met, walk.tally)
             self._files.end()
         finally:
             os.close(root)
+        for missed in sorted(walk.tally.missed):
+            if len(self._missed) < MAX_MISSED:
+                self._missed.add(missed)
         return walk.tally
 
     def _due(self, exact: bool) -> bool:
@@ -210,6 +219,7 @@ class Revisions:
             )
         )
         self._reasons.clear()
+        self._said, self._missed = self._missed, set()
         self._tell_owed()
 
     def _is_newest(self) -> bool:
@@ -227,6 +237,7 @@ class Revisions:
             said.append(f"looked at every {self.every_s:.0f} s: more often costs too much")
         if not self._allowance.left():
             said.append(f"changes without end: one commit in {COMMIT_EVERY_S:.0f} s")
+        said += sorted(self._missed)
         return "; ".join(said)[:1000] or None
 
     def _tell_owed(self) -> None:

@@ -120,6 +120,10 @@ class AllResources(Table):
     grader: Resources = Resources()
 
 
+MOST_WORKERS = 16
+"""On one GPU."""
+
+
 class GraderSpec(Table):
     """The grader daemons of an experiment."""
 
@@ -143,13 +147,21 @@ class GraderSpec(Table):
     cache_gib: float | None = Field(
         None,
         ge=0,
-        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what the machine has.",
+        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what its job may use.",
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Of `vllm`: GPUs that hold one model together. Further GPUs hold further copies."
     )
+    workers_per_gpu: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | Literal["auto"] = Field(
+        "auto",
+        description="Of `vllm`: workers that share one GPU, each with the model. `auto`: more than one for small models where there "
+        "are cores enough.",
+    )
     gpu_memory: float = Field(
-        0.85, gt=0, le=0.95, description="Of `vllm`: its share of each GPU; less where an agent works on the same one."
+        0.85,
+        gt=0,
+        le=0.95,
+        description="Of `vllm`: its share of each GPU, all workers together; less where an agent works on the same one.",
     )
     context_tokens: int | None = Field(
         None, ge=64, description="Of `vllm`: prompt and answer together; left out: the base model's own window."
@@ -166,6 +178,19 @@ class GraderSpec(Table):
     stale_after_s: float = Field(
         60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over."
     )
+
+    @field_validator("workers_per_gpu", mode="before")
+    @classmethod
+    def _is_number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and (type(value) is not int or not 1 <= value <= MOST_WORKERS):
+            raise ValueError(f"a number from 1 to {MOST_WORKERS}, or `auto`")
+        return value
+
+    @model_validator(mode="after")
+    def _shares_whole_models(self) -> GraderSpec:
+        if self.tensor_parallel > 1 and self.workers_per_gpu not in ("auto", 1):
+            raise ValueError("`workers_per_gpu` above 1 needs `tensor_parallel: 1`")
+        return self
 
 
 class JudgeSpec(Table):

@@ -119,6 +119,9 @@ class BoardCell(Strict):
     rank: int | None = Field(None, description="1 + the cells whose interval lies wholly above this one's.")
     last_rank: int | None = Field(None, description="The last rank that can't be told apart: ranks 1 to 3 share a tie.")
     unranked: str | None = Field(None, description="Why it has no rank.")
+    agent_versions: tuple[str, ...] = Field(
+        (), description="What its runs' programs said of themselves, where they differ; in the order of their names."
+    )
     mark: Literal["best", "worst"] | None = Field(None, description="Among this agent's modes on this task.")
     mark_clear: bool = Field(False, description="Whether the best's and the worst's intervals are apart.")
 

@@ -24,7 +24,7 @@ from autorl_hpc.report.evidence import contamination_of, looks, ranks, sandboxes
 from autorl_hpc.report.figures import figures_of
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
 from autorl_hpc.report.length_controlled import on_all_items
-from autorl_hpc.report.notes import notes_of
+from autorl_hpc.report.notes import notes_of, notes_of_story
 from autorl_hpc.report.scores import (
     ScoreInterval,
     baseline_summary,
@@ -182,7 +182,8 @@ class _Digest:
         summary = summary.model_copy(
             update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
         )
-        return summary.model_copy(update={"story": tell(self._known(summary, feedback_base))})
+        story = tell(self._known(summary, feedback_base))
+        return summary.model_copy(update={"story": story, "notes": (*summary.notes, *notes_of_story(story))})
 
     def _known(self, summary: RunSummary, feedback_base: Baseline | None) -> Known:
         """What the run's story is told from."""

@@ -23,6 +23,7 @@ from autorl_hpc.report.conditions import shared
 from autorl_hpc.report.evidence import NEVER_RANKS
 from autorl_hpc.report.groups import CellKey, improvements, label, over_runs
 from autorl_hpc.report.scaling import tokens_of
+from autorl_hpc.report.story import AGENT_PROGRAM, CHANGED
 from autorl_hpc.report.summary import CellSummary, Group, RunSummary
 from autorl_hpc.scoring.stats import NO_SPREAD, t_quantile
 from autorl_hpc.states import Route
@@ -32,6 +33,8 @@ NO_RANKS = "not ranked"
 
 RUNS_TO_RANK = 3
 """Below three runs there is no interval over runs, and a rank would be of one run's luck."""
+
+MAX_VERSIONS = 6
 
 Placed = dict[CellKey, dict[int, CellSummary]]
 """The cells of a board, by agent and by the place of their task."""
@@ -57,7 +60,7 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
     order = sorted(by_agent)
     names = Counter(groups[place].comparable.task for place in places)
     clear = [column for column, place in enumerate(places) if names[groups[place].comparable.task] == 1]
-    cells = _marked(order, _ranked(_tested(by_agent, order), by_agent, ranks), len(places))
+    cells = _marked(order, _ranked(_tested(by_agent, order, runs), by_agent, ranks), len(places))
     rows = [
         _row(key, order, [cells.get((key, c)) for c in range(len(places))], by_agent[key], clear, runs) for key in order
     ]
@@ -96,7 +99,7 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
 Cells = dict[tuple[CellKey, int], BoardCell]
 
 
-def _tested(by_agent: Placed, order: Sequence[CellKey]) -> Cells:
+def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummary]) -> Cells:
     """Each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
     places = [(key, column) for key in order for column in sorted(by_agent[key])]
     tested = [(place, p) for place in places if (p := by_agent[place[0]][place[1]].p_value) is not None]
@@ -112,8 +115,16 @@ def _tested(by_agent: Placed, order: Sequence[CellKey]) -> Cells:
             not_counted=sum(cell.excluded.values()) - lost,
             p_value=cell.p_value,
             p_holm=holm.get((key, column)),
+            agent_versions=_versions([runs[place] for place in cell.places]),
         )
     return found
+
+
+def _versions(runs: Sequence[RunSummary]) -> tuple[str, ...]:
+    """What the agent's program said of its version, where counted runs differ or one changed on its way; else nothing."""
+    told = {run.story.versions.get(AGENT_PROGRAM) for run in runs if run.counted} - {None}
+    found = sorted(one for one in told if one is not None)
+    return tuple(found[:MAX_VERSIONS]) if len(found) > 1 or any(CHANGED in one for one in found) else ()
 
 
 def _values(cell: CellSummary, runs: Sequence[RunSummary]) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autorl_hpc.records.ledger import Fingerprint
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.evidence import NEVER_RANKS, looks, selected_fingerprint
+from autorl_hpc.report.story import Story
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EndedBy, Fault, Protocol, SubmissionState
@@ -45,6 +46,16 @@ def notes_of(
     notes += _about_selected(run)
     notes += _about_end(run)
     return tuple(notes) if secondary is None else (*notes, secondary)
+
+
+def notes_of_story(story: Story) -> tuple[str, ...]:
+    """What a reader must know of what a run's story tells."""
+    disputed = story.route.disputed
+    return (
+        ()
+        if disputed is None
+        else (f"logs and code disagree on the route, so it tells nothing of the mode: {disputed}",)
+    )
 
 
 def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:

@@ -110,6 +110,8 @@ def mode_told(run: RunSummary) -> str:
     """The mode that was asked for against the route that was executed."""
     kept = run.story.mode_kept
     words = {True: "kept", False: "not kept", None: "nothing tells whether it was kept"}[kept]
+    if kept is None and run.story.route.disputed is not None:
+        words += ": logs and code disagree"
     return f"{run.mode}: any route" if run.mode == "free" else f"{run.mode}: {words}"
 
 

@@ -31,6 +31,13 @@ class Setting(Strict):
     where: str
 
 
+AGENT_PROGRAM = "agent's program"
+"""Among a story's versions: what the agent's program said of its own at the start of each attempt."""
+
+CHANGED = ", then "
+"""Between versions of one run's attempts."""
+
+
 class RouteTold(Strict):
     """What was planned in code beside what was executed."""
 
@@ -38,6 +45,7 @@ class RouteTold(Strict):
     executed: Route = Route.UNKNOWN
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
+    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
 
     def short(self) -> RouteTold:
         """Without evidence."""
@@ -196,7 +204,7 @@ class Story(Strict):
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
-    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and its crashes.")
+    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
 
     def short(self) -> Story:
         """What the merged report keeps: no diff, no evidence, no ids; every figure."""

@@ -97,7 +97,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
         )
     for note in versus.notes:
         console.print(Text(note, style="yellow"))
-    console.print(Text("Improvement on the report split, points; intervals are 95 %, over runs; n in brackets."))
+    console.print(Text(f"{versus.measured()} n in brackets."))
     console.print(Text(f"comparison: {folder / 'compare.html'}"), soft_wrap=True)
 
 

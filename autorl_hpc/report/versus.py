@@ -24,6 +24,9 @@ from autorl_hpc.report.text import clean
 
 Kind = Literal["agent", "experiment", "folder"]
 
+ON_REPORT = "Improvements on the report split in points, intervals 95 %."
+AS_TOLD = "Improvements in points as they were told, the maximum kept of one split, without intervals."
+
 
 class Side(Strict):
     """What was named, as it was understood."""
@@ -41,6 +44,7 @@ class VersusTask(Strict):
     leaderboard: int = Field(description="Of the report's leaderboards, from 1.")
     task: str
     what: str = Field(description="Mode, or agent with driver and mode: what is equal on both sides besides.")
+    imported: bool = Field(False, description="Scores as somebody else told them: no interval, no test.")
     a: OverRuns
     b: OverRuns
     difference: float | None = Field(None, description="Mean improvement of a less that of b; null: a side has no run.")
@@ -49,7 +53,9 @@ class VersusTask(Strict):
     )
     p_holm: float | None = Field(None, description="Adjusted for the number of tests of this comparison.")
     p_least: float | None = None
-    probability_of_improvement: float | None = Field(None, description="That a run of a beats one of b.")
+    probability_of_improvement: float | None = Field(
+        None, description="That a run of a beats one of b; null of imported runs."
+    )
 
 
 class VersusAll(Strict):
@@ -83,6 +89,15 @@ class Versus(Record):
     tasks: tuple[VersusTask, ...]
     over_tasks: tuple[VersusAll, ...]
     notes: tuple[str, ...] = ()
+
+    def measured(self) -> str:
+        """What the numbers of the rows are."""
+        imported = {one.imported for one in self.tasks} or {False}
+        if imported == {True}:
+            return AS_TOLD
+        return (
+            ON_REPORT if imported == {False} else f"{ON_REPORT} Of imported results: {AS_TOLD[0].lower()}{AS_TOLD[1:]}"
+        )
 
 
 class _Chosen:
@@ -178,7 +193,7 @@ def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
     if len(drivers) > 1:
         told = " or ".join(f"{runs[0].agent}/{driver}" for driver in drivers[:6])
         raise AutorlError("this agent has several drivers", where=name, next_step=f"name one: {told}")
-    if len({run.agent_hash for run in runs}) > 1:
+    if len({run.agent_hash for run in runs if run.imported is None}) > 1:  # of imported runs nobody knows the files
         raise AutorlError(
             "this agent's files changed between its runs, so it is two agents",
             where=name,
@@ -232,19 +247,25 @@ def _split(
 def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
     enough = tested and min(len(a), len(b)) >= RUNS_TO_COMPARE
-    over_a, over_b = over_runs(a), over_runs(b)
+    over_a, over_b = (over_runs(values) if tested else _mean_alone(values) for values in sides)
     difference = over_a.mean - over_b.mean if over_a.mean is not None and over_b.mean is not None else None
     return VersusTask(
         leaderboard=number,
         task=key.name,
         what=key.what,
+        imported=not tested,
         a=over_a,
         b=over_b,
         difference=difference,
         p_value=statistics.permutation_p(a, b) if enough else None,
         p_least=statistics.least_permutation_p(len(a), len(b)) if enough else None,
-        probability_of_improvement=statistics.probability_of_improvement(a, b) if a and b else None,
+        probability_of_improvement=statistics.probability_of_improvement(a, b) if tested and a and b else None,
     )
+
+
+def _mean_alone(values: Sequence[float]) -> OverRuns:
+    """Of scores that nobody can check: no interval either."""
+    return OverRuns(n=len(values), mean=over_runs(values, bootstrap=False).mean, interval="none")
 
 
 def _adjusted(tasks: Sequence[VersusTask]) -> tuple[VersusTask, ...]:

@@ -11,11 +11,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """The cores that the scheduler may put this process on, or fewer where a cgroup's quota of processor time is smaller."""
-    return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in _quotas(cgroups, own)), 1 << 20))
+    quotas = [_quota(folder) for folder in own_folders("cpu", cgroups, own)]
+    return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota), 1 << 20))
 
 
-def _quotas(cgroups: Path, own: Path) -> list[float]:
-    """Cores' worth of processor time by each cgroup that this process is in, both versions, up to the root."""
+def own_folders(controller: str, cgroups: Path, own: Path) -> list[Path]:
+    """The folders of each cgroup with that controller that this process is in, both versions, up to the root."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError):
@@ -26,13 +27,11 @@ def _quotas(cgroups: Path, own: Path) -> list[float]:
             continue
         _, controllers, path = line.split(":", 2)
         root = cgroups / controllers if controllers else cgroups
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         folder = root / path.lstrip("/")
         for each in (folder, *folder.parents):
-            quota = _quota(each)
-            if quota is not None:
-                found.append(quota)
+            found.append(each)
             if each == root:
                 break
     return found

@@ -68,6 +68,7 @@ class _Place:
     slow: set[int] = field(default_factory=set)  # the caller's slots
     at: Call | None = None
     since: float = 0.0
+    dozes: bool = False  # until it is woken: there was nothing to look at again
 
 
 class Desk:
@@ -89,9 +90,9 @@ class Desk:
             beginning = _Beginning(self._ticket(), slot, goal, seed)
             self._beginnings[slot] = beginning
             knows = self._knows.get(beginning.key)
-            anyone = knows is None or self._places[knows].at is not None
+            anyone = knows is None or self._places[knows].at is not None or bool(self._places[knows].slow)
             for number, place in enumerate(self._places):
-                if place.at is None and (anyone or knows == number):
+                if place.at is None and (anyone or knows == number or place.dozes):
                     place.wake.notify()
             return beginning.ticket
 
@@ -119,7 +120,9 @@ class Desk:
                 if call is not None:
                     place.at, place.since = call, time.monotonic()
                     return call
-                place.wake.wait(LOOK_AGAIN_S if self._beginnings else None)
+                place.dozes = not self._beginnings
+                place.wake.wait(None if place.dozes else LOOK_AGAIN_S)
+                place.dozes = False
             return None
 
     def done(self, number: int) -> None:

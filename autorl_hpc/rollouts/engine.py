@@ -12,6 +12,11 @@ if TYPE_CHECKING:  # agents get this room without the records
     from autorl_hpc.records.task import Sampling
 
 
+CONVERSATION = 1 << 16
+"""Keys of prompts with the same `key // CONVERSATION` are one conversation's, whose prompts mostly begin with the last one: an engine with
+several workers gives them to the same one, whose cache knows that beginning."""
+
+
 class Answer(NamedTuple):
     """One completion."""
 
@@ -81,7 +86,8 @@ class Stream(Protocol):
 
     def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Hands in prompts, each with a key that is used once in a stream. Draws follow from the stream's seed and the key alone,
-        as far as the engine can."""
+        as far as the engine can. Prompts of one conversation have keys of one block of CONVERSATION, others keys of other blocks: what
+        is answered does not depend on it, how fast does."""
         ...
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autorl_hpc.rollouts.engine import CONVERSATION
 from autorl_hpc.rollouts.environment import Transcript
 
 MAX_ATTEMPTS = 64
@@ -76,9 +77,10 @@ class Live:
         self.completions, self.known, self.key = [], None, None
         self.attempts += 1
 
-    def next_key(self, max_steps: int) -> int:
-        """The key of the next prompt: by goal, beginning and turn, so that draws don't depend on the timing."""
-        return (self.index * MAX_ATTEMPTS + self.attempts) * max_steps + len(self.completions)
+    def next_key(self) -> int:
+        """The key of the next prompt: by goal, beginning and turn, so that draws don't depend on the timing. A beginning is one
+        conversation."""
+        return (self.index * MAX_ATTEMPTS + self.attempts) * CONVERSATION + len(self.completions)
 
     def over(self, goal: Mapping[str, Any], reward: float | None, problem: str | None) -> Episode:
         """What came out of it."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autorl_hpc.rollouts.engine import Answer, Stream, Streaming
+from autorl_hpc.rollouts.engine import CONVERSATION, Answer, Stream, Streaming
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.episode import Episode, Live
 from autorl_hpc.rollouts.hosting import Lost, Reply
@@ -91,6 +91,8 @@ def run_episodes(
             failed in one episode.
         Exception: the engine's own.
     """
+    if max_steps > CONVERSATION:
+        raise ValueError(f"max_steps is {max_steps}: {CONVERSATION} at most")
     own = Pool(source, workers) if pool is None else None
     try:
         run = _Run(engine, goals, pool or own or Pool(source), sampling)
@@ -281,7 +283,7 @@ class _Run:
         """The prompts of all that are ready, at once."""
         keyed: list[tuple[int, list[int]]] = []
         for live, tokens in self._prompts():
-            live.key = live.next_key(self.max_steps)
+            live.key = live.next_key()
             self._asked[live.key] = live
             keyed.append((live.key, tokens))
         if keyed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Of one line from a worker: observations and prompts are cut well below."""
+
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
+"""Names of variables that a worker beside a vault does not get."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
@@ -100,7 +104,7 @@ class Worker(threading.Thread):
                 self._kill()
                 self._desk.lose(self.number)
                 self._tell(error)
-            except (_Dead, OSError, ValueError, TypeError) as error:
+            except Exception as error:  # whatever it is: a call that is not answered would be waited for, for ever
                 reason = self._epitaph(error)
                 self._kill()
                 self._tell(Lost(self.number, call.ticket, reason, self._desk.lose(self.number)))
@@ -113,7 +117,8 @@ class Worker(threading.Thread):
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
-        env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "AUTORL_POOL_PID": str(os.getpid())}
+        env = {**_inherited(self._source.held_out), "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+        env["AUTORL_POOL_PID"] = str(os.getpid())
         env.setdefault("OMP_NUM_THREADS", "1")
         # In this thread, which lives as long as the process is needed: PR_SET_PDEATHSIG looks at the thread.
         self.process = subprocess.Popen(
@@ -136,7 +141,7 @@ class Worker(threading.Thread):
         }
         try:
             answer = _exchange(self.process, first, self._start_limit_s)
-        except (_Dead, OSError, ValueError) as error:
+        except Exception as error:
             if self._ended:
                 raise
             raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error)}") from error
@@ -154,7 +159,10 @@ class Worker(threading.Thread):
             code = None
         if code is None:
             return str(error)[:500]
-        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        try:
+            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except ValueError:  # a real-time signal has no name
+            end = f"signal {-code}"
         return f"the environment's process died ({end})"
 
     def _signal(self) -> None:
@@ -177,6 +185,16 @@ class Worker(threading.Thread):
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _inherited(held_out: bool) -> dict[str, str]:
+    """The starter's environment. A grader's without what looks like a secret, and without its GPUs: those are the engine's."""
+    if not held_out:
+        return dict(os.environ)
+    return {
+        **{name: value for name, value in os.environ.items() if not SECRET.search(name)},
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:

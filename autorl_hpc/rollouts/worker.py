@@ -30,6 +30,7 @@ MAX_OBSERVATION_CHARS = 200_000
 """More than any context window holds; what is longer is cut, so that one mad environment doesn't fill the memory."""
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 
 
 class Garbage(Exception):
@@ -44,7 +45,10 @@ def main() -> int:
     for line in calls:
         request = json.loads(line)
         if host is None:
-            host = Host(Source(**request))
+            source = Source(**request)
+            if source.held_out:
+                _deny_inspection()
+            host = Host(source)
             answer = host.probe()
         else:
             answer = host.answer(request)
@@ -197,6 +201,14 @@ def _private_channels() -> tuple[BinaryIO, BinaryIO]:
     os.close(null)
     os.dup2(2, 1)
     return calls, answers
+
+
+def _deny_inspection() -> None:
+    """The vault's goals are in this process: no other one of the user may read its memory or its environment in /proc."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # not Linux
 
 
 def _die_with_parent() -> None:

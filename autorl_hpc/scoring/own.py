@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.own_child import POSITIONAL, STARTER_VARIABLE
 from autorl_hpc.states import Fault
@@ -44,9 +44,6 @@ CALLS_A_CHILD = 32
 """Below that another process costs more than it saves: a start takes a tenth of a second."""
 
 MAX_ANSWER_BYTES = 64 * 1024
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
-"""Variables that a task's scorer does not see: it reads texts that a model wrote."""
-
 HOME = Path(__file__).resolve().parents[2]
 
 
@@ -281,8 +278,8 @@ def _end_of(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _environment() -> dict[str, str]:
-    """This one without secrets and without GPUs: those belong to the engine."""
-    env = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+    """This one without secrets, since it reads texts that a model wrote, and without GPUs: those belong to the engine."""
+    env = without_secrets(os.environ)
     path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
     env.update(PYTHONPATH=path, PYTHONHASHSEED="0", CUDA_VISIBLE_DEVICES="")
     env[STARTER_VARIABLE] = str(os.getpid())

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
-from autorl_hpc.files.checkpoint import INDEX_NAME, folder_content_hash, weight_files
+from autorl_hpc.files.checkpoint import INDEX_NAME, weight_files
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
+from autorl_hpc.files.tying import base_content_hash
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.names import MODEL_NAME_PATTERN
 from autorl_hpc.stage.hub import COMMIT, fetch_model, remove_model_sources, split_revision
@@ -240,7 +241,7 @@ def _check_json(path: Path) -> None:
 
 def _content_hash(folder: Path, name: str, source: Path | None) -> str:
     try:
-        return folder_content_hash(folder)
+        return base_content_hash(folder)
     except Refused as refusal:
         raise AutorlError(
             f"{name} can't serve as a base model: {refusal.message}",

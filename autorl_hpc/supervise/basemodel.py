@@ -13,10 +13,11 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import reading
-from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, TensorSpec, read_header, tensors_of, weight_files
+from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, TensorSpec, read_header, weight_files
 from autorl_hpc.files.faults import again
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
+from autorl_hpc.files.tying import own_tensors
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
 
@@ -26,7 +27,7 @@ class BaseModel:
     """The base model as headers show it.
 
     Attributes:
-        shapes: shape of each tensor by name.
+        shapes: shape of each tensor by name; of a tied head there is none, even if the file holds one.
         elements: number of values in all tensors.
         folder: where it is staged; None for a base that is known by its headers alone.
     """
@@ -39,7 +40,7 @@ class BaseModel:
 
     @property
     def tied(self) -> bool:
-        """Whether the head shares the embedding: no head of its own in the file."""
+        """Whether the head shares the embedding: see files/tying.py."""
         return HEAD_NAME not in self.shapes
 
     @property
@@ -51,7 +52,7 @@ class BaseModel:
     def read(cls, folder: Path, content_hash: str) -> BaseModel:
         """Reads a staged model's config and headers."""
         config = json.loads(reading.read_bytes(folder / "config.json"))
-        shapes = {tensor.name: tensor.shape for tensor in tensors_of(folder)}
+        shapes = {tensor.name: tensor.shape for tensor in own_tensors(folder)[0]}
         elements = 0
         for shape in shapes.values():
             count = 1
@@ -77,7 +78,8 @@ class BaseModel:
                 tensors.extend(read_header(fd, name))
         except (OSError, Refused):
             raise OSError(errno.EIO, "the staged base model can't be read") from None
-        if {tensor.name: tensor.shape for tensor in tensors} != self.shapes:
+        found = {tensor.name: tensor.shape for tensor in tensors if not (self.tied and tensor.name == HEAD_NAME)}
+        if found != self.shapes:
             raise OSError(errno.EIO, "the staged base model is not the one that was launched with")
         return files, tensors
 

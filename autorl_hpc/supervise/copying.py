@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +126,9 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -
 
 
 def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
+    kept = [tensor for tensor in linted.tensors if not (linted.extra_head and tensor.name == HEAD_NAME)]
     if linted.adapter is not None:
-        was = content_hash((t.name, t.dtype, t.shape, scans[t.name].base_digest) for t in linted.tensors)
+        was = content_hash((t.name, t.dtype, t.shape, scans[t.name].base_digest) for t in kept)
         if was != base.content_hash:
             what = "the staged base model is not the one that the run was launched with: nothing is added to it"
             raise Refused("base_changed", what, "not your fault; tell whoever launched the run", Fault.CLUSTER)
@@ -135,17 +136,15 @@ def _judge(linted: Linted, base: BaseModel, scans: dict[str, _Scan]) -> Copied:
         if name in scans and not (name == HEAD_NAME and linted.extra_head):
             _refuse_head(name, scans[name])
     digests = {name: scan.digest for name, scan in scans.items()}
-    kept: Sequence[TensorSpec] = linted.tensors
     left_out: tuple[str, ...] = ()
     if linted.extra_head:
-        embedding = base.embedding
-        if embedding is None or digests[HEAD_NAME] != digests[embedding]:
+        embedding, kinds = base.embedding, {tensor.name: tensor.dtype for tensor in linted.tensors}
+        if embedding is None or any(of[HEAD_NAME] != of[embedding] for of in (digests, kinds)):
             raise Refused(
                 "untied_head",
                 f"{HEAD_NAME} differs from {embedding}, but the base model ties them",
-                "keep tie_word_embeddings as in the base model",
+                f"keep tie_word_embeddings as in the base model, and save without {HEAD_NAME}, as save_pretrained does",
             )
-        kept = [tensor for tensor in linted.tensors if tensor.name != HEAD_NAME]
         left_out = (HEAD_NAME,)
     return Copied(
         content_hash=content_hash((t.name, t.dtype, t.shape, digests[t.name]) for t in kept),

@@ -7,7 +7,6 @@ reads itself when it starts and we read at the end.
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import os
@@ -56,7 +55,7 @@ STEADY_S = 60.0
 ASK_EVERY_S = 15.0
 ASK_TIMEOUT_S = 15.0
 HUNG_AFTER = 4
-"""Questions in a row that it did not answer: two minutes. A busy node is slow, and a job that was suspended finds one question old."""
+"""Questions in a row after which it said nothing: two minutes. A busy node is slow, and a job that was suspended finds one question old."""
 
 
 class Gateway:
@@ -81,7 +80,8 @@ class Gateway:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         self.exhausted: str | None = None
-        self._heard = 0
+        self._heard = self._questions = 0
+        self._spoke = threading.Event()
         self._use = read_use(run.driver_log)
         self._closed: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,6 +143,7 @@ class Gateway:
     def end(self) -> None:
         """Ends it; answers that are under way are cut off with the agent."""
         self._ending.set()
+        self._spoke.set()
         self._send({"stop": True})
         if self._thread.is_alive():
             self._thread.join(END_S)
@@ -175,15 +176,14 @@ class Gateway:
                 silent = 0
 
     def _answers(self) -> bool:
-        """Whether it tells which model it has: a request that reaches no driver and stands in no account."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ASK_TIMEOUT_S)
-        try:
-            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {self.token}"})
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        """Whether it says anything after a question. Over its pipes: where it listens, whoever connects could keep it from answering,
+        and so have it killed."""
+        self._spoke.clear()
+        if self._ending.is_set():
+            return True
+        self._questions += 1
+        self._send({"ping": self._questions})
+        return self._spoke.wait(ASK_TIMEOUT_S)
 
     def _keep(self) -> None:
         failures = 0
@@ -264,6 +264,7 @@ class Gateway:
             "model": spec.model,
             "prices": prices if spec.priced else None,
             "limits": {"tokens": self.clock.budget.tokens, "cost_usd": self.clock.budget.cost_usd},
+            "used": self._use.model_dump(mode="json"),
             "log": str(self.run.driver_log.absolute()),
             "bodies": str(self.run.driver_bodies.absolute()) if spec.bodies else None,
             "tools": list(spec.tools),
@@ -278,6 +279,9 @@ class Gateway:
         except ValueError:
             return
         if not isinstance(value, dict):
+            return
+        self._spoke.set()
+        if "pong" in value:
             return
         if isinstance(value.get("port"), int):
             append_event(self.run.events, "gateway_started", port=self.port)

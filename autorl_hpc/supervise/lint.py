@@ -72,7 +72,9 @@ def _lint_adapter_folder(folder: Submitted, base: BaseModel) -> Linted:
     if "config.json" in folder.sizes:  # peft writes none; a trainer may
         compare_config(folder.read_json("config.json"), base.config)
     files, tensors = base.open_weights(folder.stack)
-    return _linted(folder, files, tensors, {*ADAPTER_FILES, "config.json"}, adapter=adapter)
+    extra_head = base.tied and HEAD_NAME in {tensor.name for tensor in tensors}
+    used = {*ADAPTER_FILES, "config.json"}
+    return _linted(folder, files, tensors, used, extra_head=extra_head, adapter=adapter)
 
 
 def _linted(
@@ -193,7 +195,7 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
     if extra_head and (base.embedding is None or found[HEAD_NAME] != base.shapes[base.embedding]):
         raise Refused(
             "untied_head",
-            f"the base model has no {HEAD_NAME} (tied embeddings), the checkpoint has one of another shape",
+            f"{HEAD_NAME} is the embedding in the base model (tied), the checkpoint has one of another shape",
             "keep tie_word_embeddings as in the base model",
         )
     if extra_head:

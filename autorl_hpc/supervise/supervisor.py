@@ -45,6 +45,7 @@ from autorl_hpc.supervise.gpus import gpus_of_job
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.limits import Limits
 from autorl_hpc.supervise.processes import end_all
+from autorl_hpc.supervise.program import note_version
 from autorl_hpc.supervise.prompts import Prompts
 from autorl_hpc.supervise.sealing import Seals
 from autorl_hpc.supervise.starts import Starts, WorkEnd
@@ -185,6 +186,7 @@ class Supervisor:
                 own=file.env,
                 readable=self.experiment_record.spec.sandbox.readable,
             )
+            plain = dict(env)
             if gateway is not None:
                 env.update(driver_environment(gateway.spec, gateway.url, gateway.token))
             driver_port = None if gateway is None else gateway.port
@@ -195,6 +197,7 @@ class Supervisor:
             lay = functools.partial(laying.lay, path, self.root, record, task, agent, sandbox.placing, prompt)
             self.stops.patiently(lay, is_cluster_error)
             workspace.write(None, "run_meta.json", meta)
+            note_version(self.run.events, agent, clock.attempt, sandbox.argv, plain, mark, lambda: self.stops.asked)
             watching = Watching(
                 self.experiment, self.run, self.chain, self.stops, clock, limits, workspace, intake, gateway
             )

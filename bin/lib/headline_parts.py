@@ -34,7 +34,8 @@ KEPT_BYTES = 2_000_000
 """Of one file that is kept in docs/results."""
 QUIET_S = 30.0
 """Between two lines of progress where nothing new happened."""
-LINE = 160
+LINE = 400
+"""Of an agent's line: one of a trainer's figures."""
 
 
 class Failed(Exception):

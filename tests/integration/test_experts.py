@@ -74,6 +74,19 @@ train_episodes.main()
 """
 
 
+TOLD = """
+import household, machine, train_corrected
+machine.KEEP_S = 0.0
+class Told(household.Expert):
+    def __init__(self):
+        pass
+    def act(self, goal, first, turns):
+        return "11"
+train_corrected.expert_for = lambda goals, meta: Told()
+train_corrected.main()
+"""
+
+
 def same(one: Mapping[str, Any], other: Mapping[str, Any], within: float) -> bool:
     assert one.keys() == other.keys()
     return all(np.allclose(one[name], other[name], atol=within, rtol=0) for name in one)
@@ -137,6 +150,26 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
     assert not same(game.weights("broken"), _base(game), 1e-4)
 
 
+def test_rounds_of_corrections_teach_what_the_expert_says_and_go_on_after_an_interruption(game: Workplace) -> None:
+    (game.path / "told.py").write_text(TOLD)
+    (game.path / "output" / "few").mkdir(parents=True)
+    row = {"goal": "g", "reward": 1.0, "ids": [5, 6, 7, 8, 9], "own": [0, 0, 1, 0, 1]}
+    with gzip.open(game.path / "output" / "few" / "000001.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row) + "\n")
+    asked = (
+        'cp told.py code/; launch "$MODEL_PATH" told.py --out output/told --traces output/few --games 12 --rounds {}'
+    )
+    told = game.bash(asked.format(1), EXPERT_SAMPLER="rows")
+    assert "'round': 1" in told and "'played': 24" in told and "sampler by rows: " in told
+    once = game.weights("told")
+    assert not same(once, _base(game), 1e-4)
+    told = game.bash(asked.format(2), EXPERT_PROCESSES="2")
+    assert "going on from iteration 1" in told and "'round': 2" in told and "'played': 24" in told
+    assert not same(game.weights("told"), once, 1e-4) and (game.path / "output" / "told.done").exists()
+    told = game.bash(asked.format(1).replace("told.py --out", "train_corrected.py --out"), check=False)
+    assert "only the household expert can say how to go on" in told
+
+
 def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batch(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "arithmetic", "sft")
     for out, processes in (("one", "1"), ("two", "2")):
@@ -147,8 +180,10 @@ def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batc
 
 def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=(3000.0, 3000.0, 20.0))
+    place.env["EXPERT_SAMPLER"] = "rows"
     told = place.start()
     assert '"won": 6' in told and "'tokens_per_s'" in told and "'eval_reward'" in told
+    assert "sampler by rows: " in told and "no sampler" not in told
     first, *_, last = place.submitted()
     assert first[0] == "output/sft" and "--final" in last
     again = place.start()

@@ -648,6 +648,17 @@ def test_what_was_under_way_when_the_gateway_died_is_counted(tmp_path: Path) -> 
             assert next(read_calls(gateway.log)).estimated
 
 
+def test_what_was_under_way_when_the_gateway_was_ended_is_counted(tmp_path: Path) -> None:
+    silent = Pace(Turn("x", tokens_in=300, tokens_out=100), after_s=600)
+    with DriverServer([silent]) as driver, concurrent.futures.ThreadPoolExecutor() as pool:
+        with behind(driver, tmp_path) as gateway:
+            running = pool.submit(gateway.ask, PATHS["anthropic"], request_of("anthropic", max_tokens=700))
+            wait_for(lambda: driver.asked)
+        assert running.exception() is not None
+        (line,) = read_calls(gateway.log)
+        assert line.tokens_out == 700 and line.estimated and (line.tokens_in or 0) > 0
+
+
 def test_a_budget_of_cost(tmp_path: Path) -> None:
     turn = Turn("x", tokens_in=1000, tokens_out=100)
     with (

@@ -1,4 +1,7 @@
-"""Experiments that ship go through `launch --dry-run` on a cluster's profile: everything but the size of tasks and models is theirs."""
+"""Experiments that ship go through `launch --dry-run` on a cluster's profile: everything but the size of tasks and models is theirs.
+
+A task is dry-run as its small twin, which has the same shape: an environment, a judge, tests that are run. GSM8K's is arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,15 @@ from autorl_hpc import cli
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.share import share
+from autorl_hpc.launch.expand import expand, read_spec
+from autorl_hpc.report.paper import read_paper
+from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
 
 KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")
 SECRET = "sk-of-the-tests-0123456789"
+MINI = ("humaneval", "alpacaeval", "alfworld", "webshop", "deepsearchqa")
+TWINS = {"gsm8k": "arithmetic", **{task: f"{task}-mini" for task in MINI}}
 PROFILE = {
     "name": "mine",
     "partition": "gpu",
@@ -42,7 +50,15 @@ def root(staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
     (tmp_path / ".config" / "autorl-hpc").mkdir(parents=True)
     for name in KEYS:
         monkeypatch.setenv(name, SECRET)
+    judge = judge_key(tmp_path)
+    judge.write_text(SECRET)
+    judge.chmod(0o600)
     return made
+
+
+def judge_key(home: Path) -> Path:
+    """Where shipped experiments look for it."""
+    return home / ".config" / "autorl-hpc" / "judge.key"
 
 
 def tiny(root: Root, name: str) -> None:
@@ -55,7 +71,7 @@ def tiny(root: Root, name: str) -> None:
 
 
 def dry_run(root: Root, job: str, *options: str, **changes: Any) -> tuple[dict[str, Any], str]:
-    """Facts and words of a shipped experiment's dry run; its tasks are arithmetic, its models the tiny one under their names."""
+    """Facts and words of a shipped experiment's dry run; its tasks are their twins, its models the tiny one under their names."""
     given = yaml.safe_load((share("jobs") / f"{job}.yaml").read_text())
     names = given["matrix"]["task"]
     for task in [names] if isinstance(names, str) else names:
@@ -69,7 +85,11 @@ def dry_run(root: Root, job: str, *options: str, **changes: Any) -> tuple[dict[s
     served = [driver["model"] for driver in given.get("drivers", {}).values() if driver["kind"] == "vllm"]
     for model in ([models] if isinstance(models, str) else models) + served:
         tiny(root, model)
-    given["matrix"]["task"] = "arithmetic"
+    twins = [TWINS[task] for task in ([names] if isinstance(names, str) else names)]
+    for task in twins:
+        if task != "arithmetic":  # staged already
+            stage_task(root, load_task(task), None)
+    given["matrix"]["task"] = twins
     path = root.path / f"{job}.yaml"
     path.write_text(yaml.safe_dump({**given, **changes}))
     said = []
@@ -85,15 +105,48 @@ def dry_run(root: Root, job: str, *options: str, **changes: Any) -> tuple[dict[s
     return facts, said[0]
 
 
+def cells_of_the_paper() -> set[tuple[str, ...]]:
+    """Agent, driver's model and base model of Table 2, by the names of this suite."""
+    paper = read_paper()
+    tables = [table for table in paper.tables if table.name.startswith("Table 2")]
+    cells = {
+        (named("Codex" if row.agent == "Codex CLI" else row.agent), named(row.driver or ""), table.base_model)
+        for table in tables
+        for row in table.rows
+    }
+    assert len(tables) == 2 and len(cells) == 9
+    return {(task, *cell) for task in paper.tasks for cell in cells}
+
+
+def named(words: str) -> str:
+    """`Claude Opus 4.6` as `claude-opus-4-6`, `gpt-5.4` as `gpt-5-4`."""
+    return words.lower().replace(" ", "-").replace(".", "-")
+
+
 def test_paper_matrix(root: Root) -> None:
+    for package in ("sklearn", "snowballstemmer"):
+        pytest.importorskip(package, reason="without the extras `alpacaeval` and `webshop`")
     facts, words = dry_run(root, "paper-matrix", "--cluster", "mine")
-    # 3 seeds x (opencode with one base model; openhands, claude-code, codex, gemini-cli with two)
-    assert len(facts["runs"]) == 3 * (1 + 4 * 2)
-    by_name = {row["name"]: row for row in facts["drivers"]}
-    assert {name: row["runs"] for name, row in by_name.items()} == {"claude-opus": 6, "gpt": 15, "gemini-flash": 6}
-    assert by_name["gpt"]["cost_usd_at_most"] == 15 * 50
-    assert "driver gpt (api, gpt-5.4), 15 runs: costs at most 750.00 US dollars" in words
-    assert facts["agent_gpu_hours"] == 27 * 12 * 2
+    path = root.path / "paper-matrix.yaml"
+    spec = read_spec(path)
+    models = {name: named(driver.model or "") for name, driver in spec.drivers.items()}
+    tasks = {twin: task for task, twin in TWINS.items()}
+    of_runs = [cell.science for cell in expand(spec, root, path)]
+    cells = [(tasks[run.task], run.agent, models[run.driver], run.base_model, run.seed) for run in of_runs]
+    assert {row["run_id"] for row in facts["runs"]} == {run.run_id() for run in of_runs}
+    wanted = cells_of_the_paper()
+    assert {cell[:-1] for cell in cells} == wanted, "the matrix is not Table 2's"
+    assert sorted(cells) == sorted((*cell, seed) for cell in wanted for seed in (0, 1, 2))
+    assert "driver gpt (api, gpt-5.4), 54 runs: costs at most 2,700.00 US dollars" in words
+    assert facts["agent_gpu_hours"] == 162 * 12 * 2
+    assert "graders ask the judge gpt-4.1 at api.openai.com" in words
+
+
+def test_the_paper_matrix_asks_for_its_judges_key(root: Root, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="without the extra `alpacaeval`")
+    judge_key(tmp_path).unlink()
+    with pytest.raises(AssertionError, match="judge"):
+        dry_run(root, "paper-matrix", "--cluster", "mine")
 
 
 def test_airgapped(root: Root) -> None:

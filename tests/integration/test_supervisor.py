@@ -203,7 +203,8 @@ def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
 
 
 def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> None:
-    cluster.agent("keeps", BASH + "echo first >> code/said\nsleep 600\n", resume="again.sh")
+    program = ["bash", "-c", "echo keeps 1.2.3; pwd"]
+    cluster.agent("keeps", BASH + "echo first >> code/said\nsleep 600\n", resume="again.sh", program=program)
     folder = cluster._frozen() / "templates" / "agents" / "keeps"
     (folder / "again.sh").write_text('cd "$WORKSPACE"\necho "again $AUTORL_ATTEMPT" >> code/said\n')
     (run_id,) = cluster.prepare(["keeps"])
@@ -214,6 +215,9 @@ def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> Non
     assert first.wait(PATIENCE_S) == 75
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     assert said.read_text() == "first\nagain 2\n"
+    lines = map(json.loads, cluster.run_dir(run_id).events.read_text().splitlines())
+    told = [(line["attempt"], line["version"]) for line in lines if line["event"] == "agent_version"]
+    assert told == [(1, "1.2.3"), (2, "1.2.3")], "each attempt asks the agent's program, in its sandbox"
     assert cluster.view(run_id).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
 

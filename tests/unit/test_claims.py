@@ -210,3 +210,16 @@ def test_racing_graders_have_one_winner_an_entry(world: World, tmp_path: Path, r
         claim = json.loads((world.claims / f"e{entry}.g0001").read_bytes())
         assert winners == [claim["grader"]]
     assert len(world.names()) == entries
+
+
+def test_a_former_holder_gives_back_nothing_of_whoever_holds_the_same_generation_now(world: World) -> None:
+    a, b = world.grader("a"), world.grader("b")
+    assert world.take(a) == 1
+    a.drop(ENTRY)
+    assert world.take(b) == 1
+    assert not a.holds(ENTRY, 1)
+    a.give_back(ENTRY, 1)
+    a.drop_own()
+    assert b.holds(ENTRY, 1)
+    b.give_back(ENTRY, 1)
+    assert world.names() == [] and not b.holds(ENTRY, 1)

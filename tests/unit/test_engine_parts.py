@@ -19,13 +19,15 @@ from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading.engines import devices, framing, interpreter
+from autorl_hpc.grading.engines import copies, devices, framing, interpreter
 from autorl_hpc.grading.engines.framing import BadFrame
+from autorl_hpc.grading.engines.routing import Routes
 from autorl_hpc.grading.engines.shelf import Shelf, read_checkpoint
 from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.grading.engines.vllm_extension import asleep_beside_others
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.engine import WeightsChanged
+from autorl_hpc.rollouts.engine import CONVERSATION, WeightsChanged
 
 TIED = frozenset({HEAD})
 FEW = Sampling(max_new_tokens=4)
@@ -129,6 +131,54 @@ def test_gpus_by_all_their_names() -> None:
     assert devices.environment(["MIG-b"], lambda entry: 0) == {devices.VARIABLE: "MIG-b"}
 
 
+def test_how_many_workers_suit_a_gpu() -> None:
+    def model(millions: float) -> dict[str, list[int]]:
+        return {"model.embed_tokens.weight": [int(millions * 1000), 1000]}
+
+    sizes = [(135, 4), (494, 4), (1240, 2), (1540, 1), (7000, 1)]
+    assert [copies.fitting(model(size), 16, 1) for size, _ in sizes] == [count for _, count in sizes]
+    assert [copies.fitting(model(135), cores, 1) for cores in (1, 5, 6, 9, 12, 128)] == [1, 1, 2, 3, 4, 4]
+    assert copies.fitting(model(135), 16, 2) == 2 and copies.fitting(model(135), 16, 8) == 1
+    small = {"embed": [49152, 576], "gate": [1536, 576], "norm": [576]}
+    room = copies.cache_bytes(6 << 30, small, 2)
+    assert 3 << 30 < room < 4 << 30
+    assert copies.cache_bytes(2 << 30, small, 2) < 0
+    larger = {"embed": [151936, 896], "gate": [4864, 896]}
+    assert copies.cache_bytes(6 << 30, larger, 2) < room
+
+
+def test_conversations_stay_where_they_are_known() -> None:
+    routes = Routes(3, 10)
+    begun = [routes.give(number * CONVERSATION, 100) for number in range(9)]
+    assert sorted(begun) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for number in range(9):
+        routes.done(begun[number], number * CONVERSATION)
+    assert routes.busy() == []
+    for turn in range(1, 4):
+        assert [routes.give(number * CONVERSATION + turn, 100 + turn) for number in range(9)] == begun
+    long = routes.give(9 * CONVERSATION, 5000)
+    assert len({long, routes.give(10 * CONVERSATION, 1), routes.give(11 * CONVERSATION, 1)}) > 1
+    crowd = Routes(2, 10)
+    given = [crowd.give(key, 100) for key in range(40)]
+    assert set(given[:9]) == {0} and given[9] == 1, "one that has much more to do than another gives some away"
+    assert abs(given.count(0) - given.count(1)) < 15
+
+
+def test_memory_that_others_take_meanwhile_keeps_no_worker_from_sleeping() -> None:
+    told: list[int] = []
+
+    def sleep(level: int, words: str = "Memory usage increased after sleeping.") -> None:
+        told.append(level)
+        assert level == 1, words
+
+    asleep = asleep_beside_others(sleep)
+    asleep(1)
+    asleep(level=2)
+    with pytest.raises(AssertionError, match="lost"):
+        asleep(2, "buffers are lost")
+    assert told == [1, 2, 2]
+
+
 def test_frames_and_what_is_none() -> None:
     ours, theirs = socket.socketpair()
     rows = [[1, 2, 3], [], [2**31 - 1] * 300_000]
@@ -174,12 +224,21 @@ def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
     outer = {"PYTHONPATH": "/a:/b", "VLLM_PORT": "5000", "MASTER_PORT": "5000", "RANK": "1", "HF_HUB_OFFLINE": "0"}
-    outer |= {"VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
+    secret = {"HF_TOKEN": "x", "OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "DB_PASSWORD": "x"}
+    outer |= {**secret, "VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
     env = interpreter.environment(outer, {"CUDA_VISIBLE_DEVICES": "1"}, 2)
     assert not {"VLLM_PORT", "MASTER_PORT", "RANK"} & set(env)
-    assert env["PYTHONPATH"] == f"{interpreter.HOME}:/a:/b" and env["PATH"] == "/bin"
+    code, *rest = env["PYTHONPATH"].split(":")
+    assert rest == ["/a", "/b"] and env["PATH"] == "/bin"
+    assert os.listdir(code) == ["autorl_hpc"], "nothing else of ours comes before the other Python's own"
+    assert (Path(code) / "autorl_hpc").samefile(interpreter.HOME / "autorl_hpc")
+    assert stat.S_IMODE(os.stat(code).st_mode) == 0o700
+    assert not set(secret) & set(env)
     assert (env["HF_HUB_OFFLINE"], env["DO_NOT_TRACK"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "2")
+    beside = interpreter.beside_gpus({"OMP_NUM_THREADS": "1"}, 16)
+    assert beside == {"OMP_NUM_THREADS": "4", interpreter.COMPILERS: "16"}
+    assert interpreter.beside_gpus({interpreter.COMPILERS: "3"}, 0) == {"OMP_NUM_THREADS": "1"}
     cache = Path(env["VLLM_CACHE_ROOT"]).parent
     assert cache == tmp_path / "cache" and stat.S_IMODE(os.stat(cache).st_mode) == 0o700
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,12 +20,13 @@ from helpers import PATIENCE_S, alive, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.grading.engines import copies, vllm
 from autorl_hpc.grading.engines.replica import MODULE
 from autorl_hpc.grading.engines.text import Words
 from autorl_hpc.grading.engines.vllm import VllmEngine
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.engine import Answer, EngineFailed, WeightsChanged
+from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, WeightsChanged
 
 STAND_IN = Path(__file__).resolve().parents[1] / "stand_in_vllm"
 FEW = Sampling(max_new_tokens=40)
@@ -48,10 +50,10 @@ def start(faults: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts engines of the tiny model; at the end nothing of them may be left."""
     made: list[VllmEngine] = []
 
-    def starting(device: str = "cpu", **limits: Any) -> VllmEngine:
-        spec = GraderSpec(engine="vllm", device=device, cache_gib=0.1)  # type: ignore[arg-type]
+    def starting(device: str = "cpu", workers: int | str = 1, model: Path = TINY, **limits: Any) -> VllmEngine:
+        spec = GraderSpec(engine="vllm", device=device, cache_gib=0.1, workers_per_gpu=workers)
         log = tmp_path / "vllm.log"
-        made.append(VllmEngine(TINY, spec, "float32", command=[sys.executable, "-m", MODULE], log=log, **limits))
+        made.append(VllmEngine(model, spec, "float32", command=[sys.executable, "-m", MODULE], log=log, **limits))
         return made[-1]
 
     yield starting
@@ -106,6 +108,63 @@ def test_answers_come_in_order_from_all_gpus_as_text_like_any_engines(
     assert full == Answer("", 0, True) and one.tokens == 1 and one.truncated
 
 
+def test_several_workers_share_a_gpu_and_each_conversation_has_one(
+    start: Start, faults: Path, base: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(vllm, "usable_cores", lambda: 16)
+    (faults / "gpu").touch()
+    engine = start("cuda", "auto")
+    assert [line.split()[2] for line in notes(faults, "started")] == ["3"] * 4
+    assert engine.identity.versions["workers_per_gpu"] == "4"
+    for given in map(json.loads, notes(faults, "given")):
+        assert given["memory"] == pytest.approx(0.85 / 4) and given["threads"] == "4"
+        assert 10 << 30 < given["kv"] < 0.85 / 4 * (80 << 30) - copies.FIXED_BYTES
+    engine.load(*base)
+    assert len(notes(faults, "swap")) == 4
+    prompts = [[5 + number, 6, 7] for number in range(40)]
+    assert [answer.tokens for answer in engine.generate(prompts, FEW, 0)] == [3] * 40
+    assert len({line.split()[0] for line in notes(faults, "asked")}) == 4
+    done = threading.Semaphore(0)
+
+    def deliver(key: int, answer: Answer | Exception) -> None:
+        if key % CONVERSATION < 4:
+            stream.ask([(key + 1, [5] * (2 + key % CONVERSATION))])
+        else:
+            done.release()
+
+    before = len(notes(faults, "asked"))
+    stream = engine.stream(FEW, 0, deliver)
+    stream.ask([(number * CONVERSATION, [5]) for number in range(8)])
+    assert all(done.acquire(timeout=PATIENCE_S) for _ in range(8))
+    stream.close()
+    said = [(int(key) // CONVERSATION, pid) for pid, key in map(str.split, notes(faults, "asked")[before:])]
+    assert len(said) == 40 and len(set(said)) == 8 and len({pid for _, pid in said}) == 4
+    pids = engine.pids
+    os.kill(pids[2], signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        while True:
+            engine.generate(prompts, FEW, 0)
+    engine.close()
+    assert not any(alive(pid) for pid in [*pids, *started(faults)])
+
+
+def test_one_worker_is_started_where_several_were_only_thought_to_fit(
+    start: Start, faults: Path, base: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(vllm, "usable_cores", lambda: 6)
+    (faults / "gpu").touch()
+    (faults / "crowded").touch()
+    engine = start("cuda", "auto")
+    assert len(engine.pids) == 1 and "workers_per_gpu" not in engine.identity.versions
+    assert len([pid for pid in started(faults) if alive(pid)]) == 2, "it and its child"
+    engine.load(*base)
+    assert engine.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
+    with pytest.raises(EngineFailed, match="No available memory"):
+        start("cuda", 2)
+
+
 def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -142,6 +201,20 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (faults / "wrong").touch()
     with pytest.raises(EngineFailed, match="they don't fit"):
         engine.load(*base)
+
+
+def test_a_tied_base_that_holds_its_head_takes_checkpoints_without(
+    start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model)
+    (model / "model.safetensors").unlink()
+    tensors = read_safetensors(TINY / "model.safetensors")
+    write_safetensors(model / "model.safetensors", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    engine = start(model=model)
+    engine.load(model, base[1])
+    engine.load(*other)
+    assert notes(faults, "swap") == [base[1], other[1]]
 
 
 def test_a_stream_takes_prompts_while_it_answers_and_is_silent_after_its_end(

@@ -16,6 +16,7 @@ from test_episodes import ENVIRONMENT, TROUBLES, count, goal, outcomes, play
 
 from autorl_hpc.rollouts import desk
 from autorl_hpc.rollouts.desk import Call, Desk
+from autorl_hpc.rollouts.engine import CONVERSATION
 from autorl_hpc.rollouts.episode import MAX_ATTEMPTS
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
@@ -76,7 +77,7 @@ def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source
     keys = [key for asked in engine.asked for key in asked]
     assert len(keys) == 2 + 7 * 6 and all(asked == sorted(asked) for asked in engine.asked)
     assert engine.streams == 1
-    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * 20]
+    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * CONVERSATION]
     assert len(of_the_slow_one) == 2 and of_the_slow_one[-1] >= 20, "the others waited for the slow one"
 
 
@@ -258,3 +259,45 @@ def test_a_worker_that_hosts_a_slow_episode_gets_no_more(monkeypatch: pytest.Mon
     made.begin(1, {"id": "slow"}, 0)
     made.begin(2, {"id": "other"}, 0)
     assert take_all(made, [1], 2) == {1: [1, 2]}, "also what the slow one knows"
+
+
+def dozing(made: Desk, number: int) -> tuple[threading.Thread, list[Call | None]]:
+    """A worker that waits in a thread of its own, because there is nothing to do."""
+    got: list[Call | None] = []
+    thread = threading.Thread(target=lambda: got.append(made.take(number)), daemon=True)
+    thread.start()
+    wait_for(lambda: made._places[number].dozes, "a worker without work")
+    return thread, got
+
+
+WOKEN_S = 30.0
+"""A hundred times as long as a free worker lets beginnings of others be."""
+
+
+def test_a_free_worker_is_woken_for_what_a_slow_one_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Desk(2)
+    made.begin(0, {"id": "slow"}, 0)
+    made.begin(1, {"id": "known"}, 0)
+    take_all(made, [0], 2)
+    made.release(1)
+    monkeypatch.setattr(desk, "SLOW_S", 0.0)
+    made.act(0, {})
+    take_all(made, [0], 1)
+    thread, got = dozing(made, 1)
+    made.begin(2, {"id": "known"}, 0)
+    thread.join(WOKEN_S)
+    assert [call.slot for call in got if call] == [2]
+
+
+def test_a_free_worker_takes_over_what_waits_for_one_that_got_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "SLOW_BEGINNING_S", 0.1)
+    made = Desk(2)
+    made.begin(0, {"id": "known"}, 0)
+    take_all(made, [0], 1)
+    thread, got = dozing(made, 1)
+    made.begin(1, {"id": "known"}, 0)
+    made.begin(2, {"id": "known"}, 0)
+    call = made.take(0)
+    assert call is not None and call.slot == 1  # and is never done
+    thread.join(WOKEN_S)
+    assert [call.slot for call in got if call] == [2]

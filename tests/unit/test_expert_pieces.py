@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -58,12 +59,90 @@ def test_micro_batches_hold_everything_once_and_keep_their_size(piece: Any) -> N
     batches = piece("batches")
     draw = np.random.default_rng(0)
     made = [batches.merged([spoken(batches, [1] * int(n), [2])], 999)[0] for n in draw.integers(1, 60, size=50)]
-    found = batches.micro_batches(made, 120)
-    assert sorted(len(one.ids) for batch in found for one in batch) == sorted(len(one.ids) for one in made)
-    assert all(max(len(one.ids) for one in batch) * len(batch) <= 120 or len(batch) == 1 for batch in found)
-    arrays = batches.padded(found[-1], 0)
-    assert (arrays["ids"] > 0).sum() == sum(len(one.ids) for one in found[-1])
-    assert arrays["own"].sum() == len(found[-1])
+    for shared in (False, True):
+        found = batches.packs(made, 120, 0, shared=shared)
+        assert sum(pack.learned for pack in found) == 0 and sum(pack.own.sum() for pack in found) == 50
+        assert all(len(pack.ids) <= 120 for pack in found)
+        assert all(len(pack.ids) == sum(group.tokens for group in pack.groups) for pack in found)
+        assert sum(group.number for pack in found for group in pack.groups) == 50
+    assert sum((pack.ids > 0).sum() for pack in batches.packs(made, 120, 0, shared=False)) == sum(
+        len(one.ids) for one in made
+    )
+
+
+def kind(batches: ModuleType, examples: list[int], number: int, seed: int) -> list[Any]:
+    """Episodes of several turns behind the same examples."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for _ in range(number):
+        ids = np.concatenate([examples, draw.integers(3, 300, size=draw.integers(12, 30))]).astype(np.int32)
+        own = np.concatenate([np.zeros(len(examples) + 3, bool), draw.random(len(ids) - len(examples) - 3) < 0.4])
+        own[-1] = True
+        made.append(batches.Tokens(ids, own, np.where(own, -ids / 100, 0).astype(np.float32), float(draw.normal())))
+    return made
+
+
+def test_episodes_behind_one_copy_of_their_examples_are_learned_from_as_each_by_itself(piece: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    batches = piece("batches")
+    draw = np.random.default_rng(0)
+    one, other = draw.integers(3, 300, size=80), draw.integers(3, 300, size=60)
+    made = kind(batches, one.tolist(), 5, 1) + kind(batches, other.tolist(), 4, 2) + kind(batches, [7], 1, 3)
+    made += [made[0]._replace(ids=made[0].ids.copy()), batches.merged([spoken(batches, [1], [2])], 9)[0]]
+    limit = 200
+    together = batches.packs(made, limit, 0)
+    assert sum(len(pack.ids) for pack in together) < 0.6 * sum(len(each.ids) for each in made)
+    assert all(len(pack.ids) <= limit for pack in together)
+    found = []
+    for shares, batch in ((True, together), (False, batches.packs(made, limit, 0, shared=False))):
+        model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+        learner = object.__new__(piece("learner").Learner)
+        learner.plain, learner.shares, learner.dtype, learner.temperature = model, shares, torch.float32, 0.8
+        learner.accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+        learner.policy = SimpleNamespace(model=model)
+        logps = []
+        for pack in batch:
+            new, known, weights = learner.logps(pack)
+            (new * weights).sum().backward()
+            logps += list(zip(weights.tolist(), known.tolist(), new.tolist(), strict=True))
+        assert piece("sharing").can_share(model)  # as it was before
+        found.append((sorted(logps), [parameter.grad for parameter in model.parameters()]))
+    (packed_logps, packed_grads), (plain_logps, plain_grads) = found
+    assert np.allclose(packed_logps, plain_logps, atol=1e-5)
+    largest = max(float(grad.abs().max()) for grad in plain_grads)
+    assert all(torch.allclose(a, b, atol=1e-5 * largest) for a, b in zip(packed_grads, plain_grads, strict=True))
+
+
+def test_corrections_teach_what_the_expert_says_where_the_model_went(piece: Any) -> None:
+    import random
+
+    module, words = piece("corrections"), piece("words")
+    said, prompts = (
+        ["go", "sit", "go", "go"],
+        [[1, 2], [1, 2, 10, 3], [1, 2, 10, 3, 11, 3], [1, 2, 10, 3, 11, 3, 10, 3]],
+    )
+    numbers = {"go": 10, "sit": 11, "take": 12, "look": 13}
+    speech = SimpleNamespace(
+        encode=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: []
+    )
+    episode = SimpleNamespace(
+        transcript=SimpleNamespace(first="", turns=[SimpleNamespace(action=word, observation="") for word in said]),
+        completions=[
+            words.said(word, prompt, [numbers[word]], [0.0]) for word, prompt in zip(said, prompts, strict=True)
+        ],
+    )
+    advice = ["go", "take", None, "look"]
+    adviser = SimpleNamespace(act=lambda goal, first, turns: advice[len(turns)])
+    found, asked, other = module.corrected(episode, {}, adviser, speech, 100, random.Random(0))
+    taught = [(one.ids.tolist(), one.ids[one.own].tolist()) for one in found]
+    assert taught == [
+        ([1, 2, 10, 3, 11, 3, 10, 3, 10], [10]),  # what the expert would have said, too: not the two later ones
+        ([1, 2, 10, 3, 12], [12]),
+        ([1, 2, 10, 3, 11, 3, 10, 3, 13], [13]),
+    ]
+    assert (asked, other) == (3, 2)
 
 
 # --- objective ---
@@ -253,6 +332,64 @@ def test_draws_are_distributed_as_the_model_says_and_carry_its_log_probabilities
         assert np.allclose(one.logps, wanted.numpy(), atol=1e-3)
 
 
+def by_rows(piece: Any, sampler: Any, rows: int) -> Any:
+    return piece("sampler_rows").RowSampler(sampler.model, sampler.words, 12, rows, half=False)
+
+
+@pytest.mark.parametrize(("rows", "widest"), [(40, None), (4, None), (40, 40)])
+def test_a_cache_that_stays_answers_as_without_one(piece: Any, sampler: Any, rows: int, widest: int | None) -> None:
+    own = by_rows(piece, sampler, rows)
+    assert own.check(sampler.model) is None
+    decoder, computed, asked_tokens = own.decoder, [], 0
+    decoder.graphs = rows == 40  # chunks are filled up as for graphs, and done without
+    decoder._run = lambda key, work, given: work(*given)
+    extend = decoder.extend
+    decoder.extend = lambda rows, starts, news: (computed.extend(map(len, news)), extend(rows, starts, news))
+    own._widest = widest or own._widest  # some prompts are longer than that cache
+    own.turns = 10
+    examples = "Question: What is 1 and 2?\nAnswer: 3\n" * 3
+    texts = {talk: examples + PROMPTS[talk % len(PROMPTS)] for talk in range(12)}
+    for temperature in (0.0, 1.0):
+        own.begin(3, temperature)
+        sampler.begin(3, temperature)
+        heard, told = dict(texts), queue.Queue[tuple[int, Any]]()
+        stream = own.stream(None, 0, lambda *answer: told.put(answer))  # noqa: B023
+        for turn in range(3):
+            asked = [(talk * 10 + turn, sampler.encode(text)) for talk, text in heard.items()]
+            asked_tokens += sum(len(prompt) for _, prompt in asked)
+            wanted = sampler.generate([prompt for _, prompt in asked])
+            stream.ask(asked[:5])
+            stream.ask(asked[5:])
+            answers = dict(told.get(timeout=PATIENCE_S) for _ in asked)
+            for (key, prompt), want in zip(asked, wanted, strict=True):
+                assert not isinstance(answers.get(-1), Exception), answers[-1]
+                found = answers[key]
+                same_draw = [
+                    each.text.ids.tolist() for each, (_, other) in zip(wanted, asked, strict=True) if other == prompt
+                ]
+                assert found.text.ids.tolist() in same_draw  # of equal prompts any may have been the first
+                assert np.array_equal(found.text.prompt, prompt)
+                if found.text.ids.tolist() == want.text.ids.tolist():
+                    assert found.truncated == want.truncated and np.allclose(
+                        found.text.logps, want.text.logps, atol=1e-4
+                    )
+                heard[key // 10] += f" {found.text}\nQuestion: And {turn + key % 7}?\nAnswer:"
+        stream.close()
+    if rows == 40 and widest is None:  # of all that was asked little was computed
+        assert sum(computed) < 0.25 * asked_tokens
+
+
+def test_a_decoder_that_computes_another_thing_is_not_used(piece: Any, sampler: Any, capsys: Any) -> None:
+    import torch
+
+    own = by_rows(piece, sampler, 2)
+    own.take((name, torch.zeros_like(weight)) for name, weight in sampler.model.named_parameters())
+    assert "log-probabilities differ" in own.check(sampler.model)
+    with pytest.raises(ValueError, match="no weights for"):
+        own.take([])
+    assert piece("decoder").unlike(SimpleNamespace(model_type="gpt2")) == "a gpt2"
+
+
 # --- rewards ---
 
 PROBLEM = {
@@ -314,6 +451,40 @@ def test_parameters_are_counted_from_headers(piece: Any) -> None:
 
 
 # --- experts ---
+
+
+def test_the_household_expert_goes_on_from_others_faults(piece: Any) -> None:
+    module = piece("household")
+    expert = module.Expert({"cd": {"drawer": 3}, "keychain": {"desk": 2}})
+    goal = {"question": "put some keychain on armchair."}
+    first = (
+        "You see a armchair 1, a desk 1, a drawer 1, and a shelf 1.\nYour task is to: put some keychain on armchair."
+    )
+    turns = [
+        ("go to armchair 1", "On the armchair 1, you see a cd 2."),
+        ("take cd 2 from armchair 1", "You pick up the cd 2 from the armchair 1."),
+        ("take keychain 1 from desk 1", "Nothing happens."),  # twice from afar: that says nothing of it
+        ("take keychain 1 from desk 1", "Nothing happens."),
+        ("go to desk 1", "On the desk 1, you see a keychain 1."),
+    ]
+    answers = {
+        "go to armchair 1": "On the armchair 1, you see nothing.",
+        "move cd 2 to armchair 1": "Nothing happens.",  # it lay there, and can't be put there
+        "go to drawer 1": "The drawer 1 is closed.",
+        "open drawer 1": "You open the drawer 1. In it, you see nothing.",
+        "move cd 2 to drawer 1": "You move the cd 2 to the drawer 1.",
+        "go to desk 1": "On the desk 1, you see a keychain 1.",
+        "take keychain 1 from desk 1": "You pick up the keychain 1 from the desk 1.",
+        "move keychain 1 to armchair 1": "You move the keychain 1 to the armchair 1.",
+    }
+    done = []
+    while not done or done[-1] != "move keychain 1 to armchair 1":
+        done.append(expert.act(goal, first, turns))
+        turns.append((done[-1], answers[done[-1]]))
+    assert done == [
+        "go to armchair 1", "move cd 2 to armchair 1", "go to drawer 1", "open drawer 1", "move cd 2 to drawer 1",
+        "go to desk 1", "take keychain 1 from desk 1", "go to armchair 1", "move keychain 1 to armchair 1",
+    ]  # fmt: skip
 
 
 def test_the_searcher_answers_only_what_was_found(piece: Any) -> None:

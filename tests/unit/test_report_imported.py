@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from treemaker import Tree
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import api, refresh
 from autorl_hpc.report.pages import versus_md
 from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc.report.terminal import print_comparison
 from autorl_hpc.report.versus import compare
 
 COLUMNS = (
@@ -202,7 +205,34 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     assert [one.difference for one in versus.tasks] == [pytest.approx(1.0)] * 2
     assert all(one.p_value is None and one.p_holm is None and one.p_least is None for one in versus.tasks)
     assert not versus.over_tasks and [note for note in versus.notes if "no test" in note]
-    assert "imported results are unproven" in versus_md(versus)
+    told = versus_md(versus)
+    assert "imported results are unproven" in told and "as they were told" in told and "without intervals" in told
+    assert "on the report split" not in told and "95 %" not in told and "[" not in told
+    assert all(one.probability_of_improvement is None for one in versus.tasks)
+    shown = io.StringIO()
+    print_comparison(versus, Console(file=shown, width=200), tmp_path)
+    assert "report split" not in shown.getvalue() and "95 %" not in shown.getvalue()
+
+
+def test_an_agent_of_ours_and_the_imported_one_meet_their_like_apart(tmp_path: Path) -> None:
+    """Of imported runs nobody knows the agent's files, so nobody can say that they changed."""
+    tree, theirs = Tree(tmp_path / "runs" / "exp"), []
+    for agent, solved in (("codex", 40), ("openhands", 30)):
+        for seed in range(3):
+            tree.finished(seed=seed, solved=solved + seed, agent=agent, driver="gpt-5.2")
+            start = START + timedelta(days=seed)
+            theirs.append(
+                row(workspace(tmp_path / "bench", [entry(1, 20.0 + solved + seed, 9)], agent=agent, start=start))
+            )
+    results(tmp_path / "bench", theirs)
+    merged = api.build([tmp_path])
+    assert {(run.imported, run.driver) for run in merged.runs} == {(None, "gpt-5.2"), ("AutoRL-Bench", "gpt-5.2")}
+    versus = compare(merged, "codex", "openhands")
+    assert sorted(one.imported for one in versus.tasks) == [False, True]
+    assert [one.difference for one in versus.tasks] == [pytest.approx(10.0)] * 2
+    assert [one.imported for one in versus.tasks if one.p_value is not None] == [False]
+    told = versus_md(versus)
+    assert "on the report split in points, intervals 95 %. Of imported results: improvements in points as they" in told
 
 
 def test_results_beside_our_own_are_taken(tmp_path: Path) -> None:

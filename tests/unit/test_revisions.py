@@ -32,6 +32,9 @@ from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import CodeRevision
 
 NOW = Moment(1.5, "2026-01-01T00:00:00.000+00:00", 1)
+ASIDE = ("__pycache__", "node_modules", ".venv", "myenv")
+"""Folders left out by name, of names that git allows."""
+
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
@@ -151,8 +154,10 @@ def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
     (world.code / "large.txt").write_bytes(b"y" * ((1 << 20) + 1))
     for name in (".git", "__pycache__", "node_modules", ".venv", "myenv", ".GIT", "sub/.git\u200c"):
         (world.code / name).mkdir(parents=True)
-        (world.code / name / "x.py").write_text("left out")
-    (world.code / "myenv" / "pyvenv.cfg").write_text("")
+        (world.code / name / "x.py").write_text("kept, where git allows the name")
+        (world.code / name / "deep").mkdir()
+        (world.code / name / "deep" / "y.py").write_text("left out")
+    environment(world.code / "myenv")
     (world.code / ".env").write_text("KEY=sk-1")
     (world.code / ".gitmodules").write_text('[submodule "x"]\n\turl = -bad\n')
     for name in ("instructions.md", "submit", "run_meta.json", ".hidden.py", "weights.bin"):
@@ -164,13 +169,16 @@ def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
     assert found == {
         **texts,
         "code/run.sh": b"#!/bin/sh\n",
+        **{f"code/{name}/x.py": b"kept, where git allows the name" for name in ASIDE},
+        "code/myenv/pyvenv.cfg": b"",
         "code/link": Pointer("link", target=str(secret)),
         "code/folder-link": Pointer("link", target=str(tmp_path)),
         "code/binary": Pointer("binary", 6, hashlib.sha256(b"\x7fELF\0\1").hexdigest()),
         "code/large.txt": Pointer("large", (1 << 20) + 1, large),
     }
     line = world.lines()[-1]
-    assert (line.files, line.by_hash, line.by_name, line.left_out) == (10, 2, 9, 0)
+    assert (line.files, line.by_hash, line.by_name, line.left_out) == (15, 2, 9, 0)
+    assert line.reason is not None and "left out by name: code/.GIT, code/.git, code/.venv and 4 more" in line.reason
     mode = {path: mode for path, (mode, _) in Repository(world.run.code_git).files(line.revision).items()}
     assert mode[b"code/run.sh"] == gitobjects.PROGRAM and mode[b"code/link"] == gitobjects.LINK
     world.fsck()
@@ -186,6 +194,64 @@ def test_names_that_are_no_text_survive(world: World) -> None:
         b"code/" + name: name for name in names
     }
     world.fsck()
+
+
+def environment(folder: Path) -> None:
+    """Makes what `python -m venv` makes."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "lib").mkdir()
+    (folder / "bin" / "python").symlink_to("/usr/bin/python3")
+    (folder / "pyvenv.cfg").write_text("")
+
+
+def test_a_folder_that_only_says_it_is_an_environment_is_kept(world: World) -> None:
+    (world.code / "real" / "sub").mkdir(parents=True)
+    (world.code / "real" / "pyvenv.cfg").write_text("")
+    (world.code / "real" / "sub" / "train.py").write_text("GRPOTrainer().train()")
+    assert world.files()["code/real/sub/train.py"] == b"GRPOTrainer().train()"
+    assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (0, None)
+
+
+def test_what_lies_hidden_in_a_folder_left_out_by_name_is_said(world: World) -> None:
+    (world.code / "__pycache__").mkdir()
+    (world.code / "__pycache__" / "a.pyc").write_bytes(b"\0")
+    (world.code / "a.py").write_text("1")
+    world.watch.look(NOW)
+    assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (1, None)
+    (world.code / ".cache" / "deep").mkdir(parents=True)
+    world.watch.look(NOW)
+    shutil.rmtree(world.code / ".cache")
+    world.watch.look(NOW)  # nothing that is kept has changed: no commit
+    assert len(world.lines()) == 1
+    world.watch.close(NOW)
+    assert world.lines()[-1].reason == "left out by name: code/.cache" and world.lines()[-1].changed == 0
+
+
+@pytest.mark.parametrize("target", ["src", "{workspace}/src", "./other/../two-links"])
+def test_a_link_to_a_folder_of_the_workspace_is_walked_as_the_code(world: World, target: str) -> None:
+    (world.code / "sub").mkdir()
+    (world.code / "sub" / "train.py").write_text("1")
+    (world.workspace / "other").mkdir()
+    (world.workspace / "two-links").symlink_to("src")
+    world.code.rename(world.workspace / "src")
+    world.code.symlink_to(target.format(workspace=world.workspace))
+    assert world.files() == {"code/sub/train.py": b"1"}
+    assert world.lines()[-1].reason == "code is a link: what lies in src is kept as code"
+    (world.workspace / "src" / "sub" / "train.py").write_text("22")
+    assert world.files() == {"code/sub/train.py": b"22"}
+
+
+@pytest.mark.parametrize("target", [".", "..", "../elsewhere", "/", "other/../../elsewhere", "file.bin", "via", "code"])
+def test_a_link_out_of_the_workspace_is_told_and_not_followed(world: World, tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.py").write_text("not the agent's")
+    (world.workspace / "other").mkdir()
+    (world.workspace / "file.bin").write_text("")
+    (world.workspace / "via").symlink_to(tmp_path / "elsewhere")
+    world.code.rmdir()
+    world.code.symlink_to(target)
+    assert world.files() == {"code": Pointer("link", target=target)}
+    assert "no folder of the workspace" in str(world.lines()[-1].reason)
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "fifo", "gone", "link to itself"])
@@ -409,8 +475,9 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
     monkeypatch.setattr(codewalk, "SURE_S", 0.05)
     monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 4)
     data = [world.code / f"{number:02d}.dat" for number in range(64)]
-    for path in (*data, world.code / "train.py"):
-        path.write_text("old")
+    texts = [world.code / f"a-text-{number}" for number in range(8)]
+    for path in (*data, *texts, world.code / "train.py"):
+        path.write_text("old\0" if path in data else "old")
     for _ in range(3):
         world.watch.look(NOW)
         time.sleep(0.06)
@@ -423,19 +490,61 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
 
     monkeypatch.setattr(codewalk.os, "stat", counting)
     for _ in range(codewalk.TURNS):
+        world.watch._dear = False
         world.watch.look(NOW)
     assert {path.name for path in data} <= set(asked) and len(asked) < codewalk.TURNS * len(data) / 2
-    assert asked.count("train.py") == codewalk.TURNS
+    for path in (*texts, world.code / "train.py"):
+        assert asked.count(path.name) == codewalk.TURNS, "a small text may be the program, whatever its name"
+    assert len(world.lines()) == 1 and world.lines()[0].reason is None
+    texts[-1].write_text("replaced")
+    for _ in range(2):
+        world.watch._dear = False
+        world.watch.look(NOW)
+    last = files_at(world.run.code_git, world.lines()[-1].revision)
+    assert last["code/a-text-7"] == b"replaced" and world.lines()[-1].reason == codewalk.IN_TURNS
     for path in data:
-        path.write_text("new")
-    assert world.files() == {"code/train.py": b"old"} | {f"code/{path.name}": b"new" for path in data}
+        path.write_text("new\0")
+    binary = Pointer("binary", 4, hashlib.sha256(b"new\0").hexdigest())
+    assert {data for path, data in world.files().items() if path.endswith(".dat")} == {binary}
     time.sleep(0.06)
     world.watch.look(NOW)
-    data[-1].write_text("newer")
+    data[-1].write_text("newer\0")
     for _ in range(codewalk.TURNS + 1):
         world.watch.look(NOW)
     last = files_at(world.run.code_git, world.lines()[-1].revision)
-    assert last["code/63.dat"] == b"newer"
+    assert last["code/63.dat"] == Pointer("binary", 6, hashlib.sha256(b"newer\0").hexdigest())
+    data[0].with_suffix(".new").write_text("newest\0")
+    data[0].with_suffix(".new").rename(data[5])
+    world.watch.look(NOW)  # the folder has changed: nothing in it waits
+    world.watch.look(NOW)
+    last = files_at(world.run.code_git, world.lines()[-1].revision)
+    assert last["code/05.dat"] == Pointer("binary", 7, hashlib.sha256(b"newest\0").hexdigest())
+
+
+def test_where_looks_are_dear_small_texts_are_looked_at_by_every_second(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
+    monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 0)
+    texts = [world.code / f"text-{number}" for number in range(16)]
+    for path in texts:
+        path.write_text("old")
+    for _ in range(3):
+        world.watch.look(NOW)
+        time.sleep(0.06)
+    for path in texts:
+        path.write_text("new!")
+    states: list[set[str]] = []
+    for _ in range(2):
+        world.watch._dear = True
+        world.watch.look(NOW)
+        states.append({os.fsdecode(path) for path, known in world.watch._files._known.items() if not known.sure})
+    assert states[0] < states[1] == {f"code/{path.name}" for path in texts}
+    world.watch._dear = True
+    world.watch.look(NOW)
+    assert world.files() == {f"code/{path.name}": b"new!" for path in texts}
+    assert any(codewalk.TEXTS_IN_TURNS in str(line.reason) for line in world.lines())
 
 
 def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: World) -> None:
@@ -454,6 +563,27 @@ def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: 
     assert line.reason is not None and "never rest" in line.reason and line.changed == 1
     log_at_submission = world.files()["code/train.log"]
     assert log_at_submission == log.read_bytes()
+
+
+def test_a_source_that_is_rewritten_without_end_is_read_at_every_look(world: World) -> None:
+    program = world.code / "train.py"
+    for number in range(codefiles.RESTLESS_CHANGES + 5):
+        program.write_text(f"{number}")
+        world.watch.look(NOW)
+    program.write_text("trained with this")
+    for _ in range(2):
+        world.watch.look(NOW)
+    held = files_at(world.run.code_git, world.lines()[-1].revision)
+    assert held == {"code/train.py": b"trained with this"} and world.lines()[-1].reason is None
+
+
+def test_that_a_file_was_read_seldom_is_said_though_it_was_read_since(world: World) -> None:
+    (world.code / "other.py").write_text("1")
+    for number in range(codefiles.RESTLESS_CHANGES + 5):
+        (world.code / "train").write_text(f"{number}")
+        world.watch.look(NOW)
+    assert world.files()["code/train"] == b"24"
+    assert "never rest" in str(world.lines()[-1].reason)
 
 
 def test_changes_without_end_are_committed_less_often(world: World) -> None:

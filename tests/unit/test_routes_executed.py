@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from autorl_hpc.recorder.steps import steps_in
 from autorl_hpc.records.ledger import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.routes import Planned, Seen, executed, mode_kept
+from autorl_hpc.report.notes import notes_of_story
+from autorl_hpc.report.routes import Alternative, Planned, Seen, executed, mode_kept, planned
+from autorl_hpc.report.routes.executed import DISAGREE, SURE
+from autorl_hpc.report.story import Story
+from autorl_hpc.report.telling.shown import shown_route
 from autorl_hpc.states import Route
 
 UNPLANNED = Planned(Route.NONE)
@@ -163,3 +168,76 @@ def test_modes(route: Route, free: bool, sft: bool | None, rl: bool | None) -> N
 def test_every_route_has_its_modes() -> None:
     assert all(mode_kept("free", route) is True for route in Route)
     assert mode_kept("another", Route.SFT) is None
+
+
+FORGED = """
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("models/base")
+optimizer = torch.optim.AdamW(model.parameters())
+for i, batch in enumerate(load()):
+    loss = model(input_ids=batch["ids"], labels=batch["labels"]).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print({"loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "reward": 0.4, "reward_std": 0.2, "epoch": i / 100})
+model.save_pretrained("output/v1")
+"""
+
+
+def test_printed_figures_of_a_trainer_against_code_that_is_sure_tell_nothing_of_the_mode() -> None:
+    plan = planned({"train.py": FORGED}, ["python code/train.py"])
+    assert plan.route is Route.SFT and plan.confidence >= SURE and not plan.alternatives
+    figures = {"loss": 0.01, "grad_norm": 0.5, "learning_rate": 1e-6, "reward": 0.4, "reward_std": 0.2, "kl": 0.01}
+    printed = "\n".join(str({**figures, "completions/mean_length": 80.0, "epoch": i / 100}) for i in range(50))
+    points = [
+        TrainingPoint(elapsed_s=10.0 + i, at="x", source="agent.log", **step.fields())
+        for i, step in enumerate(steps_in(printed))
+    ]
+    told = executed(points, [], weights(), plan)
+    assert told.route is Route.GRPO and told.disputed and DISAGREE in told.notes
+    for mode, kept in (("rl-only", None), ("sft-only", None), ("free", True)):
+        assert mode_kept(mode, told.route, disputed=told.disputed) is kept
+    shown = shown_route(plan, told)
+    assert shown.disputed is not None and "train.py" in shown.disputed and "agent.log" in shown.disputed
+    (note,) = notes_of_story(Story(route=shown))
+    assert note.startswith(DISAGREE)
+    assert notes_of_story(Story(route=shown_route(plan, executed(steps("SFTTrainer"), [], weights(), plan)))) == ()
+
+
+SURE_SFT = Planned(Route.SFT, confidence=SURE)
+
+
+@pytest.mark.parametrize(
+    ("points", "plan", "parent", "disputed"),
+    [
+        pytest.param(steps("GRPOTrainer"), SURE_SFT, None, True, id="grpo logged, sft planned"),
+        pytest.param(steps("SFTTrainer"), Planned(Route.GRPO, confidence=0.95), None, True, id="the other way round"),
+        pytest.param(steps("DPOTrainer"), SURE_SFT, None, True, id="preferences logged"),
+        pytest.param(steps("GRPOTrainer"), SURE_SFT, Route.SFT, True, id="on a submission that was sft"),
+        pytest.param(steps("GRPOTrainer"), Planned(Route.SFT, confidence=0.79), None, False, id="not sure"),
+        pytest.param(
+            steps("GRPOTrainer"),
+            Planned(Route.SFT, confidence=0.9, alternatives=(Alternative(Route.GRPO, "a switch"),)),
+            None,
+            False,
+            id="an alternative",
+        ),
+        pytest.param(steps("SFTTrainer"), SURE_SFT, Route.GRPO, False, id="sft on rl"),
+        pytest.param(steps("SFTTrainer") + steps("GRPOTrainer", 500), SURE_SFT, None, False, id="both logged"),
+        pytest.param(steps("GRPOTrainer"), Planned(Route.SFT_RL, confidence=0.9), None, False, id="both planned"),
+        pytest.param(steps("GRPOTrainer"), Planned(Route.PPO, confidence=0.9), None, False, id="one kind"),
+        pytest.param(
+            steps(None, **{"rewards/chosen": 0.1}), Planned(Route.RL, confidence=0.9), None, False, id="online dpo"
+        ),
+        pytest.param(
+            steps(None, reward=0.1), Planned(Route.DPO, confidence=0.9), None, True, id="dpo that prints rewards"
+        ),
+        pytest.param(steps("Trainer"), Planned(Route.DPO, confidence=0.9), None, False, id="a loss alone"),
+        pytest.param(steps("GRPOTrainer"), Planned(Route.NONE, confidence=0.9), None, False, id="no training planned"),
+    ],
+)
+def test_which_logs_code_disputes(
+    points: list[TrainingPoint], plan: Planned, parent: Route | None, disputed: bool
+) -> None:
+    assert executed(points, [], weights(), plan, parent=parent).disputed is disputed

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.report.routes import planned
+from autorl_hpc.records.recorded import TrainingPoint
+from autorl_hpc.report.routes import executed, planned
 from autorl_hpc.states import Route
 
 SCRIPTS = Path(__file__).with_name("routes")
@@ -166,6 +167,29 @@ def test_the_planned_route_is_what_a_reader_sees(name: str, route: Route) -> Non
     told = planned(files_of(name))
     assert told.route is route, told
     assert route is Route.NONE or told.evidence
+
+
+LOGGED_BY = {
+    Route.SFT: ("SFTTrainer",),
+    Route.REJECTION_SAMPLING: ("SFTTrainer",),
+    Route.DISTILLATION: ("SFTTrainer",),
+    Route.GRPO: ("GRPOTrainer",),
+    Route.RL: ("GRPOTrainer", "DPOTrainer"),
+    Route.PPO: ("PPOTrainer",),
+    Route.DPO: ("DPOTrainer",),
+    Route.PREFERENCE: ("DPOTrainer",),
+    Route.SFT_RL: ("SFTTrainer", "GRPOTrainer"),
+}
+"""Trainers whose logs are honest beside such code."""
+
+
+def test_honest_logs_are_never_disputed() -> None:
+    for name, route in {**PLAIN, **TWISTED, **HELD_OUT, **HELD_OUT_AGAIN, **HELD_OUT_HARD}.items():
+        plan = planned(files_of(name))
+        for trainer in LOGGED_BY.get(route, ()):
+            point = TrainingPoint(elapsed_s=1.0, at="x", source="agent.log", trainer=trainer, step=1, loss=1.0)
+            told = executed([point], [], None, plan)
+            assert not told.disputed, (name, trainer, plan)
 
 
 @pytest.mark.parametrize(("name", "commands", "route"), WITH_COMMANDS)

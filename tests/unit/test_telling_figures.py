@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from autorl_hpc.records.ledger import Fingerprint
-from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TrainingPoint, UsageSample
+from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TraceEvent, TrainingPoint, UsageSample
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.items import Items
 from autorl_hpc.report.story import ReferenceMetrics
@@ -219,6 +219,37 @@ def test_skill_metrics() -> None:
     unknown = skill_metrics("codex", (), Recorded(), (), started=True, said_something=False)
     assert unknown.without_human_help is None and unknown.recovered_from == 0 and unknown.stage_reached == "none"
     assert skill_metrics("codex", (), Recorded(), (), started=False, said_something=False).recovered_from is None
+
+
+def call(at_s: float, command: str, exit_code: int | None, ok: bool | None = None) -> list[TraceEvent]:
+    fields = {"elapsed_s": at_s, "at": AT, "source": "agent.log", "offset": 0, "format": "codex", "call_id": f"c{at_s}"}
+    asked = {**fields, "kind": "tool_call", "command": command}
+    told = {**fields, "kind": "tool_result", "exit_code": exit_code, "ok": ok}
+    return [TraceEvent.model_validate(one) for one in (asked, told)]
+
+
+def test_what_was_recovered_from_is_null_where_no_exit_code_is_known() -> None:
+    def recovered(processes: list[ProcessSeen], calls: list[list[TraceEvent]]) -> int | None:
+        trace = tuple(event for pair in calls for event in pair)
+        recorded = Recorded(processes=Lines(tuple(processes), True), trace=Lines(trace, True))
+        points = [submitted(1, 50.0, status=SubmissionState.REFUSED), submitted(2, 500.0, 30.0)]
+        return skill_metrics("codex", points, recorded, (), started=True, said_something=True).recovered_from
+
+    blind = [process(at_s, "python train.py", None) for at_s in (10.0, 20.0)]
+    assert recovered(blind, []) is None and recovered([], []) is None
+    assert recovered([*blind, process(15.0, "grep -q x y", 1)], []) is None
+    assert recovered([process(15.0, "bash start.sh", 0)], []) == 1, "no program ran, and that is known"
+    calls = [
+        call(10.0, "cd code && CUDA_VISIBLE_DEVICES=0 python3 train.py 2>&1", 1),
+        call(20.0, "timeout 60 /usr/bin/python train.py", 2),
+        call(30.0, "grep -c python train.py", 1),  # an answer
+        call(40.0, "python train.py", 143),  # a signal
+        call(600.0, "python train.py", 1),  # after the last score
+    ]
+    assert recovered(blind, calls) == 1 + 2 and recovered([], calls) == 1 + 2
+    assert recovered([process(10.0, "python train.py", 1)], calls) == 1 + 1, "the recorder's own word comes first"
+    assert recovered(blind, [call(10.0, "python train.py", None, ok=True)]) == 1
+    assert recovered(blind, [call(10.0, "python train.py", None)]) is None
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from treemaker import Tree, TreeRun, outcomes
 from autorl_hpc.files.driver_log import DriverCall, LogWriter
 from autorl_hpc.files.events import append_event
 from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import Hidden
-from autorl_hpc.report.run_parts import used_rows
+from autorl_hpc.report.run_parts import mode_told, used_rows
 from autorl_hpc.report.story import (
     EvidenceLine,
     ReferenceMetrics,
@@ -121,6 +122,24 @@ def recorded_run(tree: Tree) -> TreeRun:
     make.add(run, "processes", make.process(55.0, "python code/train.py"))
     make.add(run, "processes", make.process(99.0, "python code/train.py", "ended", exit_code=1))
     return run
+
+
+def test_a_run_whose_logs_and_code_disagree_says_so_and_tells_nothing_of_its_mode(tree: Tree) -> None:
+    def of(trainer: str, seed: int) -> RunSummary:
+        run = tree.run(agent="codex", mode="rl-only", seed=seed).start()
+        revision = make.code(run, 40.0, {"code/train.py": SFT})
+        make.add(run, "processes", make.process(50.0, "python code/train.py"))
+        make.add(run, "training", *(make.point(60.0 + i, i, trainer=trainer, loss=1.0) for i in range(1, 9)))
+        run.submit(100.0, outcomes(40, range(12)), code_revision=revision)
+        return told(run.seal(600.0).close(outcomes(100, range(45))))
+
+    forged, honest = of("GRPOTrainer", 1), of("SFTTrainer", 2)
+    assert (forged.story.route.planned, forged.story.route.executed) == (Route.SFT, Route.GRPO)
+    assert forged.story.mode_kept is None and honest.story.mode_kept is False
+    (note,) = (note for note in forged.notes if note.startswith("logs and code disagree"))
+    assert "train.py" in note and "GRPOTrainer" in note and KEY not in note
+    assert "logs and code disagree" in mode_told(forged)
+    assert not any("disagree" in note for note in honest.notes)
 
 
 def test_iterations_by_hand(tree: Tree) -> None:
@@ -302,6 +321,23 @@ def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
     assert not any("started" in note for note in notes)
     assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
+
+
+def test_what_became_of_the_gateway_is_said(tree: Tree) -> None:
+    run = recorded_run(tree)
+    append_event(run.dir.events, "gateway_hung", questions=4)
+    for _ in range(30):
+        append_event(run.dir.events, "gateway_crashed", exit_code=-9, again_in_s=0.0)
+    assert told(run).story.recorder == ("gateway hung: 1 time", "gateway crashed: 30 times")
+
+
+def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> None:
+    run = recorded_run(tree)
+    seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
+    make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
+    notes = told(run).story.recorder
+    assert any("up to 3 files and folders were left out by their names" in note for note in notes)
+    assert any("left out by name: code/" in note for note in notes) and not any(KEY in note for note in notes)
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

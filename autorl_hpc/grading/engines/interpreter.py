@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.states import Fault
 
@@ -23,6 +25,10 @@ CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
 
 HOME = Path(__file__).resolve().parents[3]
 """The folder that this package is imported from."""
+
+PACKAGE = __name__.partition(".")[0]
+
+_linked: list[Path] = []
 
 NOT_PASSED_ON = frozenset(
     {
@@ -63,6 +69,12 @@ FIXED = {
 }
 DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Of vLLM's CPU build, where the job says nothing else: GiB, and threads that the kernel places."""
+
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Processes that compile at a first start; by default one for each core, of each worker."""
+
+MOST_THREADS = 4
+"""Of a worker on a GPU: weights of another dtype are converted by the processor. The rest of its work is one thread's."""
 
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -111,14 +123,14 @@ def interpreter() -> str:
 
 
 def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A worker's variables: this process's, offline, with our code first, its own caches, and these GPUs.
+    """A worker's variables: this process's without secrets, offline, with our code first, its own caches, and these GPUs.
 
     Args:
         threads: of vLLM's CPU build; 0 leaves its default.
     """
-    env = {name: value for name, value in outer.items() if name not in NOT_PASSED_ON}
+    env = {name: value for name, value in without_secrets(outer).items() if name not in NOT_PASSED_ON}
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
-    env["PYTHONPATH"] = os.pathsep.join([str(HOME), *(part for part in path if Path(part) != HOME)])
+    env["PYTHONPATH"] = os.pathsep.join([str(code_folder()), *(part for part in path if Path(part) != HOME)])
     env.update({name: value for name, value in DEFAULTS.items() if name not in outer})
     env.update(FIXED)
     cache = cache_folder(outer)
@@ -127,6 +139,23 @@ def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: i
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     return env
+
+
+def code_folder() -> Path:
+    """A folder that this package can be imported from, and nothing else: where ours lies may be a whole site-packages, whose numpy
+    or torch would come before that of another Python."""
+    if not (_linked and (_linked[-1] / PACKAGE).is_dir()):
+        folder = Path(tempfile.mkdtemp(prefix="autorl-code-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / PACKAGE).symlink_to(HOME / PACKAGE, target_is_directory=True)
+        _linked.append(folder)
+    return _linked[-1]
+
+
+def beside_gpus(outer: Mapping[str, str], cores: int) -> dict[str, str]:
+    """Threads of a worker that has GPUs and so many cores: a grader's OMP_NUM_THREADS is meant for its own process."""
+    compilers = {} if COMPILERS in outer else {COMPILERS: str(max(1, cores))}
+    return {"OMP_NUM_THREADS": str(max(1, min(MOST_THREADS, cores))), **compilers}
 
 
 def cache_folder(outer: Mapping[str, str]) -> Path:

@@ -6,21 +6,27 @@ means the thread that started it. Everything that the worker says goes to a hand
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.processes import descendants
 from autorl_hpc.grading.engines import framing
-from autorl_hpc.grading.engines.framing import BadFrame, Frame
+from autorl_hpc.grading.engines.framing import Frame
 from autorl_hpc.rollouts.engine import EngineFailed
+
+log = logging.getLogger("autorl_hpc.grader")
 
 START_LIMIT_S = 900.0
 """Until a new worker is ready: libraries cold from a busy shared file system, kernels compiled, graphs recorded."""
@@ -37,6 +43,7 @@ LAST_WORDS_S = 5.0
 
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
+MAX_PROBLEM_CHARS = 500
 MAX_LOG_BYTES = 64 * 1024 * 1024
 """Of a worker's output; what is older is dropped at its next start."""
 
@@ -74,9 +81,15 @@ class Replica:
         self._ended = ended
         self._start_limit_s = start_limit_s
         self._silence_limit_s = silence_limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._why = ""
         self._sock, self._theirs = socket.socketpair()
+        self._sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", max(1, int(silence_limit_s)), 0)
+        )
         self._sending = threading.Lock()
         self._closing = threading.Event()
+        self._asked_to_end = False
         self._log_from = 0
         self._problem: EngineFailed | None = None
         self._children: dict[int, int] = {}  # when each started: after its end its number may be another's
@@ -107,11 +120,16 @@ class Replica:
                 try:
                     self._sock.settimeout(1.0)
                     framing.send(self._sock, {"op": "end"})
+                    self._asked_to_end = True
                 finally:
                     self._sending.release()
         except OSError:
             pass
-        self._thread.join(END_WAIT_S + KILL_WAIT_S + 5.0)
+        if self._asked_to_end:
+            self._thread.join(END_WAIT_S + 2 * TICK_S)
+        if self._thread.is_alive():
+            self._hang_up()  # it may wait for the rest of a frame
+            self._thread.join(END_WAIT_S + KILL_WAIT_S + 5.0)
 
     def last_words(self) -> str:
         """The last line that this start printed and that says something, most often its error."""
@@ -130,30 +148,38 @@ class Replica:
             return ""
 
     def _run(self) -> None:
-        process: subprocess.Popen[bytes] | None = None
-        problem = "the engine's worker could not be started"
-        try:
-            process = self._start()
-            problem = self._listen(process)
-        except (OSError, BadFrame, ValueError, KeyError, TypeError) as error:
-            problem = f"{problem}: {type(error).__name__}: {error}"
-        finally:
-            if process is not None:
-                self._end(process)
-            self._sock.close()
+        doing = "the engine's worker could not be started"
+        with ExitStack() as after:  # from the last to the first, whatever one of them raises
+            after.callback(self._tell_end)
+            after.callback(self._close_socket)
+            after.callback(self._end)
+            try:
+                self._start()
+                doing = "what the engine's worker says can't be taken in"
+                self._why = self._listen()
+            except BaseException as error:  # whatever it is: who waits for the worker has to be told
+                self._why = f"{doing}: {type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
+
+    def _tell_end(self) -> None:
         if not self._closing.is_set():
             words = self.last_words()
-            told = f"{problem}{f'; its last words: {words}' if words else ''} (log: {self.log})"
+            told = f"{self._why}{f'; its last words: {words}' if words else ''}"
+            log.warning("%s (what it printed: %s)", told, self.log)  # the path is nothing for an agent's eyes
             self._problem = EngineFailed(told)
             self._ended(self._problem)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _close_socket(self) -> None:
+        self._hang_up()
+        with self._sending:
+            self._sock.close()
+
+    def _start(self) -> None:
         with self._theirs as theirs:
             fresh = not self.log.exists() or self.log.stat().st_size > MAX_LOG_BYTES
             with open(self.log, "wb" if fresh else "ab") as output:
                 os.chmod(self.log, 0o600)
                 self._log_from = output.tell()
-                process = subprocess.Popen(
+                self._process = subprocess.Popen(
                     [*self._command, str(theirs.fileno()), str(os.getpid())],
                     env=self._env,
                     cwd="/",
@@ -163,11 +189,25 @@ class Replica:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-        self.pid = process.pid
-        self.send(self._first)
-        return process
+        self.pid = self._process.pid
+        threading.Thread(target=self._introduce, name="engine-start", daemon=True).start()
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> str:
+    def _introduce(self) -> None:
+        """Sends the first frame, which may be larger than the socket takes at once: the limits must count meanwhile."""
+        try:
+            with self._sending:
+                framing.send(self._sock, self._first)
+        except OSError:
+            return  # the worker is gone: it is heard how
+
+    def _hang_up(self) -> None:
+        """Ends both directions; whoever waits for the socket, in whatever thread, is woken."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def _listen(self) -> str:
         """Passes frames on until the worker ends; says why it did."""
         silent_s, limit_s = 0.0, self._start_limit_s
         closing_s = 0.0
@@ -184,9 +224,12 @@ class Replica:
                 if silent_s > limit_s:
                     return f"the engine's worker gave no sign of life for {limit_s:.0f} s"
                 continue
-            frame = framing.receive(self._sock)
+            try:
+                frame = framing.receive(self._sock)
+            except BlockingIOError:
+                return f"the engine's worker stopped in the middle of a frame for {self._silence_limit_s:.0f} s"
             if frame is None:
-                return f"the engine's worker ended{_how(process)}"
+                return f"the engine's worker ended{_how(self._process)}"
             silent_s = 0.0
             if "broken" in frame.head:
                 return f"the engine broke: {frame.head['broken']}"
@@ -196,9 +239,12 @@ class Replica:
             if "beat" not in frame.head and not self._closing.is_set():
                 self._heard(frame)
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self) -> None:
         """Kills the process, its group, and what it started in groups of their own."""
-        if self._closing.is_set():
+        process = self._process
+        if process is None:
+            return
+        if self._asked_to_end:
             try:
                 process.wait(END_WAIT_S)
             except subprocess.TimeoutExpired:
@@ -219,7 +265,20 @@ class Replica:
         self._children.update({child: began for child, began in found.items() if began is not None})
 
 
-def _how(process: subprocess.Popen[bytes]) -> str:
+def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
+    """`<the grader's log>.vllm-<pid>.log`, where our own messages go to a file; else a file in a private folder."""
+    try:
+        ours = Path(os.readlink("/proc/self/fd/2"))
+        if ours.is_absolute() and ours.is_file():
+            return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"
+
+
+def _how(process: subprocess.Popen[bytes] | None) -> str:
+    if process is None:
+        return ""
     try:
         code = process.wait(2.0)
     except subprocess.TimeoutExpired:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
 from autorl_hpc.files.faults import again
+from autorl_hpc.grading.engines.memory import usable_bytes
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 READ_BYTES = 8 * 1024 * 1024
@@ -29,7 +30,7 @@ MAX_READERS = 8
 """Threads of one reading. Hashing, at 1 to 2 GB/s a core, is what they share."""
 
 MEMORY_SHARE = 8
-"""By default the shelf takes one part in so many of the memory that the machine has."""
+"""By default the shelf takes one part in so many of the memory that this process may use."""
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -54,14 +55,8 @@ class Checkpoint:
 
 
 def default_bytes() -> int:
-    """The shelf's limit where none is given: an eighth of the machine's memory, or of what its cgroup may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(name).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # not there, or `max`
-            continue
-    return total // MEMORY_SHARE
+    """The shelf's limit where none is given: an eighth of what this process may use."""
+    return usable_bytes() // MEMORY_SHARE
 
 
 def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoint:
@@ -86,6 +81,10 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
     parts = [(t.name, t.dtype, t.shape, t.sha256) for t in tensors if t.name not in tied or t.sha256 not in others]
     if content_hash(parts) != wanted:
+        if content_hash((t.name, t.dtype, t.shape, t.sha256) for t in tensors) == wanted:
+            raise WeightsChanged(
+                f"{folder} has the content {wanted} only with its tied head, which counts no more: stage it again"
+            )
         raise WeightsChanged(f"{folder} no longer has the content {wanted}")
     return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
 

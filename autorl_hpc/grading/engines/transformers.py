@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.checkpoint import HEAD_NAME
+from autorl_hpc.files.tying import own_tensors
 from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf, default_bytes
 from autorl_hpc.grading.engines.text import Words
 from autorl_hpc.records.exchange import Engine as EngineIdentity
@@ -57,11 +59,18 @@ class TransformersEngine:
         )
         self._model.to(device).eval()
         self._targets: dict[str, Any] = dict(self._model.state_dict(keep_vars=True).items())
+        _, self._left_out = own_tensors(base)
         self._tied = self._tied_names()
+        if HEAD_NAME in self._targets and (HEAD_NAME in self._tied) != bool(self._left_out):
+            said = "ties" if HEAD_NAME in self._tied else "does not tie"
+            raise EngineFailed(
+                f"transformers {said} {HEAD_NAME} to the embedding of {base.name}, and the suite understands its config and files "
+                "otherwise: write `tie_word_embeddings` into config.json and stage it again"
+            )
         # Rows that have ended are filled with it: an answer is cut there, and no padding is counted.
         self._pad = words.ends[0]
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
-        self._shelf = Shelf(default_bytes() if cache_gib is None else int(cache_gib * 2**30), frozenset(self._tied))
+        self._shelf = Shelf(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
         name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
         self._identity = EngineIdentity(
             backend="transformers",
@@ -89,7 +98,7 @@ class TransformersEngine:
         checkpoint = self._shelf.take(weights, content_hash)
         assert checkpoint is not None  # only a wait that is limited ends without one
         loaded = time.monotonic()
-        tensors = _as_torch(checkpoint)
+        tensors = {name: value for name, value in _as_torch(checkpoint).items() if name not in self._left_out}
         missing = {n for n in self._targets if n not in tensors} - self._tied
         unknown = set(tensors) - set(self._targets)
         if missing or unknown:

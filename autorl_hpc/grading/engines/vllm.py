@@ -1,4 +1,4 @@
-"""The engine `vllm`: workers of their own, one for each share of the grader's GPUs, between which prompts are spread.
+"""The engine `vllm`: workers of their own, one or more for each share of the grader's GPUs, between which prompts are spread.
 
 The daemon keeps the tokenizer and makes texts of token ids, as every engine does; workers hold vLLM and the weights. Weights are
 swapped in the living workers: each reads, checks and loads the artifact itself.
@@ -6,36 +6,29 @@ swapped in the living workers: each reads, checks and loads the artifact itself.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.files.checkpoint import HEAD_NAME, tensors_of
-from autorl_hpc.grading.engines import devices, framing, interpreter
+from autorl_hpc.files.tying import own_tensors
+from autorl_hpc.grading.engines import copies, devices, framing, interpreter
+from autorl_hpc.grading.engines.config import ComputedBy
 from autorl_hpc.grading.engines.framing import Frame
-from autorl_hpc.grading.engines.replica import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica
+from autorl_hpc.grading.engines.replica import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica, log_beside_ours
+from autorl_hpc.grading.engines.routing import Routes
 from autorl_hpc.grading.engines.shelf import default_bytes
 from autorl_hpc.grading.engines.text import Words
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded, Stream, WeightsChanged
+from autorl_hpc.rollouts.cores import usable_cores
+from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
 
-CONFIG = "config.json"
-COMPUTED_BY = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-)
-"""Files of a folder of weights that would have to be the base model's own; artifacts hold none of them."""
+log = logging.getLogger("autorl_hpc.grader")
 
 
 @dataclass
@@ -44,12 +37,7 @@ class _Part:
 
     replica: Replica
     ready: Frame | None = None
-    asked: dict[int, int] = field(default_factory=dict)  # of the open stream: key and tokens of the prompt
     loaded: Frame | None = None
-
-    @property
-    def load(self) -> int:
-        return sum(self.asked.values())
 
 
 class VllmEngine:
@@ -83,46 +71,80 @@ class VllmEngine:
         self._streams = self._loads = 0
         self._closed = False
         self._checked = (0, 0)
-        self._same = {name: digest for name in COMPUTED_BY if (digest := _digest(base / name)) is not None}
-        shapes = {tensor.name: list(tensor.shape) for tensor in tensors_of(base)}
+        self._config = ComputedBy(base)
+        tensors, self._tied = own_tensors(base)
+        self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
+        self._spec = spec
+        self._command = command or [interpreter.interpreter(), "-m", MODULE]
+        self._log = log or log_beside_ours()
+        self._limits = {"start_limit_s": start_limit_s, "silence_limit_s": silence_limit_s}
         entries = [] if spec.device == "cpu" else devices.visible()
-        shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
-        cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
-        first = {
-            "op": "start",
-            "base": str(base),
-            "dtype": dtype,
-            "ends": self._words.ends,
-            "shapes": shapes,
-            "tied": [] if HEAD_NAME in shapes else [HEAD_NAME],
-            "tensor_parallel": spec.tensor_parallel,
-            "gpu_memory": spec.gpu_memory,
-            "context": spec.context_tokens,
-            "cache_bytes": cache // (len(shares) * spec.tensor_parallel),
-            "sleep_after_s": spec.sleep_after_s,
-        }
-        started = command or [interpreter.interpreter(), "-m", MODULE]
-        logs = log or _log_beside_ours()
+        self._shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
         self._parts: list[_Part] = []
+        self._copies = 1
         try:
-            for number, share in enumerate(shares):
-                replica = Replica(
-                    started,
-                    interpreter.environment(os.environ, devices.environment(share), spec.threads),
-                    logs.with_name(f"{logs.stem}-{number}{logs.suffix}") if number else logs,
-                    first,
-                    lambda frame, number=number: self._hear(number, frame),  # type: ignore[misc]
-                    self._fail,
-                    start_limit_s=start_limit_s,
-                    silence_limit_s=silence_limit_s,
-                )
-                with self._lock:
-                    self._parts.append(_Part(replica))
-            self._wait(lambda: all(part.ready is not None for part in self._parts))
+            self._start_some()
         except BaseException:
             self.close()
             raise
-        self._identity = self._introduced(spec)
+        self._identity = self._introduced()
+
+    def _start_some(self) -> None:
+        """Starts as many workers as are wanted; where several on a GPU were only thought to suit and don't start, one."""
+        wanted = self._spec.workers_per_gpu
+        self._copies = self._suitable_copies() if wanted == "auto" else wanted
+        try:
+            self._start()
+        except EngineFailed as error:
+            if wanted != "auto" or self._copies == 1 or self._closed:
+                raise
+            log.warning("%d workers on one GPU do not start, one is tried: %s", self._copies, error)
+            self._end_workers()
+            self._parts, self._failure, self._copies = [], None, 1
+            self._start()
+
+    def _suitable_copies(self) -> int:
+        """Workers on each GPU. Of a slice's memory nothing is known here, and a CPU gains nothing."""
+        share = self._shares[0]
+        if len(share) != 1 or devices.is_slice(share[0]):
+            return 1
+        return copies.fitting(self._shapes, usable_cores(), len(self._shares))
+
+    def _start(self) -> None:
+        """Starts the workers and waits until all are ready."""
+        spec, cores = self._spec, usable_cores()
+        places = [share for share in self._shares for _ in range(self._copies)]
+        cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
+        first = {
+            "op": "start",
+            "base": str(self._base),
+            "dtype": self._dtype,
+            "ends": self._words.ends,
+            "shapes": self._shapes,
+            "tied": sorted(self._tied),
+            "tensor_parallel": spec.tensor_parallel,
+            "copies": self._copies,
+            "gpu_memory": spec.gpu_memory / self._copies,
+            "context": spec.context_tokens,
+            "cache_bytes": cache // (len(places) * spec.tensor_parallel),
+            "sleep_after_s": spec.sleep_after_s,
+        }
+        for number, share in enumerate(places):
+            env = interpreter.environment(os.environ, devices.environment(share), spec.threads)
+            if share:
+                env.update(interpreter.beside_gpus(os.environ, cores // len(places)))
+            replica = Replica(
+                self._command,
+                env,
+                self._log.with_name(f"{self._log.stem}-{number}{self._log.suffix}") if number else self._log,
+                first,
+                lambda frame, number=number: self._hear(number, frame),  # type: ignore[misc]
+                self._fail,
+                **self._limits,
+            )
+            with self._lock:
+                self._parts.append(_Part(replica))
+        self._wait(lambda: all(part.ready is not None for part in self._parts))
 
     @property
     def identity(self) -> EngineIdentity:
@@ -157,7 +179,7 @@ class VllmEngine:
                 return  # the next load says so
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
-        self._refuse_other_config(weights)
+        self._config.refuse_others(weights)
         with self._lock:
             if self._stream is not None:
                 raise EngineFailed("weights can't be swapped while a stream is open")
@@ -192,7 +214,7 @@ class VllmEngine:
             if isinstance(answer, Exception):
                 problem.append(answer)
             else:
-                answers[key] = answer
+                answers[key // CONVERSATION] = answer
             if problem or len(answers) == len(prompts):
                 done.set()
 
@@ -200,7 +222,7 @@ class VllmEngine:
             return []
         stream = self.stream(sampling, seed, deliver)
         try:
-            stream.ask(list(enumerate(prompts)))
+            stream.ask([(key * CONVERSATION, prompt) for key, prompt in enumerate(prompts)])
             done.wait()
         finally:
             stream.close()
@@ -214,28 +236,38 @@ class VllmEngine:
                 raise EngineFailed("a stream is open already")
             self._raise_failure()
             self._streams += 1
-            self._stream = _VllmStream(self, self._streams, sampling, seed, deliver)
+            self._stream = _VllmStream(self, self._streams, sampling, seed, deliver, len(self._parts))
             return self._stream
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._stream = None
-            parts = list(self._parts)
             self._lock.notify_all()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        with self._lock:
+            parts = list(self._parts)
         closers = [threading.Thread(target=part.replica.close, daemon=True) for part in parts]
         for closer in closers:
             closer.start()
         for closer in closers:
             closer.join()
 
-    def _introduced(self, spec: GraderSpec) -> EngineIdentity:
-        """The first worker speaks for all: they are the same program on the GPUs of one job."""
+    def _introduced(self) -> EngineIdentity:
+        """The first worker speaks for all: they are the same program on the GPUs of one job.
+
+        How many share a GPU is part of it: that sets how many prompts a step has at most, and with it the kernels of a whole evaluation.
+        """
+        spec = self._spec
         frames = [part.ready for part in self._parts if part.ready is not None]
         kinds = sorted({frame.head["device"] for frame in frames})
         versions = dict(frames[0].head["ready"])
         if spec.context_tokens is not None:
             versions["context"] = str(frames[0].head["context"])
+        if self._copies > 1:
+            versions["workers_per_gpu"] = str(self._copies)
         device = " + ".join(kinds)
         if device == "cpu":
             from autorl_hpc.grading.engines.transformers import cpu_name
@@ -244,15 +276,6 @@ class VllmEngine:
         return EngineIdentity(
             backend="vllm", versions=versions, device=device, dtype=self._dtype, parallel=spec.tensor_parallel
         )
-
-    def _refuse_other_config(self, weights: Path) -> None:
-        """Artifacts are weights alone. Were there a config beside them, it would have to be the one that this engine computes by."""
-        for name, wanted in self._same.items():
-            found = _digest(weights / name)
-            if found is not None and found != wanted:
-                raise EngineFailed(
-                    f"{weights} has a {name} that is not the base model's: its weights are not put into this engine"
-                )
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._lock:
@@ -281,7 +304,7 @@ class VllmEngine:
                     tokens = framing.unpack_tokens(frame.head["lengths"], frame.block)
                     keys = [int(key) for key in frame.head["keys"]]
                     for key in keys:
-                        part.asked.pop(key, None)
+                        stream.routes.done(number, key)
                     found = list(zip(keys, tokens, strict=True))
                 else:
                     return
@@ -299,7 +322,7 @@ class VllmEngine:
             stream.fail(error)
 
     def ask(self, stream: _VllmStream, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Of a stream alone: spreads prompts over the workers, each to the one that has the fewest tokens to do."""
+        """Of a stream alone: spreads prompts over the workers."""
         if not prompts:
             return
         with self._lock:
@@ -307,13 +330,8 @@ class VllmEngine:
             if stream is not self._stream:
                 raise EngineFailed("the stream is closed")
             given: list[list[tuple[int, Sequence[int]]]] = [[] for _ in self._parts]
-            loads = [part.load for part in self._parts]
             for key, prompt in prompts:
-                number = loads.index(min(loads))
-                cost = len(prompt) + stream.sampling.max_new_tokens
-                loads[number] += cost
-                self._parts[number].asked[key] = cost
-                given[number].append((key, prompt))
+                given[stream.routes.give(key, len(prompt))].append((key, prompt))
         head = {"op": "ask", "stream": stream.number, "seed": stream.seed, "sampling": stream.sampling.model_dump()}
         for part, rows in zip(self._parts, given, strict=True):
             if rows:
@@ -326,9 +344,7 @@ class VllmEngine:
             if self._stream is not stream:
                 return
             self._stream = None
-            parts = [part for part in self._parts if part.asked]
-            for part in parts:
-                part.asked.clear()
+            parts = [self._parts[number] for number in stream.routes.busy()]
         for part in parts:
             try:
                 part.replica.send({"op": "drop", "stream": stream.number})
@@ -350,8 +366,10 @@ class _VllmStream:
         sampling: Sampling,
         seed: int,
         deliver: Callable[[int, Answer | Exception], None],
+        workers: int,
     ) -> None:
         self.number = number
+        self.routes = Routes(workers, sampling.max_new_tokens)
         self.sampling = sampling
         self.seed = seed
         self._engine = engine
@@ -381,27 +399,3 @@ class _VllmStream:
             if self._open:
                 self._open = False
                 self._deliver(-1, error)
-
-
-def _digest(path: Path) -> str | None:
-    """sha256 of a small file; None where there is none. A JSON's is that of its content, however it is laid out."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        data = json.dumps(json.loads(data), sort_keys=True).encode()
-    except ValueError:
-        pass
-    return hashlib.sha256(data).hexdigest()
-
-
-def _log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
-    """`<the grader's log>.vllm.log`, where our own messages go to a file; else a file in a private folder."""
-    try:
-        ours = Path(os.readlink("/proc/self/fd/2"))
-        if ours.is_absolute() and ours.is_file():
-            return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"

@@ -8,10 +8,11 @@ handed bytes that it did not check itself. Nothing of the suite but standard lib
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.checkpoint import HEAD_NAME
 from autorl_hpc.files.host import deny_inspection, end_with_parent
 from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -22,6 +23,7 @@ FUSED = {
 }
 """Tensors that vLLM keeps one below the other in one parameter, by the first of them."""
 
+SLEPT = "Memory usage increased after sleeping"
 CHECKED_ROWS = 64
 """Of a tensor with rows: so many at its beginning, and at its end."""
 
@@ -36,6 +38,7 @@ class Weights:
 
     model_runner: Any
     device: Any
+    sleep: Any
 
     def autorl_prepare(self, cache_bytes: int, tied: list[str], shapes: dict[str, list[int]]) -> None:
         """Before all else, once. `shapes`: of the base model's tensors, which a checkpoint has to have."""
@@ -45,6 +48,8 @@ class Weights:
         self._autorl_shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
         self._autorl_next: Checkpoint | None = None
+        if hasattr(self, "sleep"):
+            self.sleep = asleep_beside_others(self.sleep)
 
     def autorl_prefetch(self, folder: str, wanted: str) -> None:
         """Has a checkpoint read ahead."""
@@ -84,6 +89,11 @@ class Weights:
             return {"wrong": "vLLM does not say which weights it took"}
         if missing := sorted(needed - loaded):
             return {"wrong": f"vLLM took no weights for {len(missing)} of its parameters, such as {missing[0]}"}
+        heads = [tensor.name for tensor in checkpoint.tensors if tensor.name not in {*self._autorl_tied, *needed}]
+        if HEAD_NAME in heads and not any(name.endswith(HEAD_NAME) for name in loaded):
+            return {
+                "wrong": f"vLLM takes the embedding for {HEAD_NAME}, and the base model's config and files do not tie them"
+            }
         problem, checked = _compare(model, checkpoint, self._autorl_tied)
         if problem:
             return {"wrong": problem}
@@ -106,6 +116,21 @@ class Weights:
             del model.load_weights
         _pack_again(model)
         return taken[0] if taken else None
+
+
+def asleep_beside_others(sleep: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's own going to sleep, on a GPU that is not its alone: when it has freed its memory it insists that there is more free than
+    before, though others may have taken some meanwhile."""
+
+    def sleeping(*args: Any, **kwargs: Any) -> None:
+        try:
+            sleep(*args, **kwargs)
+        except AssertionError as error:
+            if SLEPT not in str(error):
+                raise
+            print(f"others took memory while this process freed its own ({error})", flush=True)
+
+    return sleeping
 
 
 def _pack_again(model: Any) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from typing import Any
 
 from autorl_hpc.files.host import deny_inspection, end_with_parent
-from autorl_hpc.grading.engines import framing
+from autorl_hpc.grading.engines import copies, framing
 from autorl_hpc.grading.engines.framing import Frame
 
 BEAT_S = 1.0
@@ -33,6 +33,10 @@ ADD_AT_ONCE = 64
 SETTLE_STEPS = 8
 """vLLM plans one step ahead: after two there is nothing left."""
 
+BLOCK = 64
+"""Tokens of a block of the cache. vLLM hashes each block of a prompt: by its default of 16 that is most of what a long prompt costs it."""
+
+ITEM_BYTES = {"float32": 4}
 EXTENSION = "autorl_hpc.grading.engines.vllm_extension.Weights"
 END_REASON, LENGTH_REASON = "stop", "length"
 
@@ -61,6 +65,10 @@ class Worker:
         self._sleep_after_s = 0.0
         self._asleep = False
         self._holds: tuple[str, str] | None = None  # folder and content hash
+        self._greedy: tuple[dict[str, Any], dict[int, Any]] = (
+            {},
+            {},
+        )  # what is asked for, and parameters by their limit
         self._steps = 0
         self._last_sent = self._last_work = time.monotonic()
 
@@ -137,6 +145,7 @@ class Worker:
             disable_log_stats=True,
             seed=0,
             worker_extension_cls=EXTENSION,
+            **(_on_gpu(told) if on_gpu else {}),
         )
         self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         self._rpc("autorl_prepare", told["cache_bytes"], told["tied"], told["shapes"])
@@ -212,29 +221,41 @@ class Worker:
             self._send({"answers": stream, "keys": too_long, "lengths": [0] * len(too_long)})
 
     def _params(self, sampling: dict[str, Any], seed: int, room: int) -> Any:
-        """The recipe's sampling and nothing else."""
+        """The recipe's sampling and nothing else. Greedy prompts share theirs: vLLM is told to copy the outermost object alone, and what it
+        adds to the inner ones is the same for all."""
+        limit = min(sampling["max_new_tokens"], room)
+        if sampling["temperature"] > 0:
+            return self._new_params(sampling, seed, limit)
+        if self._greedy[0] != sampling:
+            self._greedy = (sampling, {})
+        made = self._greedy[1]
+        if limit not in made:
+            made[limit] = self._new_params(sampling, None, limit)
+        return made[limit]
+
+    def _new_params(self, sampling: dict[str, Any], seed: int | None, limit: int) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        drawn = sampling["temperature"] > 0
         return SamplingParams(
             n=1,
             temperature=sampling["temperature"],
-            top_p=sampling["top_p"] if drawn else 1.0,
+            top_p=1.0 if seed is None else sampling["top_p"],
             top_k=0,
             min_p=0.0,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             repetition_penalty=1.0,
             min_tokens=0,
-            seed=seed if drawn else None,
-            max_tokens=min(sampling["max_new_tokens"], room),
+            seed=seed,
+            max_tokens=limit,
             stop=list(sampling["stop"]) or None,
             stop_token_ids=self._ends,
             ignore_eos=False,
             detokenize=bool(sampling["stop"]),
             skip_special_tokens=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
         )
 
     def _drop(self, stream: int | None) -> None:
@@ -278,6 +299,28 @@ class Worker:
     def _may_sleep(self) -> bool:
         idle_s = time.monotonic() - self._last_work
         return bool(self._sleep_after_s) and not self._asleep and idle_s > self._sleep_after_s
+
+
+def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments that a GPU asks for; of several workers on one, those by which they don't measure each other.
+
+    Raises:
+        Broken: they don't fit.
+    """
+    arguments: dict[str, Any] = {"block_size": BLOCK}
+    if told["copies"] > 1:
+        import torch
+
+        share = int(torch.cuda.get_device_properties(0).total_memory * told["gpu_memory"])
+        room = copies.cache_bytes(share, told["shapes"], ITEM_BYTES.get(told["dtype"], 2))
+        if room <= 0:
+            raise Broken(
+                f"{told['copies']} workers on one GPU have {share / 2**30:.1f} GiB each, {-room / 2**30:.1f} GiB too few: fewer "
+                "`workers_per_gpu`, or more `gpu_memory`"
+            )
+        arguments |= {"kv_cache_memory_bytes": room}
+        arguments |= {"max_num_seqs": copies.SEQUENCES, "max_num_batched_tokens": copies.STEP_TOKENS}
+    return arguments
 
 
 def _stream_of(request: str) -> int:

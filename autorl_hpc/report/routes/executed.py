@@ -25,6 +25,11 @@ two distances, and by rounding. Training leaves that line at once: weights have 
 BETWEEN_SHARE = 0.03
 """A point nearer to either end than this is that end and no average."""
 
+SURE = 0.8
+"""Confidence from which a plan that leaves no alternative contradicts logs: anybody can print a trainer's figures."""
+
+DISAGREE = "logs and code disagree"
+
 SURE_ENOUGH = 0.6
 """Confidence from which a plan stands for a script that ran and logged nothing."""
 
@@ -102,7 +107,24 @@ def _by_logs(
         route = (rl or preference or supervised or [planned.route if _is_training(planned.route) else Route.UNKNOWN])[
             -1
         ]
-    return Executed(route, tuple(evidence[:8]), steps, notes)
+    disputed = _disputed(routes, planned)
+    return Executed(route, tuple(evidence[:8]), steps, (*notes, DISAGREE) if disputed else notes, disputed)
+
+
+def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
+    """Whether none of what was logged is of a kind that sure code plans."""
+    plan, told = _kinds(planned.route), set[str]().union(*map(_kinds, logged))
+    if planned.route is Route.RL:
+        plan.add("preference")  # online DPO logs what DPO logs
+    return planned.confidence >= SURE and not planned.alternatives and bool(plan and told) and not plan & told
+
+
+def _kinds(route: Route) -> set[str]:
+    """Kinds of training in a route: empty where it is none, or not known."""
+    if route is Route.SFT_RL:
+        return {"supervised", "rl"}
+    kinds = {"supervised": SUPERVISED, "rl": RL, "preference": PREFERENCE}
+    return {name for name, routes in kinds.items() if route in routes}
 
 
 def _refined(stage: Stage, planned: Planned) -> Route:
@@ -208,14 +230,15 @@ def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tup
     return (EvidenceLine(where=f"ledger: fingerprint of submission {fingerprint.submission_id}", says=says),)
 
 
-def mode_kept(mode: str, route: Route) -> bool | None:
+def mode_kept(mode: str, route: Route, *, disputed: bool = False) -> bool | None:
     """Whether an executed route is what a mode asked for; None: nothing tells, or the mode is none that we know.
 
     `sft-only`: supervised training and nothing else. `rl-only`: a policy that learned from rewards of its own samples, and no
     supervised stage; DPO and its relatives learn from given pairs and are neither. Nothing trained is not what either asked for.
+    `disputed`: logs and code disagree on the route, so it tells nothing.
     """
     if mode == "free":
         return True
-    if route in (Route.UNKNOWN, Route.AVERAGING) or mode not in ("sft-only", "rl-only"):
+    if disputed or route in (Route.UNKNOWN, Route.AVERAGING) or mode not in ("sft-only", "rl-only"):
         return None
     return route in SUPERVISED if mode == "sft-only" else route in RL

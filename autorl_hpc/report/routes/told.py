@@ -58,3 +58,5 @@ class Executed:
     steps: int = 0
     """Training steps logged."""
     notes: tuple[str, ...] = ()
+    disputed: bool = False
+    """The logs tell another kind of training than code that is sure of its own."""

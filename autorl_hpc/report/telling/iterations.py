@@ -19,7 +19,7 @@ from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.broke import exits_between, logs_between, samples
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
-from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_settings
+from autorl_hpc.report.telling.shown import shown_failure, shown_route, shown_settings
 from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
@@ -169,12 +169,7 @@ def _route(known: Known, stretch: Stretch, parsed: dict[Any, Any], routes: Mappi
         parent_fingerprint=known.view.fingerprints.get(parent) if parent is not None else None,
         submitted=point.status is not SubmissionState.REFUSED,
     )
-    route = RouteTold(
-        planned=plan.route,
-        executed=done.route,
-        planned_by=shown_lines(plan.evidence, known.hidden),
-        executed_by=shown_lines(done.evidence, known.hidden),
-    )
+    route = shown_route(plan, done, known.hidden)
     return route, shown_settings(settings(sources, lines, parsed), known.hidden) if sources else ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autorl_hpc.files.masking import masked
@@ -12,6 +12,7 @@ from autorl_hpc.records.ledger import Writer
 from autorl_hpc.records.recorded import TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.hiding import NOTHING, Hidden
+from autorl_hpc.report.story import AGENT_PROGRAM, CHANGED
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import EntryKind
 
@@ -29,6 +30,10 @@ class Written(Protocol):
     def body(self) -> Any: ...
 
 
+AGENT_VERSION = "agent_version"
+"""The event with what the agent's program says of its version, of each attempt."""
+
+MAX_VERSIONS = 4
 MAX_NAMED = 40
 """Of jobs, nodes and models; a run that was requeued for weeks is told by its last ones."""
 
@@ -54,13 +59,25 @@ def _named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def versions_of(
-    record: RunRecord, engine: Engine | None, trace: Sequence[TraceEvent], hidden: Hidden = NOTHING
+    record: RunRecord,
+    engine: Engine | None,
+    trace: Sequence[TraceEvent],
+    events: Sequence[Mapping[str, Any]] = (),
+    hidden: Hidden = NOTHING,
 ) -> dict[str, str]:
-    """Of the suite and what it ran on, of the engine that scored, and what the agent's trace says of itself."""
+    """Of the suite and what it ran on, of the engine that scored, of the agent's program, and what the agent's trace says of itself.
+
+    Args:
+        events: lines of events.jsonl.
+    """
     found = {clean(name) or "": clean(value) or "" for name, value in sorted(record.versions.items())}
     if engine is not None:
         found["engine"] = clean(f"{engine.backend}, {engine.dtype} on {engine.device}") or ""
         found |= {f"engine: {clean(name)}": clean(value) or "" for name, value in sorted(engine.versions.items())}
+    told = [e["version"] for e in events if e["event"] == AGENT_VERSION and isinstance(e.get("version"), str)]
+    if told:
+        named = CHANGED.join(list(dict.fromkeys(told))[-MAX_VERSIONS:])
+        found[AGENT_PROGRAM] = clean(hidden.said(masked(f"{record.science.agent} {named}"))) or ""
     models = sorted({event.model for event in trace if event.model})
     if models:
         found["driver's model, by the trace"] = clean(hidden.said(masked(", ".join(models)))) or ""

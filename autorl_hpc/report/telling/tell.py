@@ -29,7 +29,7 @@ from autorl_hpc.report.telling.iterations import (
 from autorl_hpc.report.telling.known import Known
 from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.report.telling.places import jobs_of, nodes_of, versions_of
-from autorl_hpc.report.telling.shown import shown_failure, shown_lines
+from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_route
 from autorl_hpc.report.telling.skill import skill_metrics
 from autorl_hpc.report.text import clean
 from autorl_hpc.states import Fault, Route, SubmissionState
@@ -40,6 +40,7 @@ MAX_NOTES = 12
 RECORDER_EVENTS = "recorder"
 """Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
 
+GATEWAY_EVENTS = ("gateway_hung", "gateway_crashed")
 NO_TROUBLE = ("recorder_started", "recorder_ended")
 
 
@@ -66,7 +67,7 @@ def _told(known: Known) -> Story:
     compared = opened(view, summary.selected)
     return Story(
         route=route,
-        mode_kept=mode_kept(summary.mode, route.executed),
+        mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
         iterations=iterations,
         failure=_failure(known, stretches, facts, failures, any_samples([route, *(r for r, _ in routes)])),
         metrics=reference_metrics(
@@ -88,7 +89,7 @@ def _told(known: Known) -> Story:
         ),
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
-        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.hidden),
+        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.events, known.hidden),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=tuple(_notes(known)[:MAX_NOTES]),
     )
@@ -104,12 +105,7 @@ def _route(known: Known, iterations: Sequence[Iteration]) -> RouteTold:
     if not sources and not points:
         return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
     done = executed(points, known.commands, None, plan, submitted=False)
-    return RouteTold(
-        planned=plan.route,
-        executed=done.route,
-        planned_by=shown_lines(plan.evidence, known.hidden),
-        executed_by=shown_lines(done.evidence, known.hidden),
-    )
+    return shown_route(plan, done, known.hidden)
 
 
 def _chosen(known: Known, iterations: Sequence[Iteration]) -> Iteration:
@@ -220,10 +216,11 @@ def _resources(known: Known) -> Resources:
 
 
 def _notes(known: Known) -> list[str]:
-    """What the recorder missed, and its crashes."""
+    """What the recorder missed, and crashes of it and of the gateway."""
     notes = list(known.recorded.troubles)
     events = [event for event in known.events if event["event"] not in NO_TROUBLE]
     notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
+    notes += _of_gateway(known)
     notes += _of_revisions(known.code.revisions, known.hidden)
     if known.recorded.usage.present:
         unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
@@ -250,11 +247,20 @@ def _event(event: dict[str, object], hidden: Hidden) -> str:
     return f"{str(event['event']).replace('_', ' ')}: {told}" if told else str(event["event"]).replace("_", " ")
 
 
+def _of_gateway(known: Known) -> list[str]:
+    """A line for each kind, however often it happened: what was under way then is counted by an estimate."""
+    names = [str(event["event"]) for event in known.events]
+    often = {name: names.count(name) for name in GATEWAY_EVENTS}
+    return [f"{name.replace('_', ' ')}: {count} time{'s' * (count > 1)}" for name, count in often.items() if count]
+
+
 def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
-    """What the states of the code don't hold."""
-    notes = [
-        f"code: {hidden.said(reason) if hidden.names else reason}"
-        for reason in dict.fromkeys(r.reason for r in revisions if r.reason)
-    ]
+    """What the states of the code don't hold. A reason may name folders of the workspace."""
     left_out = max((r.left_out for r in revisions), default=0)
-    return notes + ([f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else [])
+    by_name = max((r.by_name for r in revisions), default=0)
+    notes = [f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else []
+    if by_name:
+        but = "of such folders no more than the sources that lie in them directly was kept"
+        notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
+    reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
+    return notes + [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+LEAST_SHARED = 16
+"""Tokens that a sequence must save to stand behind a beginning with others."""
+
 
 class Spoken(NamedTuple):
     """One turn: what was asked and what the policy said, in token ids; `logps` of the sampled ones.
@@ -68,25 +71,124 @@ def merged(turns: Iterable[Spoken], most: int, advantage: float = 0.0) -> list[T
     return found
 
 
-def micro_batches(sequences: Sequence[Tokens], tokens: int) -> list[list[Tokens]]:
-    """Batches of like length, each at most so many tokens with its padding, the longest first."""
-    batches: list[list[Tokens]] = []
-    for sequence in sorted(sequences, key=lambda one: -len(one.ids)):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= tokens:
-            batches[-1].append(sequence)
+class Group(NamedTuple):
+    """Sequences behind one copy of the beginning that they share: `shared` tokens, then `number` times `length`, padded on the right.
+    Without a common beginning `shared` is 0."""
+
+    shared: int
+    number: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.shared + self.number * self.length
+
+
+class Pack(NamedTuple):
+    """A micro-batch: groups one after the other, all [t].
+
+    Attributes:
+        ids: token ids, int64.
+        own: whether a token is to be learned from, bool; never the first one of a sequence, which nothing comes before.
+        logps: what the sampler gave the policy's tokens, float32.
+        advantages: of each token's episode, float32.
+        places: of each token in its own sequence, int64.
+    """
+
+    ids: np.ndarray
+    own: np.ndarray
+    logps: np.ndarray
+    advantages: np.ndarray
+    places: np.ndarray
+    groups: tuple[Group, ...]
+
+    @property
+    def learned(self) -> int:
+        """Tokens that weigh something."""
+        return int((self.own & (self.advantages != 0)).sum())
+
+
+def packs(sequences: Sequence[Tokens], tokens: int, pad: int, *, shared: bool = True) -> list[Pack]:
+    """The sequences as micro-batches of at most so many tokens with their padding, but for a longer sequence.
+
+    Few-shot examples are most of an episode's tokens, and the same in all episodes of a kind: with `shared` they are computed
+    once for all that fit. Else each micro-batch is one group without a common beginning.
+    """
+    grouped: list[tuple[list[Tokens], int]] = []
+    for members, common in _kinds(sequences) if shared else [(list(sequences), 0)]:
+        grouped += _groups(members, common, tokens)
+    batches: list[list[tuple[list[Tokens], int]]] = []
+    size = 0
+    for members, common in grouped:
+        more = _tokens(members, common)
+        if batches and shared and size + more <= tokens:
+            batches[-1].append((members, common))
+            size += more
         else:
-            batches.append([sequence])
-    return batches
+            batches.append([(members, common)])
+            size = more
+    return [_pack(batch, pad) for batch in batches]
 
 
-def padded(batch: Sequence[Tokens], pad: int) -> dict[str, np.ndarray]:
-    """A batch as arrays, padded on the right: ids [n, t] int64; own [n, t]; logps [n, t]; advantages [n]."""
-    width = max(len(one.ids) for one in batch)
-    ids = np.full((len(batch), width), pad, np.int64)
-    own = np.zeros((len(batch), width), bool)
-    logps = np.zeros((len(batch), width), np.float32)
-    for row, one in enumerate(batch):
-        ids[row, : len(one.ids)] = one.ids
-        own[row, : len(one.ids)], logps[row, : len(one.ids)] = one.own, one.logps
-    advantages = np.asarray([one.advantage for one in batch], np.float32)
-    return {"ids": ids, "own": own, "logps": logps, "advantages": advantages}
+def same_beginning(one: np.ndarray, other: np.ndarray) -> int:
+    """How many tokens two sequences share at their beginnings."""
+    length = min(len(one), len(other))
+    differ = one[:length] != other[:length]
+    return int(np.argmax(differ)) if differ.any() else length
+
+
+def _kinds(sequences: Sequence[Tokens]) -> list[tuple[list[Tokens], int]]:
+    """Sequences with a beginning in common, and its length; last, those that have none, with 0. A beginning ends before the token
+    that comes right before the first one that is learned."""
+    found: list[tuple[list[Tokens], int]] = []
+    kind: list[Tokens] = []
+    common = 0
+    # In the order of their ids those that share the most are neighbours.
+    for one in sorted(sequences, key=lambda one: one.ids.astype(">i4").tobytes()):
+        least = max(0, int(np.argmax(one.own)) - 1 if one.own.any() else len(one.ids) - 1)
+        shares = min(common, least, same_beginning(kind[-1].ids, one.ids)) if kind else 0
+        if kind and shares * len(kind) - common * (len(kind) - 1) >= LEAST_SHARED:
+            kind, common = [*kind, one], shares
+            continue
+        found += [(kind, common)] if kind else []
+        kind, common = [one], least
+    found += [(kind, common)] if kind else []
+    alone = [one for members, _ in found if len(members) == 1 for one in members]
+    return [each for each in found if len(each[0]) > 1] + ([(alone, 0)] if alone else [])
+
+
+def _groups(members: Sequence[Tokens], common: int, tokens: int) -> list[tuple[list[Tokens], int]]:
+    """Groups of like length, the longest first, each at most so many tokens with its padding."""
+    groups: list[tuple[list[Tokens], int]] = []
+    for one in sorted(members, key=lambda one: -len(one.ids)):
+        if groups and _tokens([*groups[-1][0], one], common) <= tokens:
+            groups[-1][0].append(one)
+        else:
+            groups.append(([one], common))
+    return groups
+
+
+def _tokens(members: Sequence[Tokens], common: int) -> int:
+    return common + len(members) * (max(len(one.ids) for one in members) - common)
+
+
+def _pack(groups: Sequence[tuple[Sequence[Tokens], int]], pad: int) -> Pack:
+    total = sum(_tokens(members, common) for members, common in groups)
+    ids, places = np.full(total, pad, np.int64), np.zeros(total, np.int64)
+    own, logps, advantages = np.zeros(total, bool), np.zeros(total, np.float32), np.zeros(total, np.float32)
+    made = []
+    at = 0
+    for members, common in groups:
+        length = max(len(one.ids) for one in members) - common
+        ids[at : at + common] = members[0].ids[:common]
+        places[at : at + common] = np.arange(common)
+        at += common
+        for one in members:
+            rest = len(one.ids) - common
+            ids[at : at + rest], own[at : at + rest] = one.ids[common:], one.own[common:]
+            logps[at : at + rest], advantages[at : at + rest] = one.logps[common:], one.advantage
+            places[at : at + length] = np.arange(common, common + length)
+            own[at] = False
+            at += length
+        made.append(Group(common, len(members), length))
+    return Pack(ids, own, logps, advantages, places, tuple(made))

@@ -11,7 +11,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +27,8 @@ from autorl_rollouts.pool import Pool
 from batches import Spoken, Tokens, merged
 from words import Words
 
-MOST_GOALS = 2000
-"""Demonstrations of more games taught no more when this was written: the rest is for RL."""
-PART_GOALS = 400
+MOST_GOALS = 3000
+PART_GOALS = 200
 """Goals between two files."""
 LIVE_A_WORKER = 2
 """Episodes under way: one is stepped while the other waits for the expert. More would only take turns in a worker's planner."""
@@ -68,9 +68,13 @@ class _Live:
 
 
 class Play:
-    """Episodes of an expert, many at once, on a pool of environments."""
+    """Episodes of an expert, many at once, on a pool of environments.
 
-    def __init__(self, expert: Expert, pool: Pool, words: Words, recipe: Mapping[str, Any]) -> None:
+    Args:
+        words: makes the tokenizer, asked when the first game has begun: both take their time.
+    """
+
+    def __init__(self, expert: Expert, pool: Pool, words: Callable[[], Words], recipe: Mapping[str, Any]) -> None:
         self._expert, self._pool, self._words = expert, pool, words
         self._steps = int(recipe["max_steps"])
         self._live = LIVE_A_WORKER * pool.size
@@ -120,12 +124,12 @@ class Play:
             return False
         stray = self._stray(one)
         said, taught = (said, True) if stray is None else (stray, False)
-        plain = isinstance(event.prompt, str)
-        asked = self._words.encode(event.prompt) if plain else self._words.chat(event.prompt)
+        plain, words = isinstance(event.prompt, str), self._words()
+        asked = words.encode(event.prompt) if plain else words.chat(event.prompt)
         chat = asked is not None and not plain
         if asked is None:
-            asked = self._words.encode("\n\n".join(message["content"] for message in event.prompt))
-        answer = self._words.encode(said if chat else f" {said}") + self._words.ending(chat=chat)
+            asked = words.encode("\n\n".join(message["content"] for message in event.prompt))
+        answer = words.encode(said if chat else f" {said}") + words.ending(chat=chat)
         nothing = np.zeros(len(answer), np.float32)
         one.spoken.append(Spoken(np.asarray(asked, np.int32), np.asarray(answer, np.int32), nothing, taught))
         tickets[self._pool.act(slot, said, last=len(one.turns) + 1 >= self._steps)] = slot
@@ -181,10 +185,16 @@ def main() -> None:
     meta = machine.read_meta(workspace)
     until = machine.deadline(workspace, meta, given.share)
 
-    from transformers import AutoConfig, AutoTokenizer
+    begun = time.monotonic()
 
-    words = Words(AutoTokenizer.from_pretrained(given.model), [], meta["recipe"].get("stop") or [])
-    most = int(AutoConfig.from_pretrained(given.model).max_position_embeddings)
+    def load() -> Words:
+        from transformers import AutoTokenizer
+
+        return Words(AutoTokenizer.from_pretrained(given.model), [], meta["recipe"].get("stop") or [])
+
+    loading = ThreadPoolExecutor(1).submit(load)  # while the goals are read and the workers start
+
+    config = json.loads((given.model / "config.json").read_text(encoding="utf-8"))
     source = episodes.source_of(workspace, meta)
     goals, _ = episodes.chosen(source, given.goals, 0, machine.seed())
     expert = expert_for(goals, meta)
@@ -193,22 +203,28 @@ def main() -> None:
     played = {row["goal"] for row in rows}
     won = len({row["goal"] for row in rows if row["ids"]})
     left = [goal for goal in goals if str(goal["id"]) not in played]
-    steps = 0
+    steps, before = 0, len(played)
+    part: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        if part:
+            write_part(given.out / f"{len(played):06d}.jsonl.gz", part)
+            part.clear()
+        pace = {"games_per_s": round((len(played) - before) / (time.monotonic() - begun), 2), "workers": pool.size}
+        print(json.dumps({"played": len(played), "won": won, "steps": steps, **pace}), flush=True)
+
+    print(f"{len(left)} games to play, after {time.monotonic() - begun:.1f} s", flush=True)
     with Pool(source, episodes.workers_here(1)) as pool:
-        for start in range(0, len(left), PART_GOALS):
-            part: list[dict[str, Any]] = []
-            for goal, reward, spoken in Play(expert, pool, words, meta["recipe"]).of(
-                left[start : start + PART_GOALS], until=until
-            ):
-                part += rows_of(goal, reward, merged(spoken, most))
-                played.add(goal)
-                won += reward >= 1.0
-                steps += len(spoken)
-            if part:
-                write_part(given.out / f"{len(played):06d}.jsonl.gz", part)
-            print(json.dumps({"played": len(played), "won": won, "steps": steps}), flush=True)
-            if time.monotonic() > until:
-                break
+        for goal, reward, spoken in Play(expert, pool, loading.result, meta["recipe"]).of(left, until=until):
+            if len(played) == before:
+                print(f"the first one is over after {time.monotonic() - begun:.1f} s", flush=True)
+            part += rows_of(goal, reward, merged(spoken, int(config["max_position_embeddings"])))
+            played.add(goal)
+            won += reward >= 1.0
+            steps += len(spoken)
+            if len(played) % PART_GOALS == 0:
+                keep()
+        keep()
 
 
 if __name__ == "__main__":

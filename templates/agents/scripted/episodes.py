@@ -109,6 +109,8 @@ def play(
         block = list(range(start, min(start + pool.size, len(goals))))
         order += block * copies
     limit = (recipe.get("options") or {}).get("max_prompt_tokens")
+    if hasattr(sampler, "turns"):
+        sampler.turns = int(recipe["max_steps"])  # by which it knows what goes on
     played = run_episodes(
         sampler,
         [goals[number] for number in order],

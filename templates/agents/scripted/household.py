@@ -18,6 +18,8 @@ from typing import Any
 THING = re.compile(r"\ban? ([a-z]+ \d+)")
 NOTHING = "Nothing happens."
 LAMP = "desklamp"
+PLACING = {"move": r"(.+) to (.+)", "put": r"(.+) in/on (.+)"}
+"""What puts something down: the games' way, and that of the examples, which may be taken for it."""
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 TASKS = (
     (
@@ -98,7 +100,13 @@ def prior_of(goals: Iterable[Mapping[str, Any]]) -> Prior:
 
 @dataclass
 class _Room:
-    """What the transcript has told so far."""
+    """What the transcript has told so far.
+
+    Attributes:
+        failed: what did nothing where the player stands now.
+        origin: where things were taken from.
+        refused: what would have put something where it can't be.
+    """
 
     places: list[str]
     place: str = ""
@@ -108,6 +116,8 @@ class _Room:
     treated: set[str] = field(default_factory=set)
     placed: set[str] = field(default_factory=set)
     failed: Counter[str] = field(default_factory=Counter)
+    origin: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
 
 class Expert:
@@ -156,8 +166,20 @@ class Expert:
         for where, things in room.seen.items():
             for thing in things:
                 if _kind(thing) == kind and thing not in room.placed:
+                    if room.hand is not None:  # there is one hand
+                        return self._put_away(room.hand, room)
                     return _at(where, room, f"take {thing} from {where}")
         return self._look_for(kind, room)
+
+    def _put_away(self, thing: str, room: _Room) -> str | None:
+        """Back to where it was, else to where such things mostly lie: not all places take all things."""
+        counts = self._prior.get(_kind(thing), {})
+        places = sorted(room.places, key=lambda place: -counts.get(_kind(place), 0))
+        for place in [place for place in [room.origin.get(thing)] if place] + places:
+            action = f"move {thing} to {place}"
+            if action not in room.refused:
+                return _at(place, room, action)
+        return None
 
     def _look_for(self, kind: str, room: _Room) -> str | None:
         """The next receptacle to look into: where such things mostly lie, each kind's share split among its receptacles."""
@@ -190,6 +212,8 @@ def _read(first: str, turns: Sequence[tuple[str, str]], task: Task | None) -> _R
             room.failed[action] += 1
             if action.startswith("go to "):  # of two receptacles at one spot: the player stands before it already
                 room.place = action[6:]
+            elif action.startswith("move ") and action.endswith(f" to {room.place}") and room.place not in room.shut:
+                room.refused.add(action)
             continue
         _take_in(room, action, observation, task)
     return room
@@ -199,6 +223,7 @@ def _take_in(room: _Room, action: str, observation: str, task: Task | None) -> N
     verb, _, rest = action.partition(" ")
     if action.startswith("go to "):
         room.place = action[6:]
+        room.failed.clear()
     if verb in ("go", "open", "examine"):
         if f"{room.place} is closed" in observation:
             room.shut.add(room.place)
@@ -209,13 +234,15 @@ def _take_in(room: _Room, action: str, observation: str, task: Task | None) -> N
         elif verb == "go":
             room.seen.setdefault(room.place, [])
     elif found := re.fullmatch(r"(.+) from (.+)", rest) if verb == "take" else None:
-        room.hand = found[1]
+        room.hand, room.origin[found[1]] = found[1], found[2]
+        room.placed.discard(found[1])
         if found[1] in room.seen.get(found[2], []):
             room.seen[found[2]].remove(found[1])
-    elif found := re.fullmatch(r"(.+) to (.+)", rest) if verb == "move" else None:
+    elif found := re.fullmatch(PLACING[verb], rest) if verb in PLACING else None:
         room.hand = None
         room.seen.setdefault(found[2], []).append(found[1])
-        if task is not None and _kind(found[2]) == task.target:
+        done = task is not None and (task.verb is None or found[1] in room.treated)
+        if task is not None and done and _kind(found[1]) == task.thing and _kind(found[2]) == task.target:
             room.placed.add(found[1])
     elif verb in TOOLS and room.hand:
         room.treated.add(room.hand)

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import Spoken, Tokens, merged, micro_batches, padded
+from batches import Pack, Spoken, Tokens, merged, packs
 from objective import advantages, policy_loss, token_logps
 from policy import Policy
+from sharing import can_share, sharing
 
 CLIP_NORM = 1.0
+CHECKED_SEQUENCES, CHECKED_GAP = 24, 0.1
+"""How far log-probabilities may lie apart, on average, for episodes to share what they begin with."""
 MICRO_TOKENS_CPU = 8_192
 MICRO_BYTES_A_TOKEN = 2.0e6
 """What a token costs in training a model of 135M without recomputation: activations of the layers, and the head's share."""
@@ -32,6 +35,11 @@ class Learner:
         self.policy, self.temperature = policy, temperature
         self.accelerator = policy.accelerator
         self.micro_tokens = self._micro_tokens()
+        self.plain = self.accelerator.unwrap_model(policy.model)
+        self.shares = can_share(self.plain) and self.accelerator.state.deepspeed_plugin is None
+        self._checked = False
+        half = self.accelerator.mixed_precision == "bf16"
+        self.dtype = torch.bfloat16 if half else next(self.plain.parameters()).dtype
 
     def learn(self, groups: Mapping[int, Sequence[Any]], part_of: Callable[[int], int], parts: int) -> dict[str, float]:
         """Some steps on groups of episodes, one a part, and what is worth logging, over all processes.
@@ -77,22 +85,29 @@ class Learner:
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def batches(self, sequences: Sequence[Tokens]) -> list[list[Tokens]]:
+    def batches(self, sequences: Sequence[Tokens]) -> list[Pack]:
         """Micro-batches, as many on each process: models on several GPUs are called in step. What is filled up weighs nothing."""
-        made = micro_batches(sequences, self.micro_tokens)
+        pad = self.policy.words.pad
+        if self.shares and not self._checked and sequences:
+            self._checked = True
+            self.shares = self._as_without(sequences[:CHECKED_SEQUENCES])
+        made = packs(sequences, self.micro_tokens, pad, shared=self.shares)
         most = torch.tensor(float(len(made)), device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        nothing = Tokens(np.full(2, self.policy.words.pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
-        return made + [[nothing]] * (int(most.item()) - len(made))
+        nothing = Tokens(np.full(2, pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
+        return made + packs([nothing], 2, pad) * (int(most.item()) - len(made))
 
-    def _steps(self, parts: Sequence[Sequence[list[Tokens]]]) -> dict[str, float]:
+    def _steps(self, parts: Sequence[Sequence[Pack]]) -> dict[str, float]:
         olds = self._before(parts) if sum(map(bool, parts)) > 1 else None
-        losses, cuts, tokens, norms, gaps = 0.0, 0.0, 0.0, [], 0.0
+        losses: Any = 0.0
+        cuts: Any = 0.0
+        gaps: Any = 0.0
+        norms, tokens = [], 0.0
         for number, batches in enumerate(parts):
             if not batches:
                 continue
-            here = sum(int(one.own[1:].sum()) for batch in batches for one in batch if one.advantage)
+            here = sum(batch.learned for batch in batches)
             (total,) = self.sums(here)
             self.policy.model.train()
             for place, batch in enumerate(batches):
@@ -102,23 +117,40 @@ class Learner:
             norms.append(self.apply(CLIP_NORM))
             tokens += total
         self.policy.model.eval()
-        loss, cut, gap = self.sums(losses, cuts, gaps)
+        losses, cuts, gaps = self.sums(float(losses), float(cuts), float(gaps))
         return {
-            "loss": round(loss / max(1, len(norms)), 6),
+            "loss": round(losses / max(1, len(norms)), 6),
             "grad_norm": round(float(np.mean(norms)), 4) if norms else 0.0,
-            "clip_ratio": round(cut / max(1.0, tokens), 4),
-            "sampler_gap": round(gap / max(1.0, tokens), 5),
+            "clip_ratio": round(cuts / max(1.0, tokens), 4),
+            "sampler_gap": round(gaps / max(1.0, tokens), 5),
             "num_tokens": tokens,
         }
 
-    def imitated(self, batch: list[Tokens], total: float, *, last: bool) -> float:
+    def imitate(self, mine: Sequence[Tokens], rate: float) -> dict[str, float]:
+        """One step on this process's sequences as they stand; loss is the mean over all tokens that are to be learned."""
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] = rate
+        batches = self.batches(mine)
+        here = sum(batch.learned for batch in batches)
+        (total,) = self.sums(here)
+        self.policy.model.train()
+        losses: Any = 0.0
+        for place, batch in enumerate(batches):
+            losses = losses + self.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
+        norm = self.apply(CLIP_NORM)
+        made = sum(len(batch.ids) for batch in batches)
+        loss, tokens, computed = self.sums(float(losses), sum(len(one.ids) for one in mine), made)
+        told = {"loss": round(loss, 5), "grad_norm": round(norm, 4), "learning_rate": rate}
+        return {**told, "tokens": tokens, "computed": computed}
+
+    def imitated(self, batch: Pack, total: float, *, last: bool) -> torch.Tensor:
         """Adds the gradient of a micro-batch's mean loss on tokens that are to be learned as they stand; `total` of them in the step."""
         self.accelerator.gradient_state._set_sync_gradients(last)
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
             new, _, weight = self.logps(batch)
             loss = -(new * weight).sum() / total
             self.accelerator.backward(loss * self.accelerator.num_processes)
-        return float(loss.detach())
+        return loss.detach()  # no number yet: the GPU is not waited for
 
     def apply(self, clip: float) -> float:
         """Takes the optimiser's step; the gradient's norm before it was clipped."""
@@ -129,13 +161,13 @@ class Learner:
         self.policy.optimizer.zero_grad()
         return float(norm or 0.0)
 
-    def _before(self, parts: Sequence[Sequence[list[Tokens]]]) -> list[list[torch.Tensor]]:
+    def _before(self, parts: Sequence[Sequence[Pack]]) -> list[list[torch.Tensor]]:
         """The trained model's log-probabilities before the first of several steps."""
         self.policy.model.eval()
         with torch.no_grad():
             return [[self.logps(batch)[0] for batch in batches] for batches in parts]
 
-    def _backward(self, batch: list[Tokens], old: Any, total: float, *, last: bool) -> tuple[float, float, float]:
+    def _backward(self, batch: Pack, old: Any, total: float, *, last: bool) -> tuple[torch.Tensor, ...]:
         """Adds one micro-batch's gradient; the processes' gradients are joined at the last one."""
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed takes its step there
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
@@ -146,19 +178,39 @@ class Learner:
             self.accelerator.backward(loss * self.accelerator.num_processes)
         counted = advantage != 0
         gap = ((before - sampled).abs() * counted).sum()
-        return float(loss.detach()), float(cut), float(gap.detach())
+        return loss.detach(), cut, gap.detach()
 
-    def logps(self, batch: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _as_without(self, sequences: Sequence[Tokens]) -> bool:
+        """Whether sequences behind a shared beginning have the log-probabilities that they have by themselves, on this machine."""
+        self.plain.eval()
+        found = []
+        try:
+            with torch.no_grad():
+                for self.shares in (True, False):
+                    parts = packs(sequences, self.micro_tokens, self.policy.words.pad, shared=self.shares)
+                    found.append(torch.cat([self.logps(part, self.plain)[0] for part in parts]).sort().values)
+            gap = float((found[0] - found[1]).abs().mean())
+        except Exception as error:
+            print(f"each episode is computed by itself: {type(error).__name__}: {error}"[:500], flush=True)
+            return False
+        print(f"episodes behind one copy of what they share: gap to each by itself {gap:.5f}", flush=True)
+        return gap < CHECKED_GAP
+
+    def logps(self, batch: Pack, model: Any = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the policy's tokens in a micro-batch: log-probabilities now, the sampler's, and advantages; [n] each."""
-        arrays = {
-            name: torch.from_numpy(value).to(self.accelerator.device)
-            for name, value in padded(batch, self.policy.words.pad).items()
-        }
-        own = arrays["own"]
+        model = self.policy.model if model is None else model
+        fields = ("ids", "own", "logps", "advantages", "places")
+        ids, own, logps, advantages, places = (
+            torch.from_numpy(getattr(batch, name))[None].to(self.accelerator.device) for name in fields
+        )
         with self.accelerator.autocast():
-            new = token_logps(self.policy.model, arrays["ids"], own, self.temperature)
-        places = own[:, 1:]
-        return new, arrays["logps"][:, 1:][places], arrays["advantages"][:, None].expand_as(places)[places]
+            if self.shares:
+                with sharing(self.plain, batch.groups, self.dtype) as extra:
+                    new = token_logps(model, ids, own, self.temperature, position_ids=places, **extra)
+            else:
+                rows = batch.groups[0].number
+                new = token_logps(model, ids.view(rows, -1), own.view(rows, -1), self.temperature)
+        return new, logps[own], advantages[own]
 
     def _micro_tokens(self) -> int:
         if self.accelerator.device.type != "cuda":

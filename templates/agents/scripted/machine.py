@@ -21,7 +21,7 @@ SMALL_PARAMETERS = 10_000_000
 """Below it a model is a toy that wants large steps and needs few of them."""
 CHECKPOINTED_PARAMETERS = 400_000_000
 """Above it activations are computed again instead of kept."""
-RATES = ((SMALL_PARAMETERS, 3e-4, 1.5e-4), (500_000_000, 3e-4, 1e-5), (3_000_000_000, 2e-5, 2e-6))
+RATES = ((SMALL_PARAMETERS, 3e-4, 1.5e-4), (500_000_000, 3e-4, 2e-5), (3_000_000_000, 2e-5, 2e-6))
 """Up to so many parameters: learning rates of supervised training and of RL, full weights."""
 LARGEST_RATES = (1e-5, 1e-6)
 LORA_FACTOR = 10.0

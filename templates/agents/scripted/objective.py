@@ -23,17 +23,19 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - mean) / (deviation + 1e-4)
 
 
-def token_logps(model: Any, ids: torch.Tensor, own: torch.Tensor, temperature: float) -> torch.Tensor:
+def token_logps(
+    model: Any, ids: torch.Tensor, own: torch.Tensor, temperature: float, **extra: torch.Tensor
+) -> torch.Tensor:
     """Log-probabilities of the policy's own tokens, [n] in the order of `own`'s true places; gradients flow.
 
     The head is applied where some row of the batch needs it, and not to the long prompts in between. Rows are padded on the
     right, where a causal model's tokens don't look: without a mask, attention takes its fastest kernel.
     """
     needed = own[:, 1:].any(dim=0).nonzero().squeeze(1)
-    logits = model(input_ids=ids, logits_to_keep=needed, use_cache=False).logits
-    rows, places = own[:, 1:][:, needed].nonzero(as_tuple=True)
-    logps = torch.log_softmax(logits[rows, places].float() / temperature, dim=-1)
-    return logps.gather(1, ids[:, 1:][:, needed][rows, places][:, None]).squeeze(1)
+    logits = model(input_ids=ids, logits_to_keep=needed, use_cache=False, **extra).logits
+    rows, columns = own[:, 1:][:, needed].nonzero(as_tuple=True)
+    logps = torch.log_softmax(logits[rows, columns].float() / temperature, dim=-1)
+    return logps.gather(1, ids[:, 1:][:, needed][rows, columns][:, None]).squeeze(1)
 
 
 def policy_loss(

@@ -15,9 +15,12 @@ from typing import Any
 
 import machine
 from sampler import Sampler
+from sampler_rows import ROWS, RowSampler, open_rows
 from sampler_vllm import VllmSampler, open_vllm, vllm_is_there
 from words import Words, ends_of
 
+SWITCH = "EXPERT_SAMPLER"
+"""Variable: `rows`, `vllm` or `transformers` in place of the first of these that suits."""
 WEIGHT_DECAY = 0.0
 BETAS = (0.9, 0.95)
 
@@ -26,10 +29,21 @@ class Policy:
     """A model under accelerate with its optimiser, and a sampler with the same weights.
 
     Args:
-        samples: whether a sampler is needed: for RL. The learning rate is RL's then, else that of supervised training.
+        samples: whether a sampler is needed: for RL, and wherever the model plays.
+        supervised: the learning rate is that of supervised training; else RL's.
+        rows: conversations that are under way at a time.
     """
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], *, lora: bool, samples: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Mapping[str, Any],
+        *,
+        lora: bool,
+        samples: bool = True,
+        supervised: bool = False,
+        rows: int = ROWS,
+    ) -> None:
         import torch
         from accelerate import Accelerator
         from accelerate.utils import set_seed
@@ -47,7 +61,7 @@ class Policy:
         )
         if self.accelerator.state.deepspeed_plugin is not None:
             self.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
-        self.rate = machine.rates(model, lora=lora)[int(samples)]
+        self.rate = machine.rates(model, lora=lora)[int(not supervised)]
         self.limit = int(model.config.max_position_embeddings)
         model.config.use_cache = False
         if machine.count(model) > machine.CHECKPOINTED_PARAMETERS:
@@ -58,26 +72,35 @@ class Policy:
 
             model = get_peft_model(model, machine.lora_config())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=self.rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
+        fused = gpu and not sharded
+        optimizer = torch.optim.AdamW(trained, lr=self.rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=fused)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
-        self.sampler = self._sampler(int(recipe["max_new_tokens"]), gpu) if samples else None
-        if samples and not isinstance(self.sampler, VllmSampler):  # which has just read them
+        self.sampler = self._sampler(int(recipe["max_new_tokens"]), gpu, rows) if samples else None
+        if samples and not isinstance(self.sampler, (VllmSampler, RowSampler)):  # which have just read them
             self.hand_over()
 
-    def _sampler(self, new_tokens: int, gpu: bool) -> Any:
-        """vLLM's; or a copy, in bfloat16 where there is a GPU; or, on a CPU or with a toy, the trained model itself, unless its
+    def _sampler(self, new_tokens: int, gpu: bool, rows: int) -> Any:
+        """By rows; vLLM's; or a copy, in bfloat16 where there is a GPU; or, on a CPU or with a toy, the trained model itself, unless its
         weights are spread over processes: these don't sample in step."""
         import torch
 
-        if vllm_is_there(self.accelerator.num_processes) and not self.small:
+        half = gpu and not self.small
+        wanted = os.environ.get(SWITCH, "")
+        little = machine.count(self.model) < machine.CHECKPOINTED_PARAMETERS
+        plain = self.accelerator.unwrap_model(self.model)
+        whole = self.accelerator.state.deepspeed_plugin is None and not self.lora
+        if whole and (wanted == "rows" or (not wanted and half and little)):
+            by_rows = open_rows(plain, self.words, max_new_tokens=new_tokens, rows=rows, half=half)
+            if by_rows is not None:
+                return by_rows
+        if wanted in ("", "vllm", "rows") and vllm_is_there(self.accelerator.num_processes) and not self.small:
             sampler = open_vllm(
                 self.folder, self.words, max_new_tokens=new_tokens, max_tokens=self.limit, seed=machine.seed()
             )
             if sampler is not None:
                 return sampler
-        half = gpu and not self.small
         if not half and self.accelerator.state.deepspeed_plugin is None:
-            return Sampler(self.accelerator.unwrap_model(self.model), self.words, max_new_tokens=new_tokens)
+            return Sampler(plain, self.words, max_new_tokens=new_tokens)
         from transformers import AutoModelForCausalLM
 
         dtype = torch.bfloat16 if half else torch.float32
@@ -92,6 +115,9 @@ class Policy:
             return
         import torch
 
+        if isinstance(self.sampler, RowSampler):
+            self.sampler.take(self._weights())
+            return
         if isinstance(self.sampler, VllmSampler):
             place = self.folder.resolve().parent / ".sampler"
             if self.accelerator.is_main_process:

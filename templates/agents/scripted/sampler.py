@@ -22,6 +22,28 @@ TAIL_TOKENS = 16
 """A stop string of several tokens is looked for in so many of the last ones."""
 
 
+class Draws:
+    """Uniform numbers by seed, prompt, and how often it was asked since `begin`."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._seed, self._temperature, self._asked = most, 0, 0.0, Counter[bytes]()
+
+    def begin(self, seed: int, temperature: float) -> None:
+        """Nothing was asked yet."""
+        self._seed, self._temperature = seed, temperature
+        self._asked.clear()
+
+    def of(self, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
+        """One a token; zeros where nothing is drawn."""
+        if self._temperature == 0:
+            return np.zeros(self._most, np.float32)
+        key = hashlib.sha256(np.asarray(prompt, np.int32).tobytes()).digest()
+        self._asked[key] += 1
+        told = f"{self._seed}/{self._asked[key]}/".encode() + key
+        stream = int.from_bytes(hashlib.sha256(told).digest()[:16], "little")
+        return np.random.Generator(np.random.Philox(key=stream)).random(self._most, np.float32)
+
+
 class Sampler:
     """A model's copy that samples. What it draws depends on the seed, the prompt, and how often this prompt was asked since
     `begin`: not on the batch, the timing or the number of processes, but for rounding."""
@@ -30,7 +52,7 @@ class Sampler:
         import torch
 
         self.model, self.words, self.max_new_tokens = model.eval(), words, max_new_tokens
-        self.temperature, self._seed, self._asked = 0.0, 0, Counter[bytes]()
+        self.temperature, self._draws = 0.0, Draws(max_new_tokens)
         self._device = next(model.parameters()).device
         self._batch_tokens = batch_tokens or self._room()
         last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -44,13 +66,17 @@ class Sampler:
 
     def begin(self, seed: int, temperature: float) -> None:
         """From now on draws follow this seed; temperature 0 is greedy."""
-        self._seed, self.temperature = seed, temperature
-        self._asked.clear()
+        self.temperature = temperature
+        self._draws.begin(seed, temperature)
+
+    def share(self, draws: Draws, temperature: float) -> None:
+        """Goes on with another sampler's draws."""
+        self._draws, self.temperature = draws, temperature
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Any = None, seed: int = 0) -> list[Answer]:
         """One answer a prompt, in order. `sampling` and `seed` are not used: see `begin`."""
         del sampling, seed
-        draws = [self._draws(prompt) for prompt in prompts]
+        draws = [self._draws.of(prompt) for prompt in prompts]
         answers: dict[int, Answer] = {}
         for batch in self._batches(prompts):
             rows = self._sample([list(prompts[n]) for n in batch], np.stack([draws[n] for n in batch]))
@@ -58,16 +84,6 @@ class Sampler:
                 text, ended = self.words.text(ids)
                 answers[number] = Answer(said(text, prompts[number], ids, logps), len(ids), not ended)
         return [answers[number] for number in range(len(prompts))]
-
-    def _draws(self, prompt: Sequence[int]) -> np.ndarray:
-        """Uniform numbers, one a token."""
-        if self.temperature == 0:
-            return np.zeros(self.max_new_tokens, np.float32)
-        key = hashlib.sha256(np.asarray(prompt, np.int32).tobytes()).digest()
-        self._asked[key] += 1
-        told = f"{self._seed}/{self._asked[key]}/".encode() + key
-        stream = int.from_bytes(hashlib.sha256(told).digest()[:16], "little")
-        return np.random.Generator(np.random.Philox(key=stream)).random(self.max_new_tokens, np.float32)
 
     def _room(self) -> int:
         """Tokens in one batch whose keys and values fit beside what is there."""

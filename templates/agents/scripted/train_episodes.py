@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 import machine
 from batches import Tokens
 from collect import read_traces
-from learner import CLIP_NORM, Learner
+from learner import Learner
 from policy import Policy
 
 BATCH = 32
 EPOCHS = 3
+LEAST_STEPS, MOST_EPOCHS = 240, 8
+"""Of few episodes more passes are taken, up to so many."""
 SMALL_STEPS, SMALL_BATCH = 60, 16
 WARMUP_SHARE = 0.05
 LAST_RATE = 0.05
@@ -43,7 +45,8 @@ def plan(episodes: int, small: bool, steps: int | None) -> Plan:
     """The plan for so many episodes; `steps` stands above it."""
     if small:
         return Plan(steps or SMALL_STEPS, SMALL_BATCH)
-    return Plan(steps or math.ceil(EPOCHS * episodes / BATCH), BATCH)
+    usual, most = (math.ceil(epochs * episodes / BATCH) for epochs in (EPOCHS, MOST_EPOCHS))
+    return Plan(steps or max(usual, min(LEAST_STEPS, most)), BATCH)
 
 
 def rate_at(done: float) -> float:
@@ -81,7 +84,7 @@ class Imitation:
         if progress is not None:
             self.step, self.spent_s = int(progress["iteration"]), float(progress["spent_s"])
         begun = kept = logged = time.monotonic()
-        before_s, tokens = self.spent_s, 0.0
+        before_s, tokens, computed = self.spent_s, 0.0, 0.0
         allowed_s = max(1.0, before_s + moment - begun)
         while self.step < self.steps.steps:
             now = time.monotonic()
@@ -91,37 +94,23 @@ class Imitation:
             late = self.policy.accelerator.num_processes == 1 and not self.policy.small
             done = max((self.step + 1) / self.steps.steps, self.spent_s / allowed_s if late else 0.0)
             told = self.take(rate_at(done))
-            tokens += told.pop("tokens")
+            tokens, computed = tokens + told.pop("tokens"), computed + told.pop("computed")
             self.step += 1
             now = time.monotonic()
             if self.step % LOG_EVERY == 0 or self.step == self.steps.steps:
-                pace = {"step": self.step, "tokens_per_s": round(tokens / (now - logged))}
+                paces = {"tokens_per_s": tokens, "computed_per_s": computed}
+                pace = {"step": self.step, **{name: round(value / (now - logged)) for name, value in paces.items()}}
                 self._say({**told, **pace, "epoch": round(self.step * self.steps.batch / len(self.sequences), 3)})
-                logged, tokens = now, 0.0
+                logged, tokens, computed = now, 0.0, 0.0
             if machine.agreed(now > kept + machine.KEEP_S, self.policy.accelerator.device):
                 self.policy.keep(self.states, {"iteration": self.step, "spent_s": self.spent_s}, self.step)
                 kept = time.monotonic()
 
     def take(self, share: float) -> dict[str, float]:
-        """One step at a share of the learning rate; loss and accuracy are means over the expert's tokens."""
+        """One step at a share of the learning rate."""
         accelerator = self.policy.accelerator
-        for group in self.policy.optimizer.param_groups:
-            group["lr"] = self.policy.rate * share
         mine = self._batch()[accelerator.process_index :: accelerator.num_processes]
-        batches = self.learner.batches(mine)
-        (total,) = self.learner.sums(sum(int(one.own[1:].sum()) for one in mine))
-        self.policy.model.train()
-        losses = 0.0
-        for place, batch in enumerate(batches):
-            losses = losses + self.learner.imitated(batch, max(1.0, total), last=place == len(batches) - 1)
-        norm = self.learner.apply(CLIP_NORM)
-        loss, tokens = self.learner.sums(float(losses), sum(len(one.ids) for one in mine))
-        return {
-            "loss": round(loss, 5),
-            "grad_norm": round(norm, 4),
-            "learning_rate": self.policy.rate * share,
-            "tokens": tokens,
-        }
+        return self.learner.imitate(mine, self.policy.rate * share)
 
     def _batch(self) -> list[Tokens]:
         """The step's episodes, from as many passes as they reach into."""
@@ -147,7 +136,7 @@ def main() -> None:
         sys.exit(
             f"{given.traces} holds no episode that the expert won: there is nothing to learn from; give it more time"
         )
-    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False)
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False, supervised=True)
     states = given.out.with_name(f"state-{given.out.name}")
     Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)
     policy.save(given.out)

@@ -22,7 +22,7 @@ from policy import Policy
 
 TEMPERATURE = 1.0
 SMALL = {"games": 8, "copies": 8, "validation": 64, "updates": 1}
-LARGE = {"games": 32, "copies": 8, "validation": 128, "updates": 2}
+LARGE = {"games": 32, "copies": 8, "validation": 128, "updates": 4}
 MOST_STEPS = 30
 """Of an episode in training: experts need a third of it, and one that is not over by then mostly goes round in circles, at the cost
 of the longest prompts. Validation plays as many as graders do."""
@@ -42,7 +42,8 @@ def main() -> None:
     workspace = Path(os.environ["WORKSPACE"])
     meta = machine.read_meta(workspace)
     moment = machine.deadline(workspace, meta, given.share)
-    policy = Policy(given.model, meta["recipe"], lora=given.lora)
+    rows = (given.games or LARGE["games"]) * (given.copies or LARGE["copies"])
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, rows=max(rows, LARGE["validation"]))
     sizes = SMALL if policy.small else LARGE
     sizes = {name: getattr(given, name) or size for name, size in sizes.items()}
     source = episodes.source_of(workspace, meta)
@@ -122,7 +123,9 @@ class Run:
         self.policy.hand_over()
         self.iteration += 1
         if accelerator.is_main_process:
+            steps_per_s = sum(episode.steps for group in groups for episode in group) / max(1e-3, played_s)
             seconds = {"rollout_s": round(played_s, 1), "iteration_s": round(time.monotonic() - started, 1)}
+            seconds["steps_per_s"] = round(steps_per_s)
             print({**told, **seconds, "epoch": self.iteration}, flush=True)
 
     def validate(self) -> float:

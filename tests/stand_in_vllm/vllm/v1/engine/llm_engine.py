@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,8 @@ class LLMEngine:
         self.faults = Path(os.environ["STAND_IN"])
         if (self.faults / "fail").exists():
             raise ValueError("Free memory on device is less than desired")
+        if (self.faults / "crowded").exists() and getattr(args, "kv_cache_memory_bytes", None):
+            raise ValueError("No available memory for the cache blocks")
         print("a lot of words on stdout", flush=True)
         self.model_config = SimpleNamespace(max_model_len=args.max_model_len or WINDOW)
         self.engine_core = SimpleNamespace()
@@ -44,6 +47,8 @@ class LLMEngine:
         # As tensor parallelism has them: a child in a session of its own, which nothing tells that its parent is gone.
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         self.note(f"started {os.getpid()} {child.pid} {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}")
+        given = {"memory": args.gpu_memory_utilization, "kv": getattr(args, "kv_cache_memory_bytes", None)}
+        self.note(f"given {json.dumps({**given, 'threads': os.environ.get('OMP_NUM_THREADS')})}")
 
     @classmethod
     def from_engine_args(cls, args: SimpleNamespace, usage_context: int) -> LLMEngine:
@@ -70,6 +75,7 @@ class LLMEngine:
     def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> str:
         tokens = prompt["prompt_token_ids"]
         assert 0 < len(tokens) < self.model_config.max_model_len
+        self.note(f"asked {os.getpid()} {name.partition('.')[2]}")
         self.requests[name] = (tokens[::-1], params, [])
         return f"{name}-internal"
 

@@ -1,0 +1,101 @@
+"""The version that an agent's program tells: asked at the start of an attempt, on the run's page, and beside a mean over unlike ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE_S
+from treemaker import Tree
+
+from autorl_hpc.agents import Agent
+from autorl_hpc.agents.file import AgentFile
+from autorl_hpc.files.events import append_event
+from autorl_hpc.report import api, pages
+from autorl_hpc.report.digest import Library, digest
+
+ASKED = """
+import json, os, sys
+from pathlib import Path
+from autorl_hpc.agents import Agent
+from autorl_hpc.agents.file import AgentFile
+from autorl_hpc.supervise import program
+env = {"PATH": os.environ["PATH"], "A_SECRET": "x", "PYTHONPATH": "/writable", "AUTORL_RUN_MARK": "mark-of-test.1."}
+for limit_s, asked in json.loads(sys.argv[2]):
+    program.LIMIT_S = limit_s
+    file = AgentFile(name="one", description="d", program=tuple(asked), secrets=("A_SECRET",))
+    agent = Agent(Path("."), file)
+    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False)
+"""
+"""In a process of its own, for everything that descends from the asking one is ended."""
+
+SAID = [
+    ("echo my-tool 2.1.197 '(My Tool)'", "2.1.197"),
+    ("echo 'v0.61.0-nightly.1' >&2", "0.61.0-nightly.1"),
+    ("echo 1.2.3$A_SECRET$PYTHONPATH", "1.2.3"),
+    ("echo broken 1.2.3; exit 1", None),
+    ("echo no number here", None),
+    ("yes 1.2.3", None),
+]
+SLEEPS = ["sleep", "98765"]
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def test_what_programs_tell_and_that_silent_hanging_and_missing_ones_are_no_error(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    asked = [(60.0, ["bash", "-c", line]) for line, _ in SAID]
+    asked += [(60.0, ["no-such-program"]), (0.5, ["bash", "-c", f"echo 1.2.3; {' '.join(SLEEPS)} & sleep 98764"])]
+    subprocess.run([sys.executable, "-c", ASKED, str(events), json.dumps(asked)], check=True, timeout=PATIENCE_S)
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert {(one["event"], one["attempt"], one["agent"]) for one in told} == {("agent_version", 3, "one")}
+    assert [one["version"] for one in told] == [*(version for _, version in SAID), None, None]
+    assert not running(SLEEPS), "what the program started goes on"
+
+
+def running(argv: list[str]) -> bool:
+    """Whether a process of this command line lives."""
+    line = "".join(f"{word}\0" for word in argv).encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == line:
+                return True
+    return False
+
+
+def test_an_agent_without_a_program_is_not_asked(tmp_path: Path) -> None:
+    from autorl_hpc.supervise.program import note_version
+
+    agent = Agent(tmp_path, AgentFile(name="one", description="d"))
+    note_version(tmp_path / "events", agent, 1, list, {}, "mark", lambda: False)
+    assert not (tmp_path / "events").exists()
+
+
+def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    told: dict[tuple[str, int], list[str | None]] = {
+        **{("like", 0): ["1.0.0"], ("like", 1): ["1.0.0"], ("like", 2): [None]},
+        **{("unlike", 0): ["1.0.0"], ("unlike", 1): ["1.0.0", "1.2.0"], ("unlike", 2): []},
+    }
+    for (agent, seed), versions in told.items():
+        run = tree.finished(seed=seed, solved=40 + seed, agent=agent)
+        for attempt, version in enumerate(versions, 1):
+            append_event(run.dir.events, "agent_version", attempt=attempt, agent=agent, program="p", version=version)
+        named = {name: one for name, one in digest(run.dir, Library()).story.versions.items() if "program" in name}
+        known = [version for version in versions if version is not None]
+        assert named == ({"agent's program": f"{agent} {', then '.join(known)}"} if known else {})
+        assert all(f"{agent} {version}" in pages.run_md(digest(run.dir, Library())) for version in known[:1])
+    merged = api.build([tree.path])
+    (board,) = merged.boards
+    cells = {row.agent: row.cells[0].agent_versions for row in board.rows if row.cells[0] is not None}
+    assert cells == {"like": (), "unlike": ("unlike 1.0.0", "unlike 1.0.0, then 1.2.0")}
+    for page in (pages.index_html(merged, {}), pages.index_md(merged)):
+        assert page.count("program differs: unlike 1.0.0; unlike 1.0.0, then 1.2.0") == 1

@@ -1,0 +1,66 @@
+"""A worker process of an engine, whatever it does: who waits for it is told, once, and in time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE_S, alive, wait_for
+
+from autorl_hpc.grading.engines.framing import Frame
+from autorl_hpc.grading.engines.replica import Replica
+from autorl_hpc.rollouts.engine import EngineFailed
+
+LARGE = {"op": "start", "names": ["model.layers.0.mlp.experts.0.gate_proj.weight"] * 20_000}
+"""More than a socket takes before the other end reads."""
+
+SPEAKS = "import os, sys, time\nos.write(int(sys.argv[1]), {said!r})\ntime.sleep(600)"
+
+
+def speaks(said: bytes) -> list[str]:
+    return [sys.executable, "-S", "-c", SPEAKS.format(said=said)]
+
+
+def misheard(frame: Frame) -> None:
+    raise OverflowError("number too small to fit")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["/nowhere/python"], "could not be started"),
+        (["/bin/sh", "-c", "exit 3"], "ended with 3"),
+        (["/bin/sh", "-c", "sleep 600"], "no sign of life"),
+        (speaks(b"\x09\x00\x00\x00"), "in the middle of a frame"),
+        (speaks(b"\x09\x00\x00\x00\x00\x00\x00\x00" + b'{"a": []}'), "OverflowError"),
+    ],
+    ids=["nothing to start", "ends at once", "hangs before it reads", "hangs while it speaks", "handler fails"],
+)
+def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], told: str) -> None:
+    ends: list[EngineFailed] = []
+    ended = threading.Event()
+
+    def end(problem: EngineFailed) -> None:
+        ends.append(problem)
+        ended.set()
+
+    limits = {"start_limit_s": 3.0, "silence_limit_s": 3.0}
+    replica = Replica(command, {}, tmp_path / "log", LARGE, misheard, end, **limits)
+    assert ended.wait(PATIENCE_S), "nobody was told"
+    with pytest.raises(EngineFailed, match=told):
+        for _ in range(3):
+            replica.send({"op": "prefetch"})
+    replica.close()
+    assert [told in str(end) for end in ends] == [True]
+    assert replica.pid is None or not alive(replica.pid)
+
+
+def test_a_worker_that_has_not_read_its_first_frame_can_be_closed(tmp_path: Path) -> None:
+    ends: list[EngineFailed] = []
+    replica = Replica(["/bin/sh", "-c", "sleep 600"], {}, tmp_path / "log", LARGE, misheard, ends.append)
+    wait_for(replica._sending.locked, "the first frame to be on its way")
+    replica.close()
+    assert replica.pid is not None and not alive(replica.pid)
+    assert not ends, "it ended as it was told to"
