@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -316,73 +315,3 @@ def results(context: typer.Context) -> None:
 def time_left(context: typer.Context) -> None:
     """In a workspace: print the budget that is left. Example: autorl-hpc time"""
     _agent_side("time", context.args)
-
-
-def _restore_gpus() -> None:
-    """submitit's local executor hides the GPUs of a job that asked for none; ours share what launch was given."""
-    import os
-
-    given = os.environ.get("AUTORL_CUDA_VISIBLE_DEVICES")  # kept: jobs start jobs
-    if given == "unset":
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    elif given is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = given
-
-
-def _guarded(run: Callable[[], Any]) -> int:
-    """Turns every way of failing into an exit code and a message that says what to do next."""
-    as_json = "--json" in sys.argv
-    try:
-        run()
-        return int(Exit.OK)
-    except AutorlError as error:
-        if as_json:
-            print_json(error.as_json())
-        _say(f"autorl-hpc: {error}")
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except SystemExit as ending:  # typer turns a ctrl-C into an exit of its own
-        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
-            return _interrupted()
-        if as_json and hasattr(ending.__context__, "format_message"):  # a usage error, which typer has printed as text
-            print_json(_usage_error(ending.__context__).as_json())
-        raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        return int(Exit.OK)
-    except OSError as error:
-        from autorl_hpc.errors import from_os_error
-
-        known = from_os_error(error, "reading or writing", error.filename or "(no name)")
-        if as_json:
-            print_json(known.as_json())
-        _say(f"autorl-hpc: {known}")
-        return int(known.exit_code)
-    except Exception:
-        import traceback
-
-        _say(
-            f"autorl-hpc: this is a defect of autorl-hpc {__version__}; please report it with these lines\n{traceback.format_exc()}"
-        )
-        return int(Exit.INTERNAL)
-
-
-def _usage_error(error: Any) -> AutorlError:
-    command = getattr(getattr(error, "ctx", None), "command_path", "autorl-hpc")
-    return AutorlError(error.format_message(), next_step=f"see {command} --help")
-
-
-def _interrupted() -> int:
-    _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
-    return int(Exit.INTERRUPTED)
-
-
-def main() -> None:
-    """The entry point of `autorl-hpc` and `python -m autorl_hpc`."""
-    _restore_gpus()
-    sys.exit(_guarded(app))
-
-
-if __name__ == "__main__":
-    main()

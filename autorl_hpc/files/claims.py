@@ -90,31 +90,32 @@ class Claims:
     def give_back(self, entry: str, generation: int) -> None:
         """Drops a claim, unless it is no longer this grader's."""
         if self.holds(entry, generation):
-            self._drop(entry, generation)
+            drop(self.folder, entry, generation)
 
     def drop_own(self) -> None:
         """Gives back whatever this grader holds: a signal may come between a claim and the note of it."""
         for entry, generation in self.current().items():
             if self._is_own(entry, generation):
-                self._drop(entry, generation)
+                drop(self.folder, entry, generation)
 
     def drop(self, entry: str) -> None:
         """Removes every generation of a claim whose work is done."""
-        self._drop(entry)
+        drop(self.folder, entry)
 
     def _is_own(self, entry: str, generation: int) -> bool:
         raw = reading.read_json_or_none(self._path(entry, generation))
         return isinstance(raw, dict) and raw.get("grader") == self.grader
 
-    def _drop(self, entry: str, up_to: int | None = None) -> None:
-        """The newest comes last: until then it holds the entry."""
-        for name in reading.list_names(self.folder):
-            match = _CLAIM_NAME.match(name)
-            if match and match["entry"] == entry and (up_to is None or int(match["generation"]) <= up_to):
-                atomic.unlink_quietly(self.folder / name)
-
     def _path(self, entry: str, generation: int) -> Path:
         return self.folder / f"{entry}.g{generation:04d}"
+
+
+def drop(folder: Path, entry: str, up_to: int | None = None) -> None:
+    """Removes the generations of a claim, all of them or up to one. The newest comes last: until then it holds the entry."""
+    for name in reading.list_names(folder):
+        match = _CLAIM_NAME.match(name)
+        if match and match["entry"] == entry and (up_to is None or int(match["generation"]) <= up_to):
+            atomic.unlink_quietly(folder / name)
 
 
 def claimed_entries(folder: Path) -> dict[str, int]:

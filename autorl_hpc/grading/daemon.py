@@ -36,6 +36,7 @@ from autorl_hpc.grading.keeping import release_spare
 from autorl_hpc.grading.known import Known
 from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
 from autorl_hpc.grading.stopping import Stopped, contained, each
+from autorl_hpc.grading.sweeping import left_over, sweep
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
@@ -117,7 +118,7 @@ class Grader:
         """Works until the experiment is over, there has been nothing to do for `idle_exit_s`, or a signal comes."""
         for name in STOPPED_BY:
             signal.signal(name, self._on_signal)
-        if self.is_over():
+        if self._is_over():
             log.info("the experiment is over: nothing to do")
             return
         self.heart.write()
@@ -133,7 +134,7 @@ class Grader:
                 now = time.monotonic()
                 if now - last_over_check >= OVER_CHECK_S:
                     last_over_check = now
-                    if self.is_over():
+                    if self._is_over():
                         log.info("the experiment is over")
                         return
                 if now - last_work > self.record.grader.idle_exit_s and self._may_leave():
@@ -168,13 +169,16 @@ class Grader:
             time.sleep(RETRY_AFTER_TROUBLE_S)
             return False
 
-    def is_over(self) -> bool:
-        """Whether every run has been closed, those of a later launch too."""
-        finished = set(reading.list_names(self.experiment.finished))
+    def _is_over(self) -> bool:
+        """Whether every run has been closed, those of a later launch too; then nothing is left in the queue."""
+        entries, finished = left_over(self.experiment), set(reading.list_names(self.experiment.finished))
         if not set(self.record.runs) <= finished:
             return False
         self.record = read_experiment(self.experiment)
-        return set(self.record.runs) <= finished
+        if not set(self.record.runs) <= finished:
+            return False
+        sweep(self.experiment, entries)
+        return True
 
     def step(self) -> bool:
         """Does one piece of work; False if there was none to get."""

@@ -189,7 +189,7 @@ class World(Cluster):
                 assert view.closed is not None, (run_id, self.story())
                 assert not view.unscored(), run_id
         if not graders_work:
-            assert waiting(self.experiment.queue) == []
+            assert waiting(self.experiment.queue) == [], self.story()
             assert claimed_entries(self.experiment.claims) == {}
 
     def until(self, look: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:

@@ -1,0 +1,116 @@
+"""The entry point of `autorl-hpc` and `python -m autorl_hpc`: every way of failing becomes an exit code and a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """Whether a ctrl-C came. Compiled libraries that are broken into while they load may turn it into an error of their own."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def notice(self) -> None:
+        """From now on; one that is ignored, as in a shell's background, stays ignored."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Runs the command line."""
+    interrupts = Interrupts()
+    interrupts.notice()
+    sys.exit(guarded(_run, interrupts))
+
+
+def _run() -> None:
+    _restore_gpus()
+    from autorl_hpc.cli import app  # in here, so that a ctrl-C while it loads is one, too
+
+    app()
+
+
+def _restore_gpus() -> None:
+    """submitit's local executor hides the GPUs of a job that asked for none; ours share what launch was given."""
+    given = os.environ.get("AUTORL_CUDA_VISIBLE_DEVICES")  # kept: jobs start jobs
+    if given == "unset":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    elif given is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = given
+
+
+def guarded(run: Callable[[], Any], interrupts: Interrupts) -> int:
+    """Runs it; the exit code of what came of it, and a message that says what to do next."""
+    try:
+        run()
+        return 0
+    except KeyboardInterrupt:
+        return _interrupted()
+    except SystemExit as ending:  # typer turns a ctrl-C into an exit of its own
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
+            return _interrupted()
+        if "--json" in sys.argv and hasattr(
+            ending.__context__, "format_message"
+        ):  # a usage error, which typer has printed
+            _print_json(_usage_error(ending.__context__))
+        raise
+    except Exception as error:
+        return _failed(error, interrupts)
+
+
+def _failed(error: Exception, interrupts: Interrupts) -> int:
+    from autorl_hpc import __version__
+    from autorl_hpc.errors import AutorlError, Exit, from_os_error
+
+    if isinstance(error, BrokenPipeError):
+        sys.stderr.close()
+        return int(Exit.OK)
+    known = error
+    if isinstance(error, OSError):
+        known = from_os_error(error, "reading or writing", error.filename or "(no name)")
+    if isinstance(known, AutorlError):
+        if "--json" in sys.argv:
+            _print_json(known)
+        _say(f"autorl-hpc: {known}")
+        return int(known.exit_code)
+    if interrupts.came:
+        return _interrupted()
+    import traceback
+
+    told = "".join(traceback.format_exception(error))
+    _say(f"autorl-hpc: this is a defect of autorl-hpc {__version__}; please report it with these lines\n{told}")
+    return int(Exit.INTERNAL)
+
+
+def _interrupted() -> int:
+    from autorl_hpc.errors import Exit
+
+    _say("autorl-hpc: interrupted; nothing is lost, the same command goes on where it stopped")
+    return int(Exit.INTERRUPTED)
+
+
+def _usage_error(error: Any) -> Any:
+    from autorl_hpc.errors import AutorlError
+
+    command = getattr(getattr(error, "ctx", None), "command_path", "autorl-hpc")
+    return AutorlError(error.format_message(), next_step=f"see {command} --help")
+
+
+def _print_json(error: Any) -> None:
+    from autorl_hpc.cli_jobs import print_json
+
+    print_json(error.as_json())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
