@@ -156,8 +156,10 @@ class Cluster:
             self.code = self.share
             # With what is compiled: the suite's processes write none, and each of them would compile all that it imports.
             compileall.compile_dir(PACKAGE, quiet=2)
+            # Without what another test's Python is just compiling: those files are gone before they are copied.
+            half = shutil.ignore_patterns("*.pyc.*")
             for part in ("autorl_hpc", "tasks", "templates", "jobs"):
-                shutil.copytree(PACKAGE.parent / part, self.code / part)
+                shutil.copytree(PACKAGE.parent / part, self.code / part, ignore=half)
         return self.code
 
     @property
