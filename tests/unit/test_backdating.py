@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
+from autorl_hpc.recorder import trainings
 from autorl_hpc.recorder.backdating import Backdating
 from autorl_hpc.recorder.sweep import Sweep
 from autorl_hpc.recorder.trainings import Trainings
@@ -40,7 +42,9 @@ def test_before_there_were_walks_the_start_is_the_bound() -> None:
     assert Backdating(clock=lambda: NOW).moment(NOW - 900, moment(5.0)).elapsed_s == 0.0
 
 
-def test_steps_of_a_state_found_late_are_booked_to_its_writing(tmp_path: Path) -> None:
+def test_steps_of_a_state_found_late_are_booked_to_its_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "SLICE_S", PATIENCE_S)  # a busy machine may stop this process in the midst of a look
+    monkeypatch.setattr(trainings, "CLOSE_S", PATIENCE_S)
     workspace = tmp_path / "w"
     (workspace / "output").mkdir(parents=True)
     sweep = Sweep(workspace)

@@ -138,6 +138,12 @@ def limit_s(name: str) -> float:
     return 1 if name == "hangs" else PATIENCE_S
 
 
+def warm(source: Source, pool: Pool) -> None:
+    """Lets all its workers play, so that none of them comes when the others have done all there is to do."""
+    while len(pool.pids) < pool.size:
+        play(source, [goal(number, n=1) for number in range(90, 98)], pool=pool)
+
+
 def outcomes(episodes: list[Episode]) -> list[tuple[Any, ...]]:
     return [(e.goal, e.reward, e.done, e.steps, e.tokens, e.transcript_sha256, e.problem) for e in episodes]
 
@@ -465,6 +471,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_closing_ends_workers_and_their_children(source: Source) -> None:
     pool = Pool(source, 2)
+    warm(source, pool)
     sleeper = "(globals().__setitem__('p', subprocess.Popen(['sleep', '600'])), Step(str(p.pid), False, 0))[1]"
     episodes = play(source, [goal(0, n=2, trouble=sleeper, at=1), goal(1, n=2)], pool=pool)
     pids = [*pool.pids, int(episodes[0].transcript.turns[0].observation)]

@@ -11,7 +11,7 @@ import pytest
 from helpers import wait_for
 from players import Player
 from streaming import StreamingPlayer
-from test_episodes import ENVIRONMENT, TROUBLES, count, goal, limit_s, marks_the_last, outcomes, play, stuck
+from test_episodes import ENVIRONMENT, TROUBLES, count, goal, limit_s, marks_the_last, outcomes, play, stuck, warm
 
 from autorl_hpc.rollouts import desk
 from autorl_hpc.rollouts.desk import Call, Desk
@@ -123,12 +123,6 @@ def test_all_or_none_closes_the_stream(source: Source) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "SLOW_S", 0.2)
-
-
-def warm(source: Source, pool: Pool) -> None:
-    """Lets all its workers play, so that none of them comes when the others have done all there is to do."""
-    while len(pool.pids) < pool.size:
-        play(source, [goal(number, n=1) for number in range(90, 98)], pool=pool)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -126,6 +126,7 @@ def test_a_birth_moves_the_number() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_new_processes_are_seen_with_and_without_that_number(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(births, "are_told", lambda: told)
+    monkeypatch.setattr(table, "LIST_AGAIN_S", PATIENCE_S)
     if told:
         monkeypatch.setattr(births, "last_number", lambda: b"7")
     seen = ProcessTable(os.getpid(), MARK)
