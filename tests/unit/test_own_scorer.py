@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -231,7 +232,8 @@ def test_the_recipe_names_another_file(tmp_path: Path) -> None:
 def test_nothing_is_left_open(tmp_path: Path) -> None:
     rater = made(tmp_path, returning("1.0"))
     scored(rater, ["7"])
+    gc.collect()  # what other tests left must not be closed while it is counted
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         scored(rater, ["7"])
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
