@@ -23,6 +23,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
+from helpers import PATIENCE_S
 
 from autorl_hpc.report import api, merge, pages
 from autorl_hpc.report.summary import MergedReport
@@ -36,7 +37,7 @@ FLAGS = (
     *("--disable-default-apps", "--disable-domain-reliability", "--allow-file-access-from-files"),
     "--enable-logging=stderr",
 )
-WAIT_S = 240
+WAIT_S = PATIENCE_S
 """One start takes 1 to 3 s; a machine shared with a whole test run needs more."""
 
 SORT_LIMIT_MS = 1500
@@ -240,7 +241,9 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, co
     )
     assert page.stat().st_size < 5e6 * (1 if count <= 1000 else 2)
     script = """
-        const time = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };
+        const once = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };
+        // The best of a few: whoever has the core meanwhile does not make the page slow.
+        const time = (what) => Math.min(...[0, 1, 2, 3, 4].map((n) => { go("#runs.sort=p"); return once(what); }));
         found.sort = time(() => go("#runs.sort=improvement&runs.dir=desc"));
         found.again = time(() => go("#runs.sort=improvement"));
         found.filter = time(() => go("#runs.q=codex+alfworld"));
