@@ -42,7 +42,11 @@ class Terminal:
 def test_a_person_submits_by_hand(cluster: Cluster) -> None:
     cluster.mini_task()
     (run_id,) = cluster.prepare(
-        ["shell"], matrix={"task": "mini"}, budget={"wall_clock": "30m"}, sandbox={"level": "auto"}
+        ["shell"],
+        matrix={"task": "mini"},
+        budget={"wall_clock": "1h"},
+        sandbox={"level": "auto"},
+        grader={"idle_exit_s": 900},
     )
     grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
     workspace = cluster.experiment.run(run_id).workspace_link
