@@ -67,7 +67,7 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     # What the controller has forgotten, the database still tells.
     monkeypatch.setenv("SLURM_CONF", slurm_accounting.env["SLURM_CONF"])
     monkeypatch.setattr(told, "_queue", lambda names: [])
-    (word,) = told.told(here.submitted)
+    (word,) = here.until(lambda: told.told(here.submitted), "the database to know it")
     heads = json.loads((here.experiment.path / "heads.json").read_text())
     assert heads["runs"] and word.short == Heads.model_validate(heads).short
 
@@ -170,7 +170,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     facts = json.loads(here.run("cancel", str(here.experiment.path), "--json").stdout)
     assert facts["not_sealed"] == facts["jobs_left"] == []
     assert here.alive_jobs() == []
-    assert here.processes_here() == []
+    here.assert_no_process()
     here.assert_whole()
     assert [here.view(run).sealed.ended_by for run in here.runs] == ["cancelled"] * 4  # type: ignore[union-attr]
 
