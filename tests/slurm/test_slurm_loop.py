@@ -110,7 +110,7 @@ def test_nothing_of_a_surrounding_job_leaks_in(world: MakeWorld, slurm: Sandbox)
     )
     job = slurm.sbatch(
         f"cd {here.root.path} && {command} launch {spec} --root {here.root.path}",
-        *("--cpus-per-task=2", "--time=3", "--mem=1G", f"--output={here.root.path}/outer.out"),
+        *("--cpus-per-task=2", "--time=30", "--mem=1G", f"--output={here.root.path}/outer.out"),
     )
     assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (here.root.path / "outer.out").read_text()
     here.experiment = here.root.experiment("inner")
