@@ -479,7 +479,8 @@ def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) ->
 # --- files, by doing ---
 
 
-def test_probes_of_a_folder_and_two_processes(tmp_path: Path) -> None:
+def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "PAIR_LIMIT_S", PATIENCE_S)
     found = by_name([*filesystem.probes(tmp_path), *filesystem.pair_here(tmp_path)])
     for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "mkdir, raced", "flock", "lockf"):
         assert state(found[name]) == "ok", found[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +14,7 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
+from autorl_hpc.supervise import gateway as kept
 from autorl_hpc.supervise.agent_process import AgentProcess
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.gateway import Gateway
@@ -21,22 +22,25 @@ from autorl_hpc.supervise.limits import Limits
 from autorl_hpc.supervise.usage import UsageWatch
 from autorl_hpc.supervise.watching import Watching
 
-LATE_S = 0.05
-"""After the agent's end the gateway's line comes."""
-
 
 class Ends:
-    """An agent that asks its driver, is answered, and ends at once, between two looks."""
+    """An agent that asks its driver, is answered, and ends at once, between two looks. The gateway's line comes after its end, while
+    it is being heard out."""
 
-    def __init__(self, gateway: Gateway, line: dict[str, Any]) -> None:
+    def __init__(self, gateway: Gateway, line: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.looks = 0
-        self.says = threading.Timer(LATE_S, gateway._hear, [json.dumps(line).encode()])
+        self.lines = [json.dumps(line).encode()]
+        self.gateway = gateway
+        monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=time.monotonic, sleep=self.says))
 
     def running(self) -> bool:
         self.looks += 1
-        if self.looks == 2:
-            self.says.start()
         return self.looks < 2
+
+    def says(self, seconds: float) -> None:
+        assert self.looks >= 2
+        if self.lines:
+            self.gateway._hear(self.lines.pop())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ class Ends:
     ],
 )
 def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
-    tmp_path: Path, line: dict[str, Any], ended_by: EndedBy
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any], ended_by: EndedBy
 ) -> None:
     """The 3rd: a refusal that says the budget is over, by the gateway's word; no reprompt follows, since `ended_by` is no exit."""
     run = RunDir(tmp_path / "run")
@@ -64,10 +68,10 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     )
     watching = Watching(ExperimentDir(tmp_path), run, edge, edge, clock, limits, edge, edge, gateway)
     watching._next_look = float("inf")
-    agent = Ends(gateway, line)
+    agent = Ends(gateway, line, monkeypatch)
     usage = cast(UsageWatch, SimpleNamespace(excess=None))
     assert watching.until_end(cast(AgentProcess, agent), usage) is ended_by
-    agent.says.join()
+    assert not agent.lines, "it was not heard out"
     assert limits.out_of is (None if ended_by is EndedBy.AGENT_EXIT else ended_by)
     events = run.events.read_text() if run.events.exists() else ""
     assert ("budget_out" in events) == (ended_by is EndedBy.TOKENS)
