@@ -210,7 +210,8 @@ class Cluster:
             "name": "exp",
             "matrix": {"task": "arithmetic", "agent": agents, "base_model": "autorl/tiny"},
             "budget": {"wall_clock": LONG_ENOUGH},
-            "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": PATIENCE_S},
+            # Idle for less than the patience of tests, and for longer than a slow agent leaves a grader without work.
+            "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": 300},
             "parallel": 2,
             "sandbox": {
                 "level": "none"

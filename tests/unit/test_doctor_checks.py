@@ -548,6 +548,16 @@ def test_a_pair_with_lags() -> None:
     assert state(found["renamed over, by open()"]) == "problem"
 
 
+def test_a_node_that_was_held_up_and_looked_late_is_no_lag() -> None:
+    a, b = raw()
+    b["seen"] = dict.fromkeys(b["seen"], 125.0)
+    b["missed"] = {"listed": 109.9, "looked_for": 110.5, "removed": 124.9}
+    found = judged(a, b)
+    assert state(found["new file, by listing"]) == "ok" and "15 s" in found["new file, by listing"].value
+    assert state(found["missed name, by exists()"]) == "ok"
+    assert state(found["removed, by exists()"]) == "note"
+
+
 def test_a_race_with_two_winners() -> None:
     a, b = raw()
     a["race"] = {kind: ["won"] * 30 for kind in visibility.RACES}
