@@ -258,7 +258,8 @@ class Bench:
             _outcome(item, drawn, outcome, cluster)
             for item, drawn, outcome, cluster in zip(items, answered.answers, rated, clusters, strict=True)
         )
-        metrics = rater.metrics(items, rated)
+        metrics = dict(rater.metrics(items, rated))
+        given = metrics.pop("standard_error", None)
         if context.judge is not None:
             metrics = {**metrics, **self._judging.usage(recipe).since(asked_before)}
         total = sum(o.outcome for o in outcomes)
@@ -269,12 +270,14 @@ class Bench:
         if any(cluster is not None for cluster in clusters):
             metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
         named = None if None in clusters else [str(cluster) for cluster in clusters]
-        spread = None if "mean_outcome" in metrics else standard_error([o.outcome for o in outcomes], named)
+        if "mean_outcome" not in metrics:
+            spread = standard_error([o.outcome for o in outcomes], named)
+            given = None if spread is None else 100.0 * spread
         evaluation = Evaluation(
             split=answered.split,
             content_hash=answered.content_hash,
             score=metrics.pop("score", mean),
-            standard_error=None if spread is None else 100.0 * spread,
+            standard_error=given,
             n=len(outcomes),
             correct=int(total) if whole and "mean_outcome" not in metrics else None,
             metrics=metrics,
