@@ -64,6 +64,7 @@ def look_for_engine(profile: ClusterProfile | None, path: str, environ: Mapping[
     if unknown := next((each for each in (wanted, own) if "$" in each), None):
         return Seen("note", f"{unknown} is known in jobs alone, so vLLM is not looked for", "try one short run first")
     env = {**without_secrets(environ), "PATH": path}
+    env.pop("PYTHONPATH", None)  # of jobs it is the frozen code alone
     if not named and _has_vllm(own, env):
         return Seen("ok", own)
     program = shutil.which(wanted, path=path)

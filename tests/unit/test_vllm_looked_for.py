@@ -45,6 +45,8 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_the_rules_of_graders(tmp_path: Path) -> None:
     good, bad = an_environment(tmp_path / "good", True), an_environment(tmp_path / "bad", False)
     assert look_for_engine(None, "/nowhere").state == "problem"
+    seen_here_alone = {**os.environ, "PYTHONPATH": str(good)}
+    assert look_for_engine(None, "/nowhere", seen_here_alone).state == "problem", "jobs don't get PYTHONPATH"
     assert look_for_engine(None, str(good)).value == str(good / "python3")
     seen = look_for_engine(None, str(bad))
     assert seen.state == "problem" and "has no vLLM" in seen.value and PROGRAM_VARIABLE in seen.do_this
