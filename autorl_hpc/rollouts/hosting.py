@@ -26,8 +26,8 @@ from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Of one line from a worker: observations and prompts are cut well below."""
 
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
-"""Names of variables that a worker beside a vault does not get."""
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
+"""Names of variables that a worker beside a vault does not get: as in files/secrets.py, which agents don't have."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]

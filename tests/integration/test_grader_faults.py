@@ -172,6 +172,39 @@ def test_no_blame_while_the_base_model_cannot_be_tried(cluster: Cluster) -> None
     assert scores_in_ledger(cluster, run_id)[0].evaluation.fault is Fault.ARTIFACT
 
 
+HANGS = """
+
+import os, time
+_score_marked = score_marked
+
+
+def score_marked(text, answer):
+    while os.path.exists({flag!r}):
+        time.sleep(0.05)
+    return _score_marked(text, answer)
+"""
+
+
+def test_a_rating_that_hangs_holds_nobody_up_for_longer_than_its_limit(cluster: Cluster) -> None:
+    """Here that of the base model, for which all submissions wait."""
+    flag = cluster.root.path / "hang"
+    flag.touch()
+    cluster.mini_task()
+    assert cluster.code is not None
+    with open(cluster.code / "autorl_hpc" / "scoring" / "marked.py", "a") as file:
+        file.write(HANGS.format(flag=str(flag)))
+    run_id = cluster.sealed_run(grader={"rating_limit_s": 2}, **MINI)
+    grader = cluster.grader()
+    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="an entry to go back")
+    flag.unlink()
+    assert "the answers were not rated within 2 s" in cluster.logs_of("grader")
+    assert grader.wait(PATIENCE_S) == 0, cluster.logs()
+    (score,) = scores_in_ledger(cluster, run_id)
+    assert score.evaluation.score is not None and score.evaluation.fault is None
+    assert cluster.finished([run_id])
+    assert_nothing_waits(cluster)
+
+
 def alter(path: Path) -> None:
     """Flips a bit near a file's end, as a person with the owner's rights may."""
     os.chmod(path.parent, 0o700)
