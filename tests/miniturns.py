@@ -52,6 +52,20 @@ def say(command: str, words: str = "I go on.") -> Turn:
     return Turn(f"{words}\n\n```bash\n{command}\n```")
 
 
+def changed(start: str, name: str) -> str:
+    """Commands that submit a copy of a checkpoint with one weight changed: what an agent without torch can make."""
+    return f"""\
+cp -rL {start} output/{name} && chmod -R u+w output/{name}
+python3 - <<'EOF'
+with open("output/{name}/model.safetensors", "r+b") as file:
+    file.seek(-1, 2)
+    byte = file.read(1)[0]
+    file.seek(-1, 2)
+    file.write(bytes([byte ^ 1]))
+EOF
+./submit output/{name} --wait"""
+
+
 def score_in(text: str) -> float | None:
     """What ./submit printed."""
     found = re.search(r'"score": ([0-9.]+)', text)
