@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_server import Turn
 from helpers import PATIENCE_S
 
 AGENT = Path(__file__).resolve().parent.parent / "templates" / "agents" / "mini"
-DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def parts() -> None:
@@ -24,11 +22,6 @@ def parts() -> None:
     pytest.importorskip("minisweagent", reason="mini-swe-agent is not installed: pip install 'autorl-hpc[mini]'")
     if str(AGENT) not in sys.path:
         sys.path.insert(0, str(AGENT))
-
-
-def say(command: str, words: str = "I go on.") -> Turn:
-    """An answer with a command in a block."""
-    return Turn(f"{words}\n\n```bash\n{command}\n```")
 
 
 class Alone:

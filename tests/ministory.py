@@ -3,14 +3,13 @@ reads the score, ends too early, is prompted again, improves, forgets to submit,
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from driver_server import Conversation, DriverServer, Turn
 from helpers import VARIANTS, Cluster
-from miniparts import DONE, say
+from miniturns import DONE, TRAIN, say, score_in
 
 from autorl_hpc.files.trace_totals import add_up, read_events
 from autorl_hpc.files.view import RunView
@@ -21,50 +20,6 @@ KEY = "the-real-key"
 TOKENS_IN, TOKENS_OUT, CALLS = 3000, 100, 8
 LAST_OUT = 30_000
 """Of the last answer: no gateway can foresee it, so the tokens are used up after it, and not refused before it."""
-
-TRAIN = """\
-cat > code/train.py <<'EOF'
-import json, random, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-start, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-recipe = json.load(open("run_meta.json"))["recipe"]
-rows = [json.loads(line) for line in open("data/demonstrations.jsonl")]
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[4])
-model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-random.seed(steps)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-
-
-def tokens(row):
-    prompt = tokenizer(recipe["prompt"].replace("{question}", row["question"]))["input_ids"]
-    answer = tokenizer(" " + row["answer"].strip(), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    return prompt + answer, [-100] * len(prompt) + answer
-
-
-for step in range(steps):
-    batch = [tokens(row) for row in random.sample(rows, 32)]
-    longest = max(len(ids) for ids, _ in batch)
-    ids = torch.tensor([ids + [tokenizer.eos_token_id] * (longest - len(ids)) for ids, _ in batch])
-    labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
-    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in batch])
-    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    if step % 10 == 0:
-        print(step, round(loss.item(), 3), flush=True)
-model.save_pretrained(out)
-EOF
-ls -l code"""
-
-
-def score_in(text: str) -> float | None:
-    """What ./submit printed."""
-    found = re.search(r'"score": ([0-9.]+)', text)
-    return float(found[1]) if found else None
 
 
 def engineer(conversation: Conversation, waits: str = "sleep 1; date") -> Turn:

@@ -224,6 +224,12 @@ def notes(spec: ExperimentSpec) -> list[str]:
             found.append(
                 f"driver {name}: WARNING: {when} an agent can read the file with its key, and use it past gateway and budgets (demand a level: `sandbox.level`)"
             )
+    mixed = NO_DRIVER in spec.matrix.driver and bool(used(spec))
+    if mixed and spec.sandbox.network is None and spec.sandbox.level != "none":
+        found.append(
+            "drivers: note: runs with a driver have the network `driver`, those without it `none`, and no leaderboard compares over two "
+            "networks; `sandbox: {network: driver}` gives all of them the same"
+        )
     return found
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from driver_server import Call, Conversation, DriverServer, Failure, Pace, Turn
 from helpers import PATIENCE_S, free_listener, wait_for
-from miniparts import DONE, Alone, contents, errors, parts, say
+from miniparts import Alone, contents, errors, parts
+from miniturns import DONE, say
 
 from autorl_hpc.gateway.budget import too_long
 
