@@ -127,7 +127,7 @@ def launch(
         str | None, typer.Option("--cluster", help="A cluster's profile, by name or file, instead of the experiment's.")
     ] = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Start though the program of an agent was not found on this host.")
+        bool, typer.Option("--unchecked", help="Start though the program of an agent, or vLLM, was not found here.")
     ] = False,
     tasks: TasksOption = None,
     agents: AgentsOption = None,

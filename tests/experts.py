@@ -20,6 +20,9 @@ from autorl_hpc.states import Protocol
 from autorl_hpc.supervise.laying import lay, run_meta
 from autorl_hpc.tasks.loader import load_task
 
+LIMIT_S = 1500.0
+"""Of one script: several trainings, each of which loads its libraries, on a machine that is busy with other things."""
+
 STAND_IN = """#!{python}
 import json, os, sys
 if os.path.basename(sys.argv[0]) == "time":
@@ -100,7 +103,7 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
+            timeout=LIMIT_S,
             check=False,
         )
         assert not check or done.returncode == 0, done.stdout[-6000:]
@@ -115,7 +118,7 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
+            timeout=LIMIT_S,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-6000:]

@@ -56,6 +56,9 @@ SUBMITS_ONE = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS + "var
 PATIENCE_S = 600.0
 """How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
 
+LONG_ENOUGH = "1h"
+"""A budget that no agent of a test uses up on however slow a machine, unless that is what the test is of."""
+
 
 def wait_for(condition: Callable[[], Any], what: str = "", *, patience_s: float = PATIENCE_S) -> Any:
     """Waits until `condition` gives something true and returns it."""
@@ -83,6 +86,13 @@ def alive(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] != b"Z"
     except OSError:
         return False
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process, its words separated by NUL; nothing of one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 class Cluster:
@@ -146,8 +156,10 @@ class Cluster:
             self.code = self.share
             # With what is compiled: the suite's processes write none, and each of them would compile all that it imports.
             compileall.compile_dir(PACKAGE, quiet=2)
+            # Without what another test's Python is just compiling: those files are gone before they are copied.
+            half = shutil.ignore_patterns("*.pyc.*")
             for part in ("autorl_hpc", "tasks", "templates", "jobs"):
-                shutil.copytree(PACKAGE.parent / part, self.code / part)
+                shutil.copytree(PACKAGE.parent / part, self.code / part, ignore=half)
         return self.code
 
     @property
@@ -175,9 +187,13 @@ class Cluster:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Starts a command in a session of its own."""
         role = arguments[1] if len(arguments) > 1 else arguments[0]
+        return self.begin(role, *PYTHON[1:], *arguments)
+
+    def begin(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts a Python in a session of its own; `role` is in the name of its log."""
         with open(self.root.path / f"log-{len(self.processes)}-{role}.txt", "wb") as log:
             process = subprocess.Popen(
-                [*PYTHON, *arguments],
+                [sys.executable, *arguments],
                 env=self.env,
                 cwd=self.root.path,
                 stdin=subprocess.DEVNULL,
@@ -193,8 +209,9 @@ class Cluster:
         value: dict[str, Any] = {
             "name": "exp",
             "matrix": {"task": "arithmetic", "agent": agents, "base_model": "autorl/tiny"},
-            "budget": {"wall_clock": "2m"},
-            "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": 60},
+            "budget": {"wall_clock": LONG_ENOUGH},
+            # Idle for less than the patience of tests, and for longer than a slow agent leaves a grader without work.
+            "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": 300},
             "parallel": 2,
             "sandbox": {
                 "level": "none"

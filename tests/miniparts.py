@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from driver_server import Turn
+from helpers import PATIENCE_S
 
 AGENT = Path(__file__).resolve().parent.parent / "templates" / "agents" / "mini"
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -98,7 +99,7 @@ class Alone:
     def run(self, url: str, prompt: str = "Improve the model.", **changes: str) -> tuple[int, list[dict[str, Any]]]:
         """Exit code and trace."""
         process = self.start(url, prompt, **changes)
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, trace(out)
 
 

@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.cluster.commands import without_secrets
+from autorl_hpc.cluster.programs import ask
 from autorl_hpc.cluster.wording import module_lines
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.plan import below, program_folders, software
@@ -81,21 +81,9 @@ def _path_of_jobs(profile: ClusterProfile, path: str) -> tuple[str, str]:
         return path, ""
     script = "\n".join([*lines, "printf '\\n%s' \"$PATH\""])
     words = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
-    try:
-        done = subprocess.run(
-            ["bash", "-c", script],
-            env=without_secrets(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SETUP_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return path, words
-    found = done.stdout.rpartition("\n")[2]
-    return (found, "") if done.returncode == 0 and found else (path, words)
+    answer = ask(["bash", "-c", script], env=without_secrets(os.environ), limit_s=SETUP_LIMIT_S)
+    found = answer.out.rpartition("\n")[2]
+    return (found, "") if answer.code == 0 and found else (path, words)
 
 
 def find_program(name: str, where: Where) -> str | None:

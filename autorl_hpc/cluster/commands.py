@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 
+from autorl_hpc.cluster.programs import ask
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.states import Fault
 
@@ -51,29 +51,17 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
         SchedulerError: it is not here, failed, or did not answer in time.
     """
     env = {**without_scheduler(os.environ), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
-    try:
-        done = subprocess.run(
-            list(argv),
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except FileNotFoundError:
+    answer = ask(argv, env=env, limit_s=timeout_s)
+    if answer.missing:
         raise SchedulerError(
             f"there is no {argv[0]} on this host",
             fault=Fault.CLUSTER,
             next_step="run this on a login node of the cluster, or use `--cluster local`",
             exit_code=Exit.ENVIRONMENT,
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise failed(argv[0], f"no answer within {timeout_s:.0f} s") from None
-    if done.returncode != 0:
-        raise failed(argv[0], done.stderr or done.stdout)
-    return done.stdout
+        )
+    if answer.code != 0:
+        raise failed(argv[0], answer.err or answer.out)
+    return answer.out
 
 
 def failed(client: str, words: str) -> SchedulerError:

@@ -14,11 +14,13 @@ class Answer:
 
     Attributes:
         code: its exit code; None: it gave no answer in time, or could not be started.
+        missing: it is not on this host.
     """
 
     code: int | None
     out: str
     err: str
+    missing: bool = False
 
     def last_words(self, most: int) -> str:
         """The last line that holds anything, of what went to standard output if there is one; at most so many characters."""
@@ -26,14 +28,22 @@ class Answer:
         return (lines[-1] if lines else "")[:most]
 
 
-def ask(argv: Sequence[str], *, env: Mapping[str, str], limit_s: float, folder: str | Path | None = None) -> Answer:
-    """Runs a program to its end, at most so many seconds, with nothing on its standard input."""
+def ask(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    limit_s: float,
+    folder: str | Path | None = None,
+    given: str = "",
+) -> Answer:
+    """Runs a program to its end, at most so many seconds, with `given` on its standard input."""
     try:
         done = subprocess.run(
             list(argv),
             env=dict(env),
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=None if given else subprocess.DEVNULL,
+            input=given or None,
             capture_output=True,
             text=True,
             errors="replace",
@@ -43,5 +53,5 @@ def ask(argv: Sequence[str], *, env: Mapping[str, str], limit_s: float, folder: 
     except subprocess.TimeoutExpired:
         return Answer(None, "", f"no answer within {limit_s:.0f} s")
     except OSError as error:
-        return Answer(None, "", error.strerror or str(error))
+        return Answer(None, "", error.strerror or str(error), missing=isinstance(error, FileNotFoundError))
     return Answer(done.returncode, done.stdout, done.stderr)

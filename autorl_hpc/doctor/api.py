@@ -13,6 +13,7 @@ from autorl_hpc.cluster import commands, site
 from autorl_hpc.cluster.profile import load_profile, scratch_folder
 from autorl_hpc.doctor import (
     agents,
+    engine,
     filesystem,
     gpus,
     host,
@@ -64,7 +65,7 @@ def _everything(root: Path, profile: ClusterProfile | None, *, jobs: bool, say: 
     if scratch is not None:
         found += _files("Files of the scratch folder", scratch, like=place)
     found += wrong
-    return found + _home(place) + agents.everything(profile) + _here()
+    return found + _home(place) + agents.everything(profile) + engine.everything(profile) + _here()
 
 
 def _scratch(profile: ClusterProfile | None) -> tuple[Path | None, list[Finding]]:

@@ -111,19 +111,25 @@ def seen(look: Callable[[], bool]) -> bool:
         return False
 
 
-def watch(post: Post, folder: str) -> dict[str, float | None]:
-    """When B first saw each change; None: not within WATCH_S."""
+def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, float]]:
+    """When B first saw each change (None: not within WATCH_S), and when it last looked for each in vain: a node that is held up
+    looks late."""
     ways = looks(folder)
+    missed = dict.fromkeys(ways, time.time())
     early = [name for name, look in ways.items() if seen(look)]  # and every client remembers what it saw
     post.say("watching", early=early)
     at: dict[str, float | None] = dict.fromkeys(ways)
     deadline = time.monotonic() + WATCH_S
     while None in at.values() and time.monotonic() < deadline:
         for name, look in ways.items():
-            if at[name] is None and seen(look):
-                at[name] = time.time()
+            if at[name] is None:
+                began = time.time()
+                if seen(look):
+                    at[name] = time.time()
+                else:
+                    missed[name] = began
         time.sleep(POLL_S)
-    return {name: when for name, when in at.items() if name not in early}
+    return {name: when for name, when in at.items() if name not in early}, missed
 
 
 # ------------------------------------------------------------------ what both do at once
@@ -249,7 +255,7 @@ def side_b(folder: str, result: dict[str, Any]) -> None:
             break
         pong(post, number, PHASE_S)
     clock = post.hear("clock", 2 * PHASE_S)
-    result["seen"] = watch(post, folder)
+    result["seen"], result["missed"] = watch(post, folder)
     post.say("watched")
     start = post.hear("race")["start"] + clock["ahead"]
     result["race"] = race(folder, "b", start, clock["spread"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.cluster import commands
+from autorl_hpc.cluster.programs import ask
 from autorl_hpc.cluster.site import habit
 from autorl_hpc.cluster.wording import gpu_options, module_lines, with_variables
 from autorl_hpc.files.share import PACKAGE
@@ -74,25 +74,11 @@ def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
     """
     env = commands.without_secrets(commands.without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", *options],
-            env={**env, "LC_ALL": "C"},
-            input=script,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SUBMIT_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise commands.failed("sbatch", f"no answer within {SUBMIT_LIMIT_S:.0f} s") from None
-    except OSError as error:
-        raise commands.failed("sbatch", error.strerror or str(error)) from None
-    if done.returncode:
-        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", done.stderr or done.stdout)
+    answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
+    if answer.code != 0:
+        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", answer.err or answer.out)
         raise commands.failed("sbatch", words)
-    return done.stdout.strip(), done.stderr.strip()
+    return answer.out.strip(), answer.err.strip()
 
 
 def script(profile: ClusterProfile | None, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:

@@ -107,6 +107,7 @@ def _seen(a: Raw, b: Raw, clock: tuple[float, float] | None) -> list[Finding]:
     """How long B went without seeing what A did."""
     found = [_round_trip(a)]
     acted, seen, early = a.get("acted"), b.get("seen"), a.get("early") or []
+    missed = b.get("missed") or {}
     if clock is None or not isinstance(acted, Mapping) or not isinstance(seen, Mapping):
         return [*found, *(unknown(name, "the pair did not come so far") for name in WAYS.values())]
     for way, name in WAYS.items():
@@ -114,8 +115,10 @@ def _seen(a: Raw, b: Raw, clock: tuple[float, float] | None) -> list[Finding]:
             found.append(unknown(name, "the name was there before it was made"))
             continue
         when = seen.get(way)
-        lag_s = None if when is None else max(0.0, when - clock[0] - acted[way])
-        found.append(_lag(way, name, lag_s, clock[1]))
+        lag_s, sure_s = (
+            None if at is None else max(0.0, at - clock[0] - acted[way]) for at in (when, missed.get(way, when))
+        )
+        found.append(_lag(way, name, lag_s, 0.0 if sure_s is None else sure_s, clock[1]))
     return found
 
 
@@ -134,9 +137,10 @@ def _round_trip(a: Raw) -> Finding:
     return ok("message there and back", value)
 
 
-def _lag(way: str, name: str, lag_s: float | None, unsure_s: float) -> Finding:
+def _lag(way: str, name: str, lag_s: float | None, sure_s: float, unsure_s: float) -> Finding:
+    """By `sure_s`, when it was last looked for in vain: what came between that and `lag_s` may be a pause of the node."""
     value = f"not within {WATCH_S:.0f} s" if lag_s is None else f"seen after {span(lag_s)} (+- {span(unsure_s)})"
-    slow = lag_s is None or lag_s > 1.0
+    slow = lag_s is None or sure_s > 1.0
     needed = way in ("listed", "renamed_over", "size_by_open")
     if lag_s is None and needed:
         return problem(
@@ -145,7 +149,7 @@ def _lag(way: str, name: str, lag_s: float | None, unsure_s: float) -> Finding:
             "the suite's processes wait for each other this way: nothing will be scored",
             "use a file system that all nodes share (--root)",
         )
-    if needed and lag_s is not None and lag_s > (SLOW_LIST_S if way == "listed" else SLOW_READ_S):
+    if needed and sure_s > (SLOW_LIST_S if way == "listed" else SLOW_READ_S):
         return warning(
             name,
             value,

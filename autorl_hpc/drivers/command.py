@@ -11,14 +11,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import DriverSpec, serve_options
 from autorl_hpc.sandbox.ports import TORCH_PORTS, handed_out
 from autorl_hpc.states import Fault
-
-PROGRAM_VARIABLE = "AUTORL_VLLM"
-"""Names the server's program, before the profile and PATH."""
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """By which vLLM takes its key: on the command line every user of the node could read it."""

@@ -7,6 +7,8 @@ import re
 import stat
 from collections.abc import Callable
 
+from autorl_hpc.files.address_spaces import of_their_own
+
 IN_MEMORY = ("tmpfs", "ramfs")
 """Kinds of file systems in memory. What lies in those that an agent's processes have of their own is nobody's resident memory."""
 
@@ -20,11 +22,12 @@ def memory_bytes(pids: set[int], enough: float) -> float:
     Args:
         enough: a sum of resident sizes below this is good enough an answer: it costs much less to ask for.
     """
-    resident = sum(_resident_bytes(pid) for pid in pids)
+    owners = of_their_own(pids)
+    resident = sum(_resident_bytes(pid) for pid in owners)
     in_files = sum(_file_system_bytes(pids)) + sum(_open_bytes(pids, lambda link, _: link.startswith(MEMFD)).values())
     if resident + in_files <= enough:
         return resident + in_files
-    shared = [_proportional_bytes(pid) for pid in pids]
+    shared = [_proportional_bytes(pid) for pid in owners]
     of_shm = sum(shm for _, shm in shared)
     return sum(everything for everything, _ in shared) - of_shm + max(of_shm, in_files)
 

@@ -19,6 +19,7 @@ from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.grading.evaluate import Answered, Bench, Scored
 from autorl_hpc.grading.items import offer
+from autorl_hpc.grading.patience import RatingOverdue
 from autorl_hpc.grading.stopping import contained
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
@@ -136,7 +137,7 @@ class Attempts:
                 Fault.CLUSTER,
                 f"the accepted copy artifacts/{content_hash[:16]}... is gone",
             )
-        problem = ""
+        problem, broke = "", ""
         for last_try in (False, True):
             try:
                 with contained(), _node_troubles():
@@ -152,14 +153,18 @@ class Attempts:
             except Exception as error:
                 log.exception("evaluation of %s failed", entry)
                 problem = f"{type(error).__name__}: {error}"[:500]
-                self.bench.drop_engine()
+                broke = "the engine failed on it"
+                if isinstance(error, RatingOverdue):
+                    broke = "rating its answers came to no end"
+                else:
+                    self.bench.drop_engine()
         self._check_base(science, split, problem)
         return self._null(
             science,
             content_hash,
             split,
             Fault.ARTIFACT,
-            f"the engine failed on it twice, and works for the base model: {problem}",
+            f"{broke} twice, and works for the base model: {problem}",
         )
 
     def _offer_items(self, scored: Scored, items: Path, waiting_s: float | None) -> Evaluation:

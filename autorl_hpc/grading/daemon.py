@@ -35,6 +35,7 @@ from autorl_hpc.grading.heart import Heart
 from autorl_hpc.grading.keeping import release_spare
 from autorl_hpc.grading.known import Known
 from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
+from autorl_hpc.grading.patience import OutsideOverdue
 from autorl_hpc.grading.stopping import Stopped, contained, each
 from autorl_hpc.grading.sweeping import left_over, sweep
 from autorl_hpc.grading.tracing import Tracing
@@ -260,6 +261,8 @@ class Grader:
     def _failed(self, name: str, error: Exception) -> None:
         if isinstance(error, (ClusterTrouble, AutorlError)):
             self._trouble(name, str(error), error.fault or Fault.CLUSTER)
+            if isinstance(error, OutsideOverdue):  # no more than half of the time for what may hang again
+                self.backoff.later(name, self.record.grader.rating_limit_s)
         elif isinstance(error, OSError):
             self._trouble(name, str(error))
         else:

@@ -19,6 +19,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.grading.episodes import Playground
 from autorl_hpc.grading.judging import Judging
+from autorl_hpc.grading.patience import OutsideOverdue, RatingOverdue, within
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.ledger import CLUSTERS, Evaluation, Timings
@@ -31,6 +32,7 @@ from autorl_hpc.scoring.stats import standard_error
 from autorl_hpc.states import Fault, Split
 from autorl_hpc.tasks.heldout import Item, load_shots
 from autorl_hpc.tasks.loader import load_task
+from autorl_hpc.tasks.own_files import OWN_SCORER
 from autorl_hpc.tasks.parts import asked_items
 
 log = logging.getLogger("autorl_hpc.grader")
@@ -216,9 +218,31 @@ class Bench:
         return Answered(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
     def rate(self, answered: Answered) -> Scored:
-        """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one."""
+        """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one.
+
+        Raises:
+            RatingOverdue, OutsideOverdue: it takes longer than `rating_limit_s`.
+        """
         with self._rating:  # a judge's use is counted from one evaluation to the next
-            return self._rate(answered)
+            try:
+                return within(self.spec.rating_limit_s, lambda: self._rate(answered))
+            except RatingOverdue as error:
+                raise self._overdue(answered, error) from error
+
+    def _overdue(self, answered: Answered, error: RatingOverdue) -> Exception:
+        """The error to raise. Judges and tasks' own code are others': what they fail to do says nothing about an artifact."""
+        science, recipe = answered.science, answered.science.recipe
+        judged = recipe.judge != "none"
+        if not judged and recipe.scorer != OWN_SCORER:
+            return error
+        if judged:
+            self._judging.keep(answered.asked, answered.answers)
+        return OutsideOverdue(
+            f"{error}: the {'judge' if judged else 'own scorer'} of task {science.task} is too slow, or hangs",
+            fault=Fault.GRADER,
+            next_step="the same is tried again by itself, after as long a wait; where so much time is needed, set `grader.rating_limit_s`",
+            exit_code=Exit.ENVIRONMENT,
+        )
 
     def _rate(self, answered: Answered) -> Scored:
         started = time.monotonic()
@@ -234,7 +258,8 @@ class Bench:
             _outcome(item, drawn, outcome, cluster)
             for item, drawn, outcome, cluster in zip(items, answered.answers, rated, clusters, strict=True)
         )
-        metrics = rater.metrics(items, rated)
+        metrics = dict(rater.metrics(items, rated))
+        given = metrics.pop("standard_error", None)
         if context.judge is not None:
             metrics = {**metrics, **self._judging.usage(recipe).since(asked_before)}
         total = sum(o.outcome for o in outcomes)
@@ -245,12 +270,14 @@ class Bench:
         if any(cluster is not None for cluster in clusters):
             metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
         named = None if None in clusters else [str(cluster) for cluster in clusters]
-        spread = None if "mean_outcome" in metrics else standard_error([o.outcome for o in outcomes], named)
+        if "mean_outcome" not in metrics:
+            spread = standard_error([o.outcome for o in outcomes], named)
+            given = None if spread is None else 100.0 * spread
         evaluation = Evaluation(
             split=answered.split,
             content_hash=answered.content_hash,
             score=metrics.pop("score", mean),
-            standard_error=None if spread is None else 100.0 * spread,
+            standard_error=given,
             n=len(outcomes),
             correct=int(total) if whole and "mean_outcome" not in metrics else None,
             metrics=metrics,

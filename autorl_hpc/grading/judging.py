@@ -73,11 +73,15 @@ class Judging:
         """The answers that the judge failed to judge in the last try, once."""
         return self._unjudged.pop(key, None)
 
-    def failed(self, key: Hashable, answers: list[list[Answer]], error: JudgeFailed) -> AutorlError:
-        """Keeps the answers; the error to raise."""
+    def keep(self, key: Hashable, answers: list[list[Answer]]) -> None:
+        """Keeps answers for the next try."""
         while len(self._unjudged) >= MAX_KEPT:
             self._unjudged.pop(next(iter(self._unjudged)))
         self._unjudged[key] = answers
+
+    def failed(self, key: Hashable, answers: list[list[Answer]], error: JudgeFailed) -> AutorlError:
+        """Keeps the answers; the error to raise."""
+        self.keep(key, answers)
         return AutorlError(
             f"the judge failed, nothing was scored: {error}",
             fault=Fault.GRADER,

@@ -40,6 +40,9 @@ FINISH_LOOKS = 6
 FINISH_PAUSE_S = 3.0
 """Of the last job: enough looks for exit codes too."""
 
+FINISH_PATIENCE_S = 120.0
+"""Of the last job, beside the time after which a dead watcher's claim is free: for a scheduler that doesn't answer."""
+
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0
 """A job that sbatch has just taken may not be in squeue's answer yet."""
@@ -66,6 +69,7 @@ class Watcher(threading.Thread):
         self._counter = 0
         self._trouble: str | None = None
         self._generation: int | None = None
+        self._claiming = threading.Lock()
 
     def run(self) -> None:
         while not self._ending.wait(self.period_s):
@@ -82,26 +86,35 @@ class Watcher(threading.Thread):
                 log.exception("watching failed")
 
     def end(self) -> None:
-        """Stops it. The claim is given back with the grader's others."""
-        self._ending.set()
+        """Stops it: it claims nothing any more. What it holds is given back with the grader's other claims."""
+        with self._claiming:
+            self._ending.set()
 
-    def step(self) -> None:
-        """One period: at most one question to the scheduler."""
+    def step(self) -> bool:
+        """One period: at most one question to the scheduler; False if another watcher has the claim.
+
+        Raises:
+            SchedulerError: the scheduler doesn't answer.
+        """
         jobs = read_submitted(self.experiment)
         if jobs is None or not self._hold_claim():
-            return
+            return False
         if not self._ask_for_exit_code() and not self._ask_accounting():
             self._look(jobs)
         self._trouble = None
         self._note(None)
         board = Board.of(jobs, self._seen.values())
         self._seal_orphans(self._orphans(jobs, board), board)
+        return True
 
     def _hold_claim(self) -> bool:
-        current = self.claims.current()
-        if self._generation is not None and current.get(ENTRY) == self._generation:
-            return True
-        self._generation = self.claims.take(ENTRY, current)
+        with self._claiming:
+            if self._ending.is_set():
+                return False
+            current = self.claims.current()
+            if self._generation is not None and current.get(ENTRY) == self._generation:
+                return True
+            self._generation = self.claims.take(ENTRY, current)
         if self._generation is not None:
             for job in read_seen(self.experiment).jobs:  # what the watcher before this one knew
                 self._seen.setdefault((job.name, job.job_id), job)
@@ -160,6 +173,14 @@ class Watcher(threading.Thread):
                 self._asked |= {k for k, other in self._seen.items() if other.job_id.partition("_")[0] == base}
                 return True
         return False
+
+    def all_sealed(self) -> bool:
+        """Whether nothing is left to be sealed."""
+        try:
+            runs = [self.experiment.run(run_id) for run_id in read_experiment(self.experiment).runs]
+            return all(RunView.of(Ledger(run).read()).sealed is not None for run in runs)
+        except (AutorlError, OSError):
+            return False
 
     def _matters(self, job: SeenJob) -> bool:
         """Whether it stands for an array of agents, one of which ended badly."""
@@ -266,12 +287,16 @@ def seal_what_is_lost(experiment: ExperimentDir, pause_s: float = FINISH_PAUSE_S
     me = f"finish-{host_name()}-{os.getpid()}"
     claims = Claims(experiment.claims, me, host_name(), HeartbeatWatch(experiment.graders, record.grader.stale_after_s))
     watcher = Watcher(experiment, claims, pause_s)
+    deadline = time.monotonic() + record.grader.stale_after_s + FINISH_PATIENCE_S
+    looks = 0
     try:
-        for look_number in range(FINISH_LOOKS):
-            if look_number:
-                time.sleep(pause_s)
-            watcher.step()
-    except (AutorlError, OSError) as error:
-        log.warning("what is lost can't be sealed: %s", error)
+        while True:
+            try:
+                looks += watcher.step()
+            except (AutorlError, OSError) as error:
+                log.warning("what is lost can't be sealed now: %s", error)
+            if looks >= FINISH_LOOKS or watcher.all_sealed() or time.monotonic() > deadline:
+                return
+            time.sleep(pause_s)
     finally:
         claims.drop_own()

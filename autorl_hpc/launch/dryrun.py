@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.agents.checks import Looked
+from autorl_hpc.cluster.vllm import Seen
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import agents, drivers, reach
+from autorl_hpc.launch import agents, drivers, engine, reach
 from autorl_hpc.launch.launcher import Plan, would_be
 from autorl_hpc.launch.visible import visible_gains, visible_line
 
@@ -63,6 +64,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
             "network": sorted({str(cell.science.network) for cell in plan.cells}),
         },
         "agents": [asdict(looked) for looked in agents.look_at_agents(root, spec, plan.cells, plan.cluster)],
+        "engine": None if (seen := engine.look_at_engine(spec, plan.cluster)) is None else asdict(seen),
         "graders_need": reach.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()
@@ -134,6 +136,7 @@ def as_text(facts: dict[str, Any]) -> str:
     for task, splits in facts["smallest_visible_gain"].items():
         lines.append(visible_line(task, splits))
     lines += agents.lines([Looked(**row) for row in facts["agents"]])
+    lines += engine.lines(None if facts["engine"] is None else Seen(**facts["engine"]))
     lines += facts["graders_need"]
     lines.append("nothing was started")
     return "\n".join(lines)

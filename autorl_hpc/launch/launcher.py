@@ -19,6 +19,7 @@ from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.share import share
 from autorl_hpc.launch.agents import look_at_agents, refuse_problems
 from autorl_hpc.launch.drivers import check_agents_secrets, check_drivers, lay_keys
+from autorl_hpc.launch.engine import look_at_engine, refuse_without_engine
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.launch.freeze import freeze, git_revision, parts
 from autorl_hpc.records.cluster import ClusterProfile
@@ -102,14 +103,15 @@ def prepare(
     """Makes the experiment's folder, or completes the one that stands.
 
     Args:
-        checked: the programs of its agents are looked for here first.
+        checked: the programs of its agents, and vLLM where graders need it, are looked for here first.
 
     Raises:
-        AutorlError: see `plan`; or the program of an agent is not here; or the code or a task changed since the first launch; or the folder can't be written.
+        AutorlError: see `plan`; or the program of an agent, or vLLM, is not here; or the code or a task changed since the first launch; or the folder can't be written.
     """
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
         refuse_problems(look_at_agents(root, planned.spec, planned.cells, planned.cluster))
+        refuse_without_engine(look_at_engine(planned.spec, planned.cluster), path)
     experiment = planned.experiment
     try:
         for folder in experiment.folders():

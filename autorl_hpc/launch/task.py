@@ -208,4 +208,7 @@ def run_task(experiment: ExperimentDir, number: int) -> int:
             next_step="this is what `autorl-hpc launch` submits; it is not started by hand",
             exit_code=Exit.ENVIRONMENT,
         )
+    if submitted.asked_back:
+        log.info("the launch that submitted this job failed and is taking it back: nothing to do")
+        return 0
     return Task(experiment, record, record.cluster, submitted, submitted.runs[int(index)], stopping).work()

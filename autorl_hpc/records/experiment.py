@@ -171,6 +171,11 @@ class GraderSpec(Table):
         ge=0,
         description="Of `vllm`: idle for so long, it gives the GPU's memory back until work comes; 0: never.",
     )
+    rating_limit_s: float = Field(
+        3600.0,
+        gt=0,
+        description="Of rating one submission's answers, judge included. Longer, it is given up and tried again.",
+    )
     idle_exit_s: float = Field(600.0, gt=0)
     watch_every_s: float = Field(
         10.0, ge=0.5, le=600, description="On a cluster: how often the scheduler is asked about the jobs."

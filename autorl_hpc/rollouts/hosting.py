@@ -26,8 +26,8 @@ from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Of one line from a worker: observations and prompts are cut well below."""
 
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
-"""Names of variables that a worker beside a vault does not get."""
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
+"""Names of variables that a worker beside a vault does not get: as in files/secrets.py, which agents don't have."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
@@ -69,8 +69,16 @@ class Lost(NamedTuple):
     slots: tuple[int, ...] = ()
 
 
+EPITAPH_S = 5.0
+"""A process that ends closes its pipes first; on a busy node it takes a while until how it ended can be told."""
+
+
 class _Dead(Exception):
     """The worker's process is of no use any more."""
+
+
+class _Closed(_Dead):
+    """It closed its pipe: most likely it ended."""
 
 
 class Worker(threading.Thread):
@@ -154,7 +162,7 @@ class Worker(threading.Thread):
         """Why the process is lost, with its end in words."""
         process = self.process
         try:
-            code = None if process is None else process.wait(0.5 if isinstance(error, (_Dead, OSError)) else 0)
+            code = None if process is None else process.wait(EPITAPH_S if isinstance(error, (_Closed, OSError)) else 0)
         except subprocess.TimeoutExpired:
             code = None
         if code is None:
@@ -217,7 +225,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limi
             if fd == into:
                 data = os.read(into, 1 << 20)
                 if not data:
-                    raise _Dead("the environment's process closed its pipe")
+                    raise _Closed("the environment's process closed its pipe")
                 answer += data
                 if len(answer) > MAX_ANSWER_BYTES:
                     raise _Dead(f"the environment's answer is longer than {MAX_ANSWER_BYTES} bytes")

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from autorl_hpc.scoring import length_control
+from autorl_hpc.scoring import length_control, stats
 from autorl_hpc.scoring.judge_prompt import FIRST, SECOND, Shown, conversation, is_swapped, read_discrete, read_logprobs
 from autorl_hpc.scoring.length_control import Pair
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
@@ -93,8 +93,10 @@ class AlpacaEval:
         return found
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Both win rates over what was read; see `figures`."""
-        return figures([outcome.facts for outcome in outcomes])
+        """Both win rates over what was read; see `figures` and `standard_error`."""
+        facts = [outcome.facts for outcome in outcomes]
+        found = figures(facts)
+        return {**found, "standard_error": standard_error(facts, found["lc_c"])}
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -114,6 +116,14 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "average_length": math.fsum(float(each["len_2"]) for each in facts) / len(facts),
         "judge_unread": float(len(facts) - len(pairs)),
     }
+
+
+def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
+    """Of the length-controlled win rate, in points, at the penalty `c`; see `length_control.influences`. Where all preferences are alike that is 0,
+    and the mean's is taken, which is not."""
+    pairs = pairs_of(facts)
+    error = math.sqrt(float((length_control.influences(pairs, c) ** 2).sum()))
+    return error or 100.0 * (stats.standard_error([pair.y for pair in pairs]) or 0.0)
 
 
 def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[Pair]:

@@ -117,7 +117,8 @@ class Scorer(Protocol):
         ...
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Figures over all items. `score`, 0 to 100, stands in the place of 100 x the mean outcome, where it is given."""
+        """Figures over all items. `score`, 0 to 100, stands in the place of 100 x the mean outcome, where it is given, and
+        `standard_error` beside it, in points."""
         ...
 
 

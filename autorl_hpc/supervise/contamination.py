@@ -1,7 +1,8 @@
 """Looks for held-out items in the workspace: after submissions, and once after the agent's end.
 
-It runs beside the run and has no say in it: a thread waits for accepted submissions and asks the scanner, a process of
-the lowest priority; what that finds goes into the ledger and to nobody else. See docs/contamination.md.
+It runs beside the run and has no say in it: a thread waits for accepted submissions and asks the scanner, a process that
+looks at the lowest priority as long as the agent works; what that finds goes into the ledger and to nobody else. See
+docs/contamination.md.
 """
 
 from __future__ import annotations
@@ -81,11 +82,15 @@ class ScannerProcess:
         job = {"experiment": str(experiment.path.absolute()), "run": run_id, "workspace": str(workspace.absolute())}
         self._send(job)
 
-    def look(self, seconds: float, avoid: list[list[int]]) -> Contamination:
-        """One look of that many seconds at most. Raises ScannerLost."""
+    def look(self, seconds: float, avoid: list[list[int]], *, beside: bool) -> Contamination:
+        """One look of that many seconds at most. Raises ScannerLost.
+
+        Args:
+            beside: the agent is at work, and must not be slowed.
+        """
         self.at = None
         deadline = time.monotonic() + seconds + KILL_AFTER_S
-        self._send({"seconds": seconds, "avoid": avoid})
+        self._send({"seconds": seconds, "avoid": avoid, "beside": beside})
         while True:
             value = self._receive(deadline)
             if "done" in value:
@@ -221,7 +226,7 @@ class ContaminationWatch:
             try:
                 scanner = self._scanner or ScannerProcess(self.experiment, self.run_id, self.workspace())
                 self._scanner = scanner
-                return scanner.look(left_s, self._avoid)
+                return scanner.look(left_s, self._avoid, beside=over is self._ending)
             except (ScannerLost, OSError) as error:
                 what = str(error)
                 log.warning("no look for held-out items: %s", what)

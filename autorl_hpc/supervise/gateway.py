@@ -44,10 +44,10 @@ END_S = 10.0
 PAUSES_S = (0.0, 0.5, 2.0, 5.0, 15.0)
 """Before each new start, the last one again and again: without its driver an agent can do nothing."""
 
-QUIET_S = 0.2
-HEAR_OUT_S = 2.0
-"""What it says of a request comes at about the time of the answer: after `QUIET_S` of silence there is no more, and longer than this an
-agent's end is not held up."""
+POLL_S, QUIET_S = 0.02, 0.2
+HEAR_OUT_S = 10.0
+"""What it says of a request comes at about the time of the answer, and what it says comes in order: after its word to a question that is
+asked then, and `QUIET_S` of silence, there is no more. Longer than this an agent's end is not held up by a busy node."""
 
 STEADY_S = 60.0
 """One that lived so long is started again without a pause."""
@@ -80,7 +80,7 @@ class Gateway:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         self.exhausted: str | None = None
-        self._heard = self._questions = 0
+        self._heard = self._questions = self._answered = 0
         self._spoke = threading.Event()
         self._use = read_use(run.driver_log)
         self._closed: str | None = None
@@ -125,6 +125,9 @@ class Gateway:
     def hear_out(self) -> None:
         """Waits for what it still has to say of the requests that were answered, for a moment at most."""
         ends_at = time.monotonic() + HEAR_OUT_S
+        number = self._ask()
+        while self.exhausted is None and number is not None and self._answered < number and time.monotonic() < ends_at:
+            time.sleep(POLL_S)
         while self.exhausted is None and time.monotonic() < ends_at:
             heard = self._heard
             time.sleep(QUIET_S)
@@ -181,9 +184,15 @@ class Gateway:
         self._spoke.clear()
         if self._ending.is_set():
             return True
-        self._questions += 1
-        self._send({"ping": self._questions})
+        self._ask()
         return self._spoke.wait(ASK_TIMEOUT_S)
+
+    def _ask(self) -> int | None:
+        """Asks it something; the question's number, None where there is nobody to ask."""
+        with self._lock:
+            self._questions += 1
+            number = self._questions
+        return number if self._send({"ping": number}) else None
 
     def _keep(self) -> None:
         failures = 0
@@ -282,6 +291,8 @@ class Gateway:
             return
         self._spoke.set()
         if "pong" in value:
+            if isinstance(value["pong"], int):
+                self._answered = max(self._answered, value["pong"])
             return
         if isinstance(value.get("port"), int):
             append_event(self.run.events, "gateway_started", port=self.port)
@@ -295,10 +306,12 @@ class Gateway:
             self.exhausted = str(value["exhausted"])
         self._heard += 1
 
-    def _send(self, value: dict[str, Any]) -> None:
+    def _send(self, value: dict[str, Any]) -> bool:
+        """Whether there is a process that it was said to."""
         with self._lock:
             if self._process is not None:
                 _write(self._process, value)
+            return self._process is not None
 
 
 def _write(process: subprocess.Popen[bytes], value: dict[str, Any]) -> None:

@@ -1,14 +1,17 @@
 """The scanner: a process of the supervisor's that looks for held-out items in a workspace.
 
 A process of its own, since what it reads is an agent's: a file that hangs or kills its reader costs a look and nothing
-else. It runs at the lowest priority, ends with its supervisor, and keeps from look to look which files it has read.
+else. It looks at the lowest priority while the agent works, ends with its supervisor, and keeps from look to look which
+files it has read.
 
-Protocol: one JSON line in (experiment, run, workspace), then one for each look (seconds, avoid); JSON lines out: `at`, the
-file that is read next, and `done`, a Contamination without its submission. SIGUSR1 ends a look early.
+Protocol: one JSON line in (experiment, run, workspace), then one for each look (seconds, avoid, beside: whether an agent is
+at work); JSON lines out: `at`, the file that is read next, and `done`, a Contamination without its submission. SIGUSR1 ends
+a look early.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -17,7 +20,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +57,7 @@ MAX_FILE_LINES = 20
 FIRST_ITEMS = 5
 MAX_KNOWN = 200_000
 WATCH_PARENT_S = 1.0
+JOIN_S = 0.2
 
 FIRST_SUFFIXES = (
     *(".py", ".sh", ".ipynb", ".md", ".txt", ".log", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml"),
@@ -350,10 +354,57 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
+def at_the_lowest_priority(work: Callable[[], None]) -> None:
+    """Does it in a thread that makes way for everything else. On Linux a thread has a priority of its own, and none can raise it
+    again: so what is done in the process's first thread, later, is not held up by others."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="look")
+    thread.start()
+    while thread.is_alive():
+        thread.join(JOIN_S)  # not for ever: signals are heard between
+    if raised:
+        raise raised[0]
+
+
+@dataclass
+class Service:
+    """The looks that one supervisor asks for."""
+
+    experiment: ExperimentDir
+    run_id: str
+    workspace: Path
+    stop: threading.Event
+    scanner: Scanner | None = None
+
+    def answer(self, seconds: float, avoid: set[Identity]) -> None:
+        """One look, and its answer."""
+        deadline = time.monotonic() + seconds
+        try:
+            if self.scanner is None:
+                given = Meter(deadline, GIVEN_BYTES, self.stop.is_set)
+                self.scanner = make_scanner(self.experiment, self.run_id, self.workspace, given)
+            self.scanner.avoid = avoid
+            body = self.scanner.look(Meter(deadline, LOOK_BYTES, self.stop.is_set))
+        except Limit as limit:
+            body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
+        except AutorlError as error:
+            body = Contamination(complete=False, reason=f"no look: {error.what}"[:500])
+        except (OSError, MemoryError, ValueError) as error:
+            body = Contamination(complete=False, reason=f"no look: {type(error).__name__}: {error}"[:500])
+        _say({"done": body.model_dump(mode="json")})
+
+
 def main() -> int:
     """Serves one supervisor until it closes the pipe."""
     deny_inspection()  # it holds what the agent must not read
-    os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
@@ -362,28 +413,19 @@ def main() -> int:
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    scanner: Scanner | None = None
+    service = Service(ExperimentDir(Path(job["experiment"])), job["run"], Path(job["workspace"]), stop)
     for line in sys.stdin:
         asked = json.loads(line)
         stop.clear()
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, {signal.SIGUSR1}
         )  # the first time: one that came meanwhile is heard now
-        deadline = time.monotonic() + asked["seconds"]
-        try:
-            if scanner is None:
-                given = Meter(deadline, GIVEN_BYTES, stop.is_set)
-                workspace = Path(job["workspace"])
-                scanner = make_scanner(ExperimentDir(Path(job["experiment"])), job["run"], workspace, given)
-            scanner.avoid = {tuple(identity) for identity in asked["avoid"]}
-            body = scanner.look(Meter(deadline, LOOK_BYTES, stop.is_set))
-        except Limit as limit:
-            body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
-        except AutorlError as error:
-            body = Contamination(complete=False, reason=f"no look: {error.what}"[:500])
-        except (OSError, MemoryError, ValueError) as error:
-            body = Contamination(complete=False, reason=f"no look: {type(error).__name__}: {error}"[:500])
-        _say({"done": body.model_dump(mode="json")})
+        avoid = {tuple(identity) for identity in asked["avoid"]}
+        look = functools.partial(service.answer, asked["seconds"], avoid)
+        if asked["beside"]:
+            at_the_lowest_priority(look)
+        else:
+            look()
     return 0
 
 

@@ -24,6 +24,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.records import read_experiment, read_run
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.rollouts.engine import EngineFailed, WeightsChanged
 from autorl_hpc.states import Split
 
 SMOKE_CLOCK = "3m"
@@ -213,6 +214,7 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
         Failed: this machine can't score it.
     """
     from autorl_hpc.grading.evaluate import Bench
+    from autorl_hpc.grading.patience import RatingOverdue
 
     run, kept = plan.run, plan.root / f"{plan.name}.after-sft.json"
     known = reading.read_json_or_none(kept)
@@ -231,7 +233,7 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
     try:
         weights = plan.experiment.artifacts / first.content_hash
         evaluation = bench.evaluate(record.science, weights, first.content_hash, Split.REPORT).evaluation
-    except (AutorlError, OSError) as error:
+    except (AutorlError, OSError, EngineFailed, WeightsChanged, RatingOverdue) as error:
         raise Failed(f"the checkpoint after SFT can't be measured: {error}") from error
     finally:
         bench.drop_engine()
@@ -284,7 +286,7 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
         "engine": None if base is None else base.engine.model_dump(mode="json"),
         "report_split": {
             "base": _facts(base.evaluation if base else None),
-            "after_sft": {**_facts(sft), "in_protocol": after_sft is None},
+            "after_sft": {**_facts(sft), "in_protocol": after_sft is None, "same_engine": _same_engine(sft, final)},
             "selected": {**_facts(final), "path": chosen.model_path if chosen else None},
         },
         "feedback_split": [
@@ -301,6 +303,11 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
     }
 
 
+def _same_engine(one: Evaluation | None, other: Evaluation | None) -> bool:
+    """Whether their scores compare: the last call may have had another machine than the one before."""
+    return one is not None and other is not None and one.engine_hash == other.engine_hash
+
+
 def _facts(evaluation: Evaluation | None) -> dict[str, Any]:
     if evaluation is None:
         return {"score": None, "n": None, "reason": "not measured"}
@@ -311,6 +318,11 @@ def page(facts: dict[str, Any]) -> str:
     """The same for people."""
     split = facts["report_split"]
     base, sft, final = (split[name]["score"] for name in ("base", "after_sft", "selected"))
+    compares = split["after_sft"].get("same_engine", True)
+    marks = ["measured when the run was closed"] * (not split["after_sft"]["in_protocol"])
+    marks += ["by another engine: it does not compare"] * (sft is not None and not compares)
+    marked = f" ({', '.join(marks)})" if marks else ""
+    told = sft if compares else None
     lines = [
         f"# {facts['task']}: {facts['agent']} with {facts['base_model']}, seed {facts['seed']}",
         "",
@@ -318,8 +330,8 @@ def page(facts: dict[str, Any]) -> str:
         "| checkpoint | report split | change |",
         "|---|--:|--:|",
         f"| base model | {_number(base)} | |",
-        f"| after SFT{'' if split['after_sft']['in_protocol'] else ' (measured when the run was closed)'} | {_number(sft)} | {_change(base, sft)} |",
-        f"| selected: {split['selected']['path']} | {_number(final)} | {_change(sft, final)} |",
+        f"| after SFT{marked} | {_number(sft)} | {_change(base, told)} |",
+        f"| selected: {split['selected']['path']} | {_number(final)} | {_change(told, final)} |",
         "",
         f"Items: {split['selected']['n']}. The agent ran {_minutes(facts['agent_s'])}; with staging, grading and reports the machine was "
         f"held {_minutes(sum(facts['calls_s']))}, in {len(facts['calls_s'])} calls.",

@@ -41,8 +41,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# cred_expire: how long a requeued job waits before it may start again (120 s by default)
-AuthInfo=socket=$MUNGE,cred_expire=5
+# cred_expire: how long a requeued job waits before it may start again (120 s by default), and a node has to start a job
+AuthInfo=socket=$MUNGE,cred_expire=15
 CommunicationParameters=NoAddrCache
 MpiDefault=none
 SwitchType=switch/none
@@ -57,18 +57,18 @@ SlurmctldDebug=verbose
 SlurmdDebug=verbose
 # one host plays many nodes: the sizes in this file hold, whatever slurmd finds
 SlurmdParameters=config_overrides
-# time-outs, short on purpose
+# time-outs, short on purpose, but longer than a busy machine may hold a daemon up
 SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=30
 InactiveLimit=0
 KillWait=5
 MinJobAge=300
-MessageTimeout=10
+MessageTimeout=20
 OverTimeLimit=0
 CompleteWait=0
-UnkillableStepTimeout=20
+UnkillableStepTimeout=120
 TCPTimeout=2
-BatchStartTimeout=10
+BatchStartTimeout=60
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1,bf_min_age_reserve=0,bf_resolution=1,max_rpc_cnt=0
 SelectType=select/cons_tres

@@ -66,14 +66,14 @@ take_down() { # ends everything that belongs to DIR; state and logs stay
     left=$(jobs_of); [ -z "$left" ] || kill -KILL $left 2>/dev/null || true
     for daemon in slurmdbd mariadbd munged; do stop 10 $daemon; done
   fi
-  for ((tries = 0; tries < 100; tries++)); do
+  for ((tries = 0; tries < 600; tries++)); do # a busy machine may take seconds to end what was killed
     left=$(daemons; jobs_of; caged)
     [ -n "$left" ] || break
     kill -KILL $left 2>/dev/null || true
     sleep 0.05
   done
   for cgroup in /sys/fs/cgroup/{,*/}"$CGROUP_NAME"; do
-    for ((tries = 0; tries < 40; tries++)); do
+    for ((tries = 0; tries < 200; tries++)); do
       [ -d "$cgroup" ] || break
       find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || sleep 0.05
     done

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
+from helpers import PATIENCE_S
 from judge_server import JudgeServer, Reply, completion
 
 from autorl_hpc.files.layout import Root
@@ -43,7 +44,7 @@ def serve() -> Iterator[Callable[[Said], HttpJudge]]:
             return Reply(completion(say(body["messages"][-1]["content"])))
 
         servers.append(JudgeServer(reply))
-        spec = JudgeSpec(url=servers[-1].url, model="judge", retries=2, timeout_s=5)
+        spec = JudgeSpec(url=servers[-1].url, model="judge", retries=2, timeout_s=PATIENCE_S)
         return HttpJudge(spec, None, first_pause_s=0.02)
 
     yield start

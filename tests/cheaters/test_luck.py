@@ -44,7 +44,7 @@ def run(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
         (run_id,) = cluster.prepare(
             ["lucky"],
             matrix={"task": "mini"},
-            budget={"wall_clock": "120s", "max_submissions": MOST},
+            budget={"max_submissions": MOST},
             sandbox={"level": "auto"},
         )
         grader, supervisor = cluster.grader(), cluster.supervisor(run_id)

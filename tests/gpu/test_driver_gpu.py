@@ -25,7 +25,7 @@ import pytest
 from gateways import TOKEN, GatewayProcess
 from helpers import Cluster, alive, wait_for
 
-from autorl_hpc.drivers.command import PROGRAM_VARIABLE
+from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
 from autorl_hpc.files.driver_keys import read_key
 from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
 from autorl_hpc.files.processes import descendants

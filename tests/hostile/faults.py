@@ -2,10 +2,11 @@
 
 The control file is a JSON list of rules; the mount looks at it before every call and counts anew when it has changed:
 
-    {"errno": "ESTALE", "ops": ["open", "read"], "match": "^/runs/", "every": 7, "burst": 2, "after": false}
+    {"errno": "ESTALE", "ops": ["open", "read"], "match": "^/runs/", "every": 7, "burst": 2, "after": false, "held": false}
 
 Of every `every` calls of these operations on a path that `match` (a regular expression) finds, the last `burst` fail: instead
-of being done, or, with `after`, although they were done. A burst of one ESTALE at `open` or `getattr` is never seen by a
+of being done, or, with `after`, although they were done. With `held` such a call waits until other rules are given, and the whole
+mount with it, as where a file server hangs; then it fails. A burst of one ESTALE at `open` or `getattr` is never seen by a
 program: Linux asks once more by itself. Each injected error is a line `ERRNO op path` in `<control file>.log`.
 
 Operations: access is never faulty; getattr readdir readlink open create read write truncate flush fsync fsyncdir rename
@@ -18,9 +19,12 @@ import errno
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+HELD_LOOK_S = 0.02
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Rule:
     every: int = 1
     burst: int = 1
     after: bool = False
+    held: bool = False
     calls: int = 0
 
     @classmethod
@@ -44,6 +49,7 @@ class Rule:
             value.get("every", 1),
             value.get("burst", 1),
             value.get("after", False),
+            value.get("held", False),
         )
 
     def hits(self, op: str, path: str) -> bool:
@@ -72,6 +78,11 @@ class Faults:
             return None
         with open(f"{self.control}.log", "a", encoding="utf-8") as log:
             log.write(f"{errno.errorcode[hits[0].number]} {op} {path}\n")
+        if hits[0].held:
+            before = self._seen
+            while self._seen == before:
+                time.sleep(HELD_LOOK_S)
+                self._look()
         return hits[0]
 
     def _look(self) -> None:

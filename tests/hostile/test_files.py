@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 from nodes import Node
 
 from autorl_hpc.files import artifacts, atomic, reading
@@ -21,6 +22,9 @@ from autorl_hpc.states import EntryKind, Split
 
 pytestmark = pytest.mark.xdist_group("hostile")
 CACHE_S = 1.0
+LONG_CACHE_S = 60.0
+"""Longer than a busy machine may take for what must not wait for it."""
+
 HASH = "0" * 64
 STALE_NOW_AND_THEN = {
     "errno": "ESTALE",
@@ -119,9 +123,10 @@ def test_an_entry_that_cannot_be_read_now_is_not_called_damaged(two: tuple[Node,
     assert len(Ledger(RunDir(b.mount / "run")).read()) == 1
 
 
-def test_a_base_score_of_another_node_is_seen_at_once(two: tuple[Node, Node]) -> None:
+def test_a_base_score_of_another_node_is_seen_at_once(new_node: Callable[..., Node], tmp_path: Path) -> None:
     """Who has looked for it in vain, and goes on believing that, would measure it a second time."""
-    a, b = two
+    (tmp_path / "backing").mkdir()
+    a, b = (new_node(name, tmp_path / "backing", cache_s=LONG_CACHE_S) for name in "ab")
     evaluation = Evaluation(split=Split.FEEDBACK, content_hash=HASH, score=50.0, n=2, recipe_hash=HASH)
     engine = Engine(backend="transformers", versions={}, device="cpu", dtype="float32")
     record = Baseline(key=HASH, task="t", base_model="m", evaluation=evaluation, engine=engine, grader="g")
@@ -129,7 +134,7 @@ def test_a_base_score_of_another_node_is_seen_at_once(two: tuple[Node, Node]) ->
     atomic.publish_bytes(a.mount / f"{HASH}.json", record.canonical() + b"\n")
     started = time.monotonic()
     assert read_baseline(b.mount, HASH) == record
-    assert time.monotonic() - started < CACHE_S / 2
+    assert time.monotonic() - started < LONG_CACHE_S / 2
 
 
 def test_an_artifact_is_kept_while_it_cannot_be_seen_who_holds_it(two: tuple[Node, Node]) -> None:
@@ -157,6 +162,5 @@ def test_installed_from_two_nodes_at_once(two: tuple[Node, Node]) -> None:
         folder = artifacts.new_folder(store, "run", 1)
         (folder / artifacts.READY_NAME).write_text("{}")
         artifacts.install(store, folder, "hash", f"run-{number}")
-    time.sleep(CACHE_S)
-    assert sorted(os.listdir(stores[0] / "hash" / "refs")) == ["run-0", "run-1"]
+    wait_for(lambda: sorted(os.listdir(stores[0] / "hash" / "refs")) == ["run-0", "run-1"], "both references")
     assert os.listdir(stores[0]) == ["hash"]

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.xdist_group("hostile")
 SUITE = "^/(runs|store|vault)/|^/scratch/.*/(submissions|results|models|data)"
 """What the suite itself reads and writes; the agents' own output is their trouble."""
 
-LOOP: dict[str, Any] = {
-    "matrix": {"task": "mini"},
-    "grader": {"stale_after_s": 6},
-}
+LOOP: dict[str, Any] = {"matrix": {"task": "mini"}}
+GRADER = {"stale_after_s": 6, "idle_exit_s": 3600}
+"""Nobody starts a grader over that left because the agents were slow."""
+
 LOOKS = ["open", "read", "getattr", "readdir"]
 STALE = [
     {"errno": "ESTALE", "ops": LOOKS, "match": "^/runs/|/(submissions|results)", "every": 11, "burst": 2},
@@ -37,11 +37,12 @@ BROKEN = [
 ]
 
 
-def begin(world: World, *, budget: str = LONG) -> tuple[Jobs, list[str]]:
+def begin(world: World, *, budget: str = LONG, stale_after_s: float = 6) -> tuple[Jobs, list[str]]:
     """Three runs, two on node A and one on B; a grader on A, and one on B with its clock ahead."""
     for name, script in (("three", THREE), ("twin", THREE), ("sits", SITS)):
         world.agent(name, script)
-    run_ids = world.prepare(["three", "sits", "twin"], **LOOP, budget={"wall_clock": budget})
+    grader = {**GRADER, "stale_after_s": stale_after_s}
+    run_ids = world.prepare(["three", "sits", "twin"], **LOOP, grader=grader, budget={"wall_clock": budget})
     jobs = Jobs(world)
     jobs.grader("a")
     jobs.grader("b", ahead_s=90)
@@ -65,7 +66,8 @@ def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = Non
 
 
 def test_plain_lag(world: World) -> None:
-    jobs, run_ids = begin(world, budget="20s")
+    # No node is lost here: a grader that is slow for a while must not look dead, or the base model is measured once more.
+    jobs, run_ids = begin(world, budget="60s", stale_after_s=60)
     jobs.until(lambda: world.view(run_ids[1]).sealed is not None)
     assert str(world.view(run_ids[1]).sealed.ended_by) == "budget"  # type: ignore[union-attr]
     end(world, jobs, run_ids, attempts=1)
@@ -106,16 +108,21 @@ def test_writes_that_fail_now_and_then_some_of_them_done(world: World) -> None:
 
 def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) -> None:
     world.agent("one", SUBMITS_ONE)
-    (run_id,) = world.prepare(["one"], matrix={"task": "arithmetic"}, grader={"stale_after_s": 4})
+    (run_id,) = world.prepare(["one"], matrix={"task": "arithmetic"}, grader=GRADER)
     jobs = Jobs(world)
     jobs.agent("a", run_id)
     jobs.until(lambda: world.view(run_id).sealed is not None)
+    node = world.nodes["a"]
+    # Its file server hangs when the score is committed: the grader holds the claim and gets no further.
+    node.faulty({"errno": "EIO", "ops": ["link"], "match": "/ledger/", "held": True})
     first = world.start_on("a", "job", "grader", str(world.experiment.path))
     claim = f"f-{run_id}--000001.g0001"
-    jobs.until(lambda: claim in os.listdir(world.experiment.claims))
+    jobs.until(lambda: bool(node.injected()))
+    assert claim in os.listdir(world.experiment.claims)
     first.kill()
+    node.unmount()
     first.wait()
-    assert world.view(run_id).scores == {}, "it was too fast for this test"
+    assert world.view(run_id).scores == {}
     jobs.grader("b", ahead_s=90)
     jobs.to_the_end([run_id])
     assert_all_once(world, [run_id])
@@ -124,7 +131,7 @@ def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) ->
 
 def test_an_older_supervisor_on_another_node_steps_back(world: World) -> None:
     world.agent("sits", SITS)
-    (run_id,) = world.prepare(["sits"], **LOOP, budget={"wall_clock": LONG})
+    (run_id,) = world.prepare(["sits"], **LOOP, grader=GRADER, budget={"wall_clock": LONG})
     jobs = Jobs(world)
     jobs.grader("b")
     older = jobs.agent("a", run_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import os
 import select
 import subprocess
@@ -14,16 +15,21 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from helpers import PATIENCE_S, wait_for
 from nodes import Node, ahead
 
 pytestmark = pytest.mark.xdist_group("hostile")
-CACHE_S = 1.0
+CACHE_S = 2.0
 """Shorter than a cluster's, for the tests' time."""
 
 SLACK_S = 0.5
+TRIES = 20
 IN_CREATE = 0x100
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -44,38 +50,79 @@ def b(new_node: Callable[..., Node], backing: Path) -> Node:
     return new_node("b", backing, cache_s=CACHE_S)
 
 
-def seconds_until(condition: Callable[[], bool]) -> float:
-    """How long it takes until `condition` holds."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < 5 * CACHE_S
+def believed_until(condition: Callable[[], bool]) -> tuple[float, float]:
+    """When the last look began that did not see `condition`, and when the one had ended that did. A busy machine may look late:
+    what a mount believed ran out between the two."""
+    missed = -math.inf  # none did
+    deadline = time.monotonic() + PATIENCE_S
+    while (now := time.monotonic()) < deadline:
+        if condition():
+            return missed, time.monotonic()
+        missed = now
         time.sleep(0.02)
-    return time.monotonic() - started
+    raise AssertionError(f"believed for more than {PATIENCE_S} s")
+
+
+def in_time(look: Callable[[str], T]) -> T:
+    """What `look` (given a name that is new) returns while a mount believes what it saw in it: one that was held up for so long
+    that this has run out, and failed, tells nothing and is done anew."""
+    for number in range(TRIES):
+        started = time.monotonic()
+        try:
+            return look(f"file-{number}")
+        except (AssertionError, OSError):
+            if time.monotonic() - started < CACHE_S:
+                raise
+    raise AssertionError(f"held up {TRIES} times")
 
 
 def test_a_name_once_missed_stays_missed_though_the_listing_shows_it(a: Node, b: Node) -> None:
-    assert not (b.mount / "new").exists()
-    (a.mount / "new").write_text("here")
-    assert os.listdir(b.mount) == ["new"]
-    with pytest.raises(FileNotFoundError):
-        (b.mount / "new").read_text()
-    assert CACHE_S - SLACK_S < seconds_until((b.mount / "new").exists) < CACHE_S + SLACK_S
-    assert (b.mount / "new").read_text() == "here"
+    def miss(name: str) -> tuple[str, float, float]:
+        before = time.monotonic()
+        assert not (b.mount / name).exists()
+        after = time.monotonic()
+        (a.mount / name).write_text("here")
+        assert name in os.listdir(b.mount)
+        assert not (b.mount / name).exists()
+        return name, before, after
+
+    name, before, after = in_time(miss)
+    missed, seen = believed_until((b.mount / name).exists)
+    assert seen > before + CACHE_S - SLACK_S
+    assert missed < after + CACHE_S + SLACK_S
+    assert (b.mount / name).read_text() == "here"
     (a.mount / "never looked for").write_text("seen at once")
     assert (b.mount / "never looked for").exists()
 
 
 def test_a_removed_name_and_an_old_size_are_believed(a: Node, b: Node) -> None:
-    (a.mount / "file").write_text("1")
-    assert (b.mount / "file").stat().st_size == 1
-    (a.mount / "file").write_text("12345")
-    assert (b.mount / "file").stat().st_size == 1
-    assert (b.mount / "file").read_text() == "1", "read no further than the size that is believed"
-    assert seconds_until(lambda: (b.mount / "file").stat().st_size == 5) < CACHE_S + SLACK_S
-    (a.mount / "file").unlink()
-    assert os.listdir(b.mount) == []
-    assert (b.mount / "file").exists()
-    assert seconds_until(lambda: not (b.mount / "file").exists()) < CACHE_S + SLACK_S
+    def grow(name: str) -> tuple[Path, float]:
+        here, there = a.mount / name, b.mount / name
+        here.write_text("1")
+        assert there.stat().st_size == 1
+        asked = time.monotonic()
+        here.write_text("12345")
+        assert there.stat().st_size == 1
+        assert there.read_text() == "1", "read no further than the size that is believed"
+        return there, asked
+
+    there, asked = in_time(grow)
+    missed, _ = believed_until(lambda: there.stat().st_size == 5)
+    assert missed < asked + CACHE_S + SLACK_S
+
+    def remove(name: str) -> tuple[Path, float]:
+        here, there = a.mount / f"more-{name}", b.mount / f"more-{name}"
+        here.touch()
+        assert there.exists()
+        asked = time.monotonic()
+        here.unlink()
+        assert there.name not in os.listdir(b.mount)
+        assert there.exists()
+        return there, asked
+
+    there, asked = in_time(remove)
+    missed, _ = believed_until(lambda: not there.exists())
+    assert missed < asked + CACHE_S + SLACK_S
 
 
 def test_inotify_is_silent_across_mounts(a: Node, b: Node) -> None:
@@ -146,7 +193,7 @@ def test_what_another_node_replaced_is_stale_and_what_this_one_removed_is_hidden
         (a.mount / "file").unlink()
         assert file.read() == b"new"
         assert [name[:12] for name in os.listdir(b.mount)] == [".fuse_hidden"]
-    seconds_until(lambda: os.listdir(b.mount) == [])
+    wait_for(lambda: os.listdir(b.mount) == [], "the hidden file to go")
 
 
 def test_faults_are_counted_and_can_be_switched(a: Node, b: Node) -> None:
@@ -202,14 +249,17 @@ def test_stale_handles(a: Node) -> None:
 
 def test_a_servers_clock_ahead(new_node: Callable[..., Node], backing: Path) -> None:
     node = new_node("c", backing, skew_s=90)
-    (node.mount / "file").touch()
-    info = (node.mount / "file").stat()
+    file = node.mount / "file"
+    before = time.time()
+    file.touch()
+    info = file.stat()
     for shown in (info.st_mtime, info.st_ctime, info.st_atime):
-        assert 85 < shown - time.time() < 95
-    os.utime(node.mount / "file", (1000, 2000))
-    assert (node.mount / "file").stat().st_mtime == 2000
-    (node.mount / "file").touch()
-    assert 85 < (node.mount / "file").stat().st_mtime - time.time() < 95
+        assert before + 85 < shown < time.time() + 95
+    os.utime(file, (1000, 2000))
+    assert file.stat().st_mtime == 2000
+    before = time.time()
+    file.touch()
+    assert before + 85 < file.stat().st_mtime < time.time() + 95
 
 
 def test_a_process_of_a_node_sees_its_mount_alone(a: Node, b: Node, backing: Path) -> None:
@@ -231,12 +281,14 @@ def test_a_wall_clock_ahead_and_a_monotonic_one_that_is_not() -> None:
         "print(time.time(), time.time_ns() / 1e9, datetime.datetime.now(datetime.timezone.utc).timestamp(),"
         "time.monotonic(), time.monotonic() - start)"
     )
+    before, started = time.time(), time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **ahead(90)}, capture_output=True, text=True, check=True
     )
     *walls, monotonic, waited = map(float, done.stdout.split())
-    assert all(85 < wall - time.time() < 95 for wall in walls)
-    assert abs(monotonic - time.monotonic()) < 5 and 0.3 < waited < 1.5
+    assert all(before + 85 < wall < time.time() + 95 for wall in walls)
+    assert started < monotonic < time.monotonic()
+    assert 0.3 < waited < 25, "and not 90 times as long"
 
 
 def test_a_mount_that_is_not_possible_says_so(possible: None, tmp_path: Path) -> None:

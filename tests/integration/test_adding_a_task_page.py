@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import PATIENCE_S
 from realdata import REPO
 
 from autorl_hpc.files.layout import Root
@@ -55,7 +56,7 @@ def test_the_page_builds_its_tasks_and_ends_in_scored_runs(tmp_path: Path) -> No
                 env=env,
                 capture_output=True,
                 text=True,
-                timeout=400,
+                timeout=PATIENCE_S,
                 check=False,
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"

@@ -59,7 +59,6 @@ def test_a_real_program_runs_to_the_end_of_a_run(
             [agent],
             matrix={"task": "mini", "driver": "scripted"},
             drivers={"scripted": {"kind": "api", "url": server.url, "model": MODEL, "key_file": str(key)}},
-            budget={"wall_clock": "10m"},
             sandbox={"level": "auto", "readable": readable(agent)},
             reprompts=1,
         )

@@ -88,6 +88,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
     answers: dict[str, tuple[int, Any]] = {}
+    began = int(time.time())
 
     def submit(name: str, path: str) -> None:
         answers[name] = client.ask("/submit", {"model_path": path, "final": name == "second"})
@@ -103,7 +104,7 @@ def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
     time.sleep(1)
     assert answers == {}  # accepted, and still held
     client.assert_answers()
-    before = int(time.time())
+    before = time.time()
     client.cluster.grader()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -124,7 +125,7 @@ def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
     assert [view.scores[n].evaluation.score for n in (1, 2)] == [first["score"], second["score"]]
     assert [s.final for s in view.accepted()] == [False, True]
     last = client.ask("/time")[1]["last_submit_time"]
-    assert before - 60 <= last <= before
+    assert began <= last <= before
     # The same content again is answered from the ledger, though the grader may be gone.
     status, again = client.ask("/submit", {"model_path": "output/v0"})
     assert (status, again["score"], again["same_as"]) == (200, first["score"], 1)
@@ -158,7 +159,7 @@ def test_small_requests(client: Client) -> None:
     status, clock = client.ask("/time")
     assert status == 200
     assert set(clock) >= {"timeout_s", "start_time", "now", "remaining", "last_submit_time"}
-    assert clock["timeout_s"] == 120 and 60 < clock["remaining"] < 120
+    assert clock["timeout_s"] == 3600 and 0 < clock["remaining"] < 3600
     assert clock["start_time"] <= clock["now"]
     status, health = client.ask("/health")
     assert status == 200

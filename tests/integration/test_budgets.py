@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 from driver_server import DriverServer, Turn
-from helpers import PATIENCE_S, VARIANTS, Cluster, alive, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster, alive, command_of, wait_for
 
+from autorl_hpc.files.driver_log import read_calls
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
@@ -42,7 +44,7 @@ def call(text="hello"):
     request.add_header("Content-Type", "application/json")
     request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -99,9 +101,24 @@ def events(cluster: Cluster, run_id: str, kind: str) -> list[dict[str, Any]]:
 
 def gateways(supervisor: subprocess.Popen[bytes]) -> list[int]:
     """Living gateways of a supervisor."""
-    tasks = Path(f"/proc/{supervisor.pid}/task").glob("*/children")
-    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
-    return [pid for pid in pids if b"autorl_hpc.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(pid)]
+    found = []
+    for task in Path(f"/proc/{supervisor.pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread, or another child, that has just ended
+            for pid in map(int, task.read_text().split()):
+                if b"autorl_hpc.gateway" in command_of(pid) and alive(pid):
+                    found.append(pid)
+    return found
+
+
+def wait_for_calls(cluster: Cluster, run_id: str, count: int) -> None:
+    """Until so many requests have their last lines. A gateway writes them soon after the answers: of one that dies before, an estimate is
+    counted."""
+
+    def ended() -> bool:
+        path = cluster.run_dir(run_id).driver_log
+        return path.exists() and sum(not call.under_way for call in read_calls(path)) >= count
+
+    wait_for(ended, what=f"the lines of {count} calls")
 
 
 # ---------------------------------------------------------------- one part of the budget used up
@@ -114,7 +131,7 @@ def test_tokens_out_closes_the_driver_and_ends_an_agent_that_never_submits(
         cluster,
         driver,
         CALLS + "env > code/env\ndoes 'calls(100)'\nsleep 600\n",
-        budget={"wall_clock": "60s", "tokens": 10 * TOKENS},
+        budget={"wall_clock": "400s", "tokens": 10 * TOKENS},
     )
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed, code = cluster.view(run_id).sealed, cluster.workspace(run_id) / "code"
@@ -132,10 +149,10 @@ def test_tokens_out_closes_the_driver_and_ends_an_agent_that_never_submits(
     told = [(event["budget"], event["percent"]) for event in events(cluster, run_id, "budget_warning")]
     assert [percent for budget, percent in told if budget == "tokens"] == [50, 80, 100] or told[-1] == ("tokens", 100)
     (out,) = events(cluster, run_id, "budget_out")
-    assert out["out_of"] == "tokens" and out["grace_s"] == pytest.approx(3.0, abs=0.2)
+    assert out["out_of"] == "tokens" and 0 < out["grace_s"] <= 20.0, "at most 5 % of the time's budget"
     lines = (cluster.workspace(run_id) / "budget.log").read_text().splitlines()
     assert lines[-2].endswith("the driver tokens of the budget used up: 1,000 of 1,000")
-    assert "the driver answers no more; 3 s are left to submit" in lines[-1]
+    assert "the driver answers no more; 20 s are left to submit" in lines[-1]
     assert [event["ended_by"] for event in events(cluster, run_id, "agent_ended")] == ["tokens"]
     assert not gateways_left(cluster)
 
@@ -146,7 +163,7 @@ def gateways_left(cluster: Cluster) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and alive(int(name)):
             try:
-                parts = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                parts = command_of(int(name)).split(b"\0")
                 env = Path(f"/proc/{name}/environ").read_bytes()
             except OSError:
                 continue
@@ -158,7 +175,7 @@ def gateways_left(cluster: Cluster) -> list[int]:
 def test_cost_out_leaves_a_grace_in_which_a_submission_counts(cluster: Cluster, driver: DriverServer) -> None:
     script = CALLS + "variants 0 1\ndoes 'calls(100); grace()'\n./submit output/v0 > code/answer\nsleep 600\n"
     run_id = prepare(
-        cluster, driver, script, budget={"wall_clock": "1h", "cost_usd": 0.004, "tokens": 10**6, "grace": "5s"}
+        cluster, driver, script, budget={"wall_clock": "1h", "cost_usd": 0.004, "tokens": 10**6, "grace": "30s"}
     )
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view = cluster.view(run_id)
@@ -170,7 +187,7 @@ def test_cost_out_leaves_a_grace_in_which_a_submission_counts(cluster: Cluster, 
     clock = read_clock(cluster.run_dir(run_id).clock)
     assert clock is not None and clock.progress.out_at_s is not None
     assert clock.progress.out_at_s < view.submissions[1].elapsed_s < view.sealed.elapsed_s
-    assert view.sealed.elapsed_s >= clock.progress.out_at_s + 5.0
+    assert view.sealed.elapsed_s >= clock.progress.out_at_s + 30.0
 
 
 def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +201,14 @@ def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyP
         + "print(u.urlopen(os.environ['GRADING_SERVER_URL'] + '/time').read().decode())\" > code/time\nsleep 600\n"
     )
     cluster.agent("one", script)
-    budget = {"wall_clock": "100s", "gpu_hours": 20 / 3600, "max_submissions": 1}
+    budget = {"wall_clock": "400s", "gpu_hours": 60 / 3600, "max_submissions": 1}
     (run_id,) = cluster.prepare(["one"], budget=budget)
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     view, code = cluster.view(run_id), cluster.workspace(run_id) / "code"
     assert view.sealed is not None and view.sealed.driver is None
     assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.GPU_HOURS, (1,))
     assert view.sealed.gpu_hours == pytest.approx(2 * view.sealed.elapsed_s / 3600)
-    assert 10.0 <= view.sealed.elapsed_s <= 10.0 + 5.0 + 60.0
+    assert 30.0 <= view.sealed.elapsed_s <= 30.0 + 20.0 + 60.0
     assert json.loads((code / "second").read_text())["code"] == "too_many_submissions"
     assert "OPENAI" not in (code / "env").read_text()
     for name in ("told", "time"):
@@ -209,11 +226,13 @@ def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyP
 
 def test_tokens_and_cost_carry_over_all_attempts(cluster: Cluster, driver: DriverServer) -> None:
     """A killed supervisor, a preempted one, and one whose agent ends: no token is lost and none is counted twice."""
-    script = CALLS + "does 'calls(2)'\ntouch code/up-$AUTORL_ATTEMPT\n[ $AUTORL_ATTEMPT = 3 ] || sleep 600\nexit 4\n"
-    run_id = prepare(cluster, driver, script, budget={"wall_clock": "100s", "tokens": 1000})
+    script = CALLS + "does 'calls(2)'\ntouch code/up-$AUTORL_ATTEMPT\n[ $AUTORL_ATTEMPT = 3 ] || sleep 600\n"
+    script += "until [ -e budget.log ]; do sleep 0.1; done\nexit 4\n"  # it is told that half of its tokens are used
+    run_id = prepare(cluster, driver, script, budget={"tokens": 1000})
     for attempt, end in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
         supervisor = cluster.supervisor(run_id)
         wait_for((cluster.workspace(run_id) / "code" / f"up-{attempt}").exists, what="the agent's calls")
+        wait_for_calls(cluster, run_id, 2 * attempt)
         supervisor.send_signal(end)
         assert supervisor.wait(PATIENCE_S) == (75 if end == signal.SIGTERM else -9), cluster.logs()
         wait_for(lambda: not gateways_left(cluster), what="the gateway's end")
@@ -238,6 +257,7 @@ def test_a_killed_gateway_is_started_again_at_the_same_place(cluster: Cluster, d
     run_id = prepare(cluster, driver, script)
     supervisor, code = cluster.supervisor(run_id), cluster.workspace(run_id) / "code"
     wait_for((code / "up").exists, what="the agent's first call")
+    wait_for_calls(cluster, run_id, 1)
     (gateway,) = gateways(supervisor)
     os.kill(gateway, signal.SIGKILL)
     (code / "killed").touch()  # it asks while there is none, and is answered by the next
@@ -279,7 +299,7 @@ def _status(url: str, token: str) -> int:
     request.add_header("Authorization", f"Bearer {token}")
     request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -303,7 +323,7 @@ def test_an_agent_that_ends_early_is_reprompted(cluster: Cluster) -> None:
     assert sealed.exit_codes[:2] == (3, 0) and sealed.exit_codes[2] in (-9, 137)
     first = (workspace / "code" / "told-1").read_text()
     assert first == (workspace / "prompt.md").read_text()
-    assert "reinforcement learning only" in first and "- time: 0.03 hours" in first and "- GPU-hours: 2.00" in first
+    assert "reinforcement learning only" in first and "- time: 1.00 hours" in first and "- GPU-hours: 2.00" in first
     assert "tokens" not in first, "this run has no driver"
     assert "$" not in first.replace("`$MODEL_PATH`", "")
     for number in (2, 3, 4):

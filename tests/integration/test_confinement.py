@@ -262,9 +262,10 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
     assert inside(found, plan, "no-such-program").returncode in (126, 127)
     assert inside(found, plan, "bash", "-c", "kill -9 $$").returncode in (137, -9)
     if name is not SandboxLevel.LANDLOCK:
-        done = inside(found, plan, "bash", "-c", "setsid sleep 300.125 > /dev/null 2>&1 & echo started")
+        nap = f"sleep 300.{os.getpid():07d}"  # nobody else's
+        done = inside(found, plan, "bash", "-c", f"setsid {nap} > /dev/null 2>&1 & echo started")
         assert done.stdout == "started\n"
-        assert subprocess.run(["pgrep", "-f", "sleep 300.125"], check=False, capture_output=True).returncode == 1
+        assert subprocess.run(["pgrep", "-f", nap], check=False, capture_output=True).returncode == 1
 
 
 @pytest.mark.parametrize("name", CONFINING)
@@ -285,7 +286,7 @@ def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, p
         code = (
             "import socket, sys\n"
             "for port in sys.argv[1:]:\n"
-            "    try: print(socket.create_connection(('127.0.0.1', int(port)), 5).recv(50).decode())\n"
+            "    try: print(socket.create_connection(('127.0.0.1', int(port)), 60).recv(50).decode())\n"
             "    except OSError: print('nobody')\n"
         )
         done = inside(found, plan, sys.executable, "-I", "-c", code, *map(str, [*ports, other.getsockname()[1]]))
@@ -455,7 +456,7 @@ def ask(url, key):
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
     headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers), timeout=600) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
+import pytest
 from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.states import EntryKind, Split
 from autorl_hpc.supervise.contamination import ScannerProcess
+from autorl_hpc.supervise.scanner import NICE, at_the_lowest_priority
 
 BASH = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS
 HONEST = BASH + "cp data/train.jsonl code/mine.jsonl\nvariants 0 1\n./submit output/v0\n"
 
+
+LARGE = "yes 'many words of no interest to anybody at all' | head -c 150000000 > output/large.txt || true\n"
+"""Text that takes a scanner many seconds."""
 
 UNTIL_OVER = "until [ -e code/over ]; do sleep 0.1; done\n"
 """The end of an agent that lives until the test lets it go."""
@@ -33,6 +39,17 @@ def items(cluster: Cluster, split: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in lines]
 
 
+def looked_at(cluster: Cluster, script: str) -> str:
+    """A run whose agent does this and ends once its workspace was looked at; the run id."""
+    cluster.agent("one", script + UNTIL_OVER)
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    wait_for(lambda: looks(cluster, run_id), "the look after the submission")
+    (cluster.workspace(run_id) / "code" / "over").touch()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    return run_id
+
+
 def agent_that_holds(folder: Path, cluster: Cluster, count: int = 3) -> str:
     """An agent that copies leaked questions out of a file of the test's into its workspace, then submits."""
     (folder / "leak.txt").write_text("\n".join(item["question"] for item in items(cluster, "report")[:count]))
@@ -40,7 +57,7 @@ def agent_that_holds(folder: Path, cluster: Cluster, count: int = 3) -> str:
 
 
 def test_a_leak_is_found_after_the_submission_and_at_the_end(cluster: Cluster, tmp_path: Path) -> None:
-    run_id = cluster.sealed_run(agent_that_holds(tmp_path, cluster) + "sleep 4\n")
+    run_id = looked_at(cluster, agent_that_holds(tmp_path, cluster))
     first, last = looks(cluster, run_id)
     for look in (first, last):
         assert look.items[Split.REPORT] == look.whole[Split.REPORT] == 3
@@ -59,7 +76,7 @@ def test_a_leak_is_found_after_the_submission_and_at_the_end(cluster: Cluster, t
 
 
 def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
-    run_id = cluster.sealed_run(HONEST)
+    run_id = looked_at(cluster, HONEST)
     last = looks(cluster, run_id)[-1]
     assert sum(last.items.values()) == 0 and last.complete
     assert 1 in [n for look in looks(cluster, run_id) for n in (look.submission_id, *look.also)]
@@ -70,14 +87,16 @@ def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
     scanner = ScannerProcess(cluster.experiment, run_id, cluster.workspace(run_id))
     try:
         scanner.interrupt()
-        assert "asked to end" in str(scanner.look(PATIENCE_S, []).reason)
-        assert scanner.look(PATIENCE_S, []).complete
+        assert "asked to end" in str(scanner.look(PATIENCE_S, [], beside=True).reason)
+        assert scanner.look(PATIENCE_S, [], beside=True).complete
     finally:
         scanner.kill()
 
 
 def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.agent("one", agent_that_holds(tmp_path, cluster) + UNTIL_OVER)
+    # A look that takes longer than it takes to kill its scanner, for as long as the agent works.
+    script = agent_that_holds(tmp_path, cluster).replace("variants 0 1\n", LARGE + "variants 0 1\n")
+    cluster.agent("one", script + UNTIL_OVER + "rm output/large.txt\n")
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
     killed: set[int] = set()
@@ -129,6 +148,18 @@ def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
     supervisor.kill()
     supervisor.wait()
     wait_for(lambda: not _lives(pid), "the scanner's end")
+
+
+def test_a_thread_can_make_way_for_all_and_the_next_look_need_not() -> None:
+    here, seen = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
+    at_the_lowest_priority(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    assert seen == [NICE] and os.getpriority(os.PRIO_PROCESS, 0) == here
+    with pytest.raises(ValueError, match="of the look"):
+        at_the_lowest_priority(_fails)
+
+
+def _fails() -> None:
+    raise ValueError("of the look")
 
 
 def _lives(pid: int) -> bool:

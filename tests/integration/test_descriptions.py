@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.stage.tasks import stage_task
@@ -102,7 +103,13 @@ def test_the_code_of_a_description_runs_as_it_stands(name: str, tmp_path: Path, 
         "PYTHONPATH": str(place / "environment"),
     }
     done = subprocess.run(
-        [sys.executable, "../train.py"], cwd=place, env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "../train.py"],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "played" in done.stdout

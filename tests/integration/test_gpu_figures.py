@@ -43,7 +43,7 @@ def measured(tmp_path: Path, *options: str) -> tuple[dict[tuple[str, str], dict[
         env={**os.environ, "BENCH_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=2 * PATIENCE_S,  # of nine parts
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

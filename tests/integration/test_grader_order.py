@@ -224,7 +224,7 @@ def test_a_grader_that_is_stopped_in_a_long_rating_is_gone_soon(cluster: Cluster
     try:
         wait_for(rating.exists, what="a rating")
         process.terminate()
-        assert process.wait(120.0) == 130
+        assert process.wait(PATIENCE_S) == 130
     finally:
         process.kill()
         process.wait()

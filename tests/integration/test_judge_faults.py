@@ -108,6 +108,7 @@ def test_the_built_in_judge_needs_no_network(cluster: Cluster) -> None:
     assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores(cluster, run_id)
     assert score.evaluation.score is not None and score.evaluation.metrics["judge_requests"] == 12
+    assert score.evaluation.standard_error is not None and "standard_error" not in score.evaluation.metrics
     assert cluster.finished([run_id])
     done = cluster.run("report", str(cluster.experiment.path))
     assert "alpacaeval-mini" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -36,7 +37,10 @@ echo end >> code/journal
 """Submits, waits for the file `go` in the root, submits another checkpoint and waits for its score."""
 
 MINI: dict[str, Any] = {"task": "mini"}
-GRADER: dict[str, Any] = {"stale_after_s": 3, "idle_exit_s": 60}
+GRADER: dict[str, Any] = {"stale_after_s": 3, "idle_exit_s": 600}
+HOUR_S = 3600.0
+CALM: dict[str, Any] = {"budget": {"wall_clock": HOUR_S}, "grader": GRADER}
+"""What no busy machine uses up before a test is over."""
 
 
 def launch(cluster: Cluster, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -90,7 +94,7 @@ def test_launch_kill_everything_relaunch_report_verify(cluster: Cluster) -> None
     cluster.mini_task()
     cluster.agent("steps", STEPS)
     cluster.agent("quick", SUBMITS_ONE)
-    cluster.spec(["quick", "steps"], matrix={**MINI, "seed": [0, 1]}, parallel=4)
+    cluster.spec(["quick", "steps"], matrix={**MINI, "seed": [0, 1]}, parallel=4, **CALM)
     # Started beside a checkout whose package can't even be imported: jobs run the frozen code and nothing else.
     trap = cluster.root.path / "autorl_hpc"
     trap.mkdir()
@@ -98,6 +102,7 @@ def test_launch_kill_everything_relaunch_report_verify(cluster: Cluster) -> None
     assert script, "the package's script is not installed beside this Python"
     (trap / "__init__.py").write_text("raise RuntimeError('not the frozen code')\n")
     job = [script, "launch", str(cluster.root.path / "exp.yaml"), "--root", str(cluster.root.path), "--json"]
+    begun = time.monotonic()
     done = subprocess.run(job, env=cluster.env, cwd=cluster.root.path, capture_output=True, text=True, check=False)
     shutil.rmtree(trap)
     assert done.returncode == 0, done.stderr
@@ -112,9 +117,13 @@ def test_launch_kill_everything_relaunch_report_verify(cluster: Cluster) -> None
     assert {row["state"] for row in facts["runs"]} == {"finished", "running"}
     assert sorted(facts["jobs"]) == ["agents", "grader-0", "report"] and not facts["over"]
     row = next(row for row in facts["runs"] if row["run_id"] == steps[0])
-    assert row["accepted"] == 1 and row["waiting"] == 0 and 60 < row["left_s"] <= 120
+    assert row["accepted"] == 1 and row["waiting"] == 0
+    assert HOUR_S - (time.monotonic() - begun) - 1 <= row["left_s"] <= HOUR_S
 
     # Launch again while it runs: nothing starts twice.
+    wait_for(
+        lambda: not [words for words in processes(cluster.experiment).values() if words[-1] in quick], "their jobs"
+    )
     before = jobs_of(cluster.experiment)
     here = set(processes(cluster.experiment))
     launch(cluster)
@@ -163,10 +172,8 @@ def kill_everything(cluster: Cluster) -> None:
     """kill -9 of controllers, array, chain, graders, supervisors, report; keepers then end the agents."""
     victims = [job.pid for job in alive_jobs(cluster.experiment)] + list(processes(cluster.experiment))
     for pid in victims:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     wait_for(lambda: not cluster.processes_here(), "the agents' end")
 
 
@@ -198,7 +205,7 @@ def alterations(experiment: ExperimentDir, run: Path) -> Iterator[tuple[Path, Ca
 def test_changed_code_is_refused_unless_kept(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("quick", SUBMITS_ONE)
-    cluster.prepare(["quick"], matrix=MINI)
+    cluster.prepare(["quick"], matrix=MINI, **CALM)
     cluster.agent("quick", SUBMITS_ONE + "echo changed\n")
     done = launch(cluster, check=False)
     assert done.returncode == 2 and "--keep-frozen" in done.stderr
@@ -212,7 +219,7 @@ def test_changed_code_is_refused_unless_kept(cluster: Cluster) -> None:
 def test_two_launches_at_once_start_one_set_of_jobs(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
-    cluster.prepare(["steps"], matrix=MINI)
+    cluster.prepare(["steps"], matrix=MINI, **CALM)
     both = [threading.Thread(target=launch, args=(cluster,)) for _ in range(2)]
     for thread in both:
         thread.start()
@@ -224,13 +231,14 @@ def test_two_launches_at_once_start_one_set_of_jobs(cluster: Cluster) -> None:
 
     wait_for(lambda: set(roles()) == {"array", "chain"}, what="the jobs")
     time.sleep(1.5)
-    assert roles() == ["array", "chain"]
+    # A second set would stay. A process that is just starting another is shown twice, for a moment.
+    wait_for(lambda: roles() == ["array", "chain"], "one set of jobs", patience_s=60.0)
 
 
 def test_cancel_one_then_all(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
-    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2]}, parallel=2, grader=GRADER)
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2]}, parallel=2, **CALM)
     launch(cluster)
     first, second, third = run_ids_of(cluster)
     wait_for(lambda: cluster.view(first).scores and cluster.view(second).scores, what="the first scores")
@@ -254,7 +262,7 @@ def test_cancel_one_then_all(cluster: Cluster) -> None:
     sealed = cluster.view(second).sealed
     assert sealed is not None and sealed.ended_by == "cancelled"
     # Runs that are added later are not cancelled with those.
-    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2, 3]}, parallel=2, grader=GRADER)
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1, 2, 3]}, parallel=2, **CALM)
     launch(cluster)
     added = run_ids_of(cluster)[-1]
     wait_for(lambda: journal(cluster, added), what="the added run")
@@ -265,13 +273,14 @@ def test_cancel_one_then_all(cluster: Cluster) -> None:
 def test_cancel_after_everything_but_the_supervisors_was_killed(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
-    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1]}, parallel=2)
+    cluster.spec(["steps"], matrix={**MINI, "seed": [0, 1]}, parallel=2, **CALM)
     launch(cluster)
     run_ids = run_ids_of(cluster)
     wait_for(lambda: all(cluster.view(r).scores for r in run_ids), what="the first scores")
     for pid, words in processes(cluster.experiment).items():
         if words[0] != "agent":
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not alive_jobs(cluster.experiment), "the jobs' end")
     assert cluster.processes_here()
     done = cluster.run("cancel", str(cluster.experiment.path))
@@ -319,15 +328,19 @@ def assert_interrupted(result: tuple[int, str, str]) -> None:
 def test_ctrl_c_ends_the_watching_and_no_job(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
-    cluster.spec(["steps"], matrix=MINI)
+    cluster.spec(["steps"], matrix=MINI, **CALM)
     job = str(cluster.root.path / "exp.yaml")
     follow = ("launch", job, "--root", str(cluster.root.path), "--follow")
     assert_interrupted(interrupt(cluster, *follow, when=lambda: len(alive_jobs(cluster.experiment)) == 3))
     (run_id,) = run_ids_of(cluster)
     wait_for(lambda: journal(cluster, run_id), what="the agent")
     started = time.monotonic()
+
+    def loaded() -> bool:  # before that Python itself may take the signal
+        return "pydantic_core" in Path(f"/proc/{cluster.processes[-1].pid}/maps").read_text()
+
     watch = ("status", str(cluster.experiment.path), "--watch")
-    assert_interrupted(interrupt(cluster, *watch, when=lambda: time.monotonic() - started > 5))
+    assert_interrupted(interrupt(cluster, *watch, when=lambda: time.monotonic() - started > 5 and loaded()))
     assert sorted(job.role for job in alive_jobs(cluster.experiment)) == ["agents", "grader-0", "report"]
     (cluster.root.path / "go").touch()
     wait_over(cluster, [run_id])
@@ -358,7 +371,8 @@ def test_ctrl_c_in_stage_leaves_nothing_half(cluster: Cluster) -> None:
     prepare.write_text(
         "import time\n"
         + text.replace(
-            "def prepare(source, out):\n", "def prepare(source, out):\n    (out / 'half').touch()\n    time.sleep(60)\n"
+            "def prepare(source, out):\n",
+            "def prepare(source, out):\n    (out / 'half').touch()\n    time.sleep(600)\n",
         )
     )
     places = (cluster.root.store / "tasks", cluster.root.vault)
@@ -416,7 +430,7 @@ def fill(folder: Path) -> Path:
 def test_full_disk_at_launch_says_so(cluster: Cluster, small_disk: Path) -> None:
     cluster.mini_task()
     cluster.agent("quick", SUBMITS_ONE)
-    cluster.spec(["quick"], matrix=MINI)
+    cluster.spec(["quick"], matrix=MINI, **CALM)
     filler = fill(small_disk)
     done = launch(cluster, check=False)
     assert done.returncode == 3, done.stderr
@@ -430,7 +444,7 @@ def test_full_disk_at_launch_says_so(cluster: Cluster, small_disk: Path) -> None
 def test_disk_that_fills_up_in_the_middle_loses_nothing(cluster: Cluster, small_disk: Path) -> None:
     cluster.mini_task()
     cluster.agent("steps", STEPS)
-    cluster.spec(["steps"], matrix=MINI)
+    cluster.spec(["steps"], matrix=MINI, **CALM)
     launch(cluster)
     (run_id,) = run_ids_of(cluster)
     wait_for(lambda: cluster.view(run_id).scores, what="the first score")
@@ -459,7 +473,7 @@ def test_disk_that_fills_up_in_the_middle_loses_nothing(cluster: Cluster, small_
 def test_folder_that_may_not_be_written(cluster: Cluster) -> None:
     cluster.mini_task()
     cluster.agent("quick", SUBMITS_ONE)
-    cluster.spec(["quick"], matrix=MINI)
+    cluster.spec(["quick"], matrix=MINI, **CALM)
     runs = cluster.root.runs
     runs.mkdir()
     if subprocess.run(

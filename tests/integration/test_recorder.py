@@ -76,11 +76,17 @@ PATIENT = {
 }
 
 
-def patient(cluster: Cluster) -> None:
-    """Waits longer for the recorder than it does where it must not hold up a run: a busy machine's may take seconds to start."""
+def patient(cluster: Cluster, *names: str) -> None:
+    """Waits longer for the recorder than it does where it must not hold up a run: a busy machine's may take seconds to start.
+
+    Args:
+        names: only these constants.
+    """
     path = cluster._frozen() / "autorl_hpc" / "supervise" / "recording.py"
     text = path.read_text()
     for before, after in PATIENT.items():
+        if names and before.split()[0] not in names:
+            continue
         assert f"\n{before}\n" in text, before
         text = text.replace(f"\n{before}\n", f"\n{after}\n")
     path.write_text(text)
@@ -131,6 +137,8 @@ echo '{"model_path": "output/v0"}' > submissions/.tmp-x && mv submissions/.tmp-x
 @pytest.mark.parametrize("how", ["kill", "stop", "full disk", "by the agent"])
 def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) -> None:
     script = WAITS
+    if how != "stop":  # any other one closes, when a busy machine lets it, and is not killed for being late
+        patient(cluster, "END_S")
     if how == "by the agent":
         script = WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit')
     run_id = one(cluster, script, budget={"wall_clock": "1h"})
@@ -150,7 +158,7 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
     os.rename(cluster.workspace(run_id) / "output" / ".go", cluster.workspace(run_id) / "output" / "go")
     assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     took_s = time.monotonic() - begun
-    assert took_s < recordings.ANSWER_S + recordings.END_S + 60
+    assert how != "stop" or took_s < recordings.ANSWER_S + recordings.END_S + 120
     (submission,) = cluster.view(run_id).submissions.values()
     assert submission.status == "accepted"
     assert cluster.view(run_id).sealed is not None
@@ -158,7 +166,7 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
     crashes = events(run, "recorder_crashed")
     if how == "stop":
         assert submission.code_revision is None
-        assert (submission.intake_s or 0) < recordings.ANSWER_S + 60
+        assert (submission.intake_s or 0) < recordings.ANSWER_S + 120
         assert [c["hung"] for c in crashes] == [True]
     elif how == "full disk":
         assert submission.code_revision is None and crashes == []
@@ -169,7 +177,8 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
 
 
 def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Cluster) -> None:
-    run_id = one(cluster, WAITS)
+    patient(cluster)
+    run_id = one(cluster, WAITS, budget={"wall_clock": "1h"})
     run = cluster.run_dir(run_id)
     supervisor = cluster.supervisor(run_id)
     pid = recorder_pid(run)
@@ -273,13 +282,17 @@ def test_a_recorder_that_hangs_doesn_t_slow_down_many_submissions(bench: Bench) 
 
 
 def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "PING_S", 0.3)
+    monkeypatch.setattr(recordings, "PING_S", 1.0)  # read at each ping
+    monkeypatch.setattr(
+        recordings, "HUNG_PINGS", 10**6
+    )  # until it is stopped: a busy machine's seems to hang while it starts
     monkeypatch.setattr(recordings, "PAUSES_S", (0.1,) * 50)
     bench.recording.start()
     first = recorder_pid(bench.run)
     os.kill(first, signal.SIGSTOP)
+    monkeypatch.setattr(recordings, "HUNG_PINGS", 3)
     wait_for(lambda: events(bench.run, "recorder_crashed"), what="the end of the one that hangs")
-    monkeypatch.setattr(recordings, "PING_S", 60.0)  # a busy machine's next one would seem to hang while it starts
+    monkeypatch.setattr(recordings, "HUNG_PINGS", 10**6)
     wait_for(lambda: len(events(bench.run, "recorder_started")) >= 2, what="the second recorder")
     crash = events(bench.run, "recorder_crashed")[0]
     assert (crash["hung"], crash["exit_code"], crash["again_in_s"]) == (True, -9, 0.1)

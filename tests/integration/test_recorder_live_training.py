@@ -88,7 +88,8 @@ def test_a_real_training_is_followed(tmp_path: Path) -> None:
     assert max(sample.memory_bytes or 0 for sample in samples) > 200 * 2**20
     stamped = [line for line in lines(run.agent_log, run.agent_times) if "'loss'" in line.text]
     assert len(stamped) == 4
-    assert all(train.began_s < (line.elapsed_s or 0) <= train.elapsed_s + 1 for line in stamped)
+    # A line is stamped when the keeper has read it, which may be after the end of who wrote it.
+    assert all(train.began_s < (line.elapsed_s or 0) <= train.elapsed_s + 60 for line in stamped)
 
 
 def seen(run: RunDir) -> list[ProcessSeen]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,11 @@ from autorl_hpc.records.recorded import ProcessSeen, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess
 
 KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
-BUSY = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nopen('done', 'w')\n"
-UNTIL_DONE = "\nwhile not os.path.exists('done'): time.sleep(0.05)\ntime.sleep(0.5)"
+BUSY = (
+    "import os, time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nopen('done', 'w')\n"
+    "while not os.path.exists('counted'): time.sleep(0.05)\n"
+)
+UNTIL_COUNTED = "\nwhile not os.path.exists('counted'): time.sleep(0.05)\ntime.sleep(0.5)"
 
 
 class Watched:
@@ -59,6 +62,29 @@ class Watched:
             self.processes.look(self.now())
             time.sleep(every_s)
 
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Looks until something is so, or the agent has ended."""
+
+        def look() -> bool:
+            self.processes.look(self.now())
+            return condition() or not self.agent.running()
+
+        wait_for(look, what)
+
+    def until_begun(self, *commands: str) -> None:
+        """Looks until programs have been seen: on a busy machine nobody knows when."""
+        self.until(lambda: set(commands) <= {s.command for s in self.seen()}, f"the begin of {commands}")
+
+    def until_ended(self, *commands: str) -> None:
+        """Looks until their ends have been seen."""
+        self.until(lambda: set(commands) <= {s.command for s in self.seen() if s.what == "ended"}, f"end of {commands}")
+
+    def let(self, *fifos: str) -> None:
+        """Lets those go on that read from FIFOs."""
+        for name in fifos:
+            wait_for((self.folder / "w" / name).is_fifo, f"the FIFO {name}")
+            (self.folder / "w" / name).write_text("\n")
+
     def close(self) -> list[ProcessSeen]:
         self.agent.stop(0.0)
         self.agent.finish()
@@ -67,7 +93,8 @@ class Watched:
         return self.seen()
 
     def seen(self) -> list[ProcessSeen]:
-        lines = (self.folder / "processes.jsonl").read_text().splitlines()
+        path = self.folder / "processes.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [ProcessSeen.model_validate_json(line) for line in lines]
 
     def samples(self) -> list[UsageSample]:
@@ -96,19 +123,27 @@ def ended(seen: list[ProcessSeen], command: str) -> ProcessSeen:
 
 def test_begin_end_and_exit_codes(watched: type[Watched]) -> None:
     script = (
-        "sleep 0.61 & sh -c 'sleep 0.9; exit 7' & "
-        "sh -c 'sleep 0.5; kill -9 $$' & (setsid sh -c 'sleep 1.1; exit 3' &) & wait; sleep 1; exit 5"
+        "mkfifo a b c d e; cat a & sh -c 'read x < b; exit 7' & "
+        "sh -c 'read x < c; kill -9 $$' & (setsid sh -c 'read x < d; exit 3' &) & wait; read x < e; exit 5"
     )
     one = watched("bash", "-c", script)
+    children = ("cat a", *(f"sh -c 'read x < {then}'" for then in ("b; exit 7", "c; kill -9 $$", "d; exit 3")))
+    one.until_begun(*children)
+    begun = time.monotonic()
+    time.sleep(0.5)
+    lived_s = time.monotonic() - begun
+    one.let("a", "b", "c", "d")
+    one.until_ended(*children)
+    one.let("e")
     one.watch()
     seen = one.close()
     agent = [s for s in seen if s.what == "ended" and s.command.startswith("bash -c") and "exit 5" in s.command]
     assert 5 in {s.exit_code for s in agent}
-    assert ended(seen, "sleep 0.61").exit_code == 0
+    assert ended(seen, "cat a").exit_code == 0
     codes = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c", "setsid"))}
     assert {7, -9, 3} <= codes, "an orphan's too, which the keeper adopts"
-    slept = ended(seen, "sleep 0.61")
-    assert 0.3 <= slept.elapsed_s - slept.began_s <= 10.0
+    read = ended(seen, "cat a")
+    assert lived_s - 0.1 <= read.elapsed_s - read.began_s <= one.now().elapsed_s
     assert {s.what for s in seen} == {"began", "ended"}
 
 
@@ -130,26 +165,38 @@ def test_without_pidfds_a_zombie_still_tells(watched: type[Watched], monkeypatch
     """Older kernels: what its parent collects between two looks is null, never 0."""
     monkeypatch.setattr(table_module, "open_process", lambda pid: None)
     script = (
-        "import subprocess, time\na = subprocess.Popen(['sh', '-c', 'sleep 0.3; exit 4'])\ntime.sleep(1)\na.wait()\n"
+        "import os, subprocess\nfor name in 'abc': os.mkfifo(name)\n"
+        "first = subprocess.Popen(['sh', '-c', 'read x < a; exit 4'])\nopen('b').read()\nfirst.wait()\n"
+        "subprocess.run(['sh', '-c', 'read x < c; exit 6'])\n"
     )
-    script += "subprocess.run(['sh', '-c', 'sleep 0.31; exit 6'])\n"
     one = watched(sys.executable, "-c", script)
-    one.watch(every_s=0.2)
+    for command, fifos in (("sh -c 'read x < a; exit 4'", "a"), ("sh -c 'read x < c; exit 6'", "bc")):
+        one.let(*fifos[:-1])
+        one.until_begun(command)
+        one.let(fifos[-1])
+        one.until_ended(command)
+    one.watch()
     seen = one.close()
-    assert ended(seen, "sh -c 'sleep 0.3; exit 4'").exit_code == 4
-    assert ended(seen, "sh -c 'sleep 0.31; exit 6'").exit_code in (None, 6)
+    assert ended(seen, "sh -c 'read x < a; exit 4'").exit_code == 4
+    assert ended(seen, "sh -c 'read x < c; exit 6'").exit_code in (None, 6)
 
 
 def test_a_program_that_becomes_another(watched: type[Watched]) -> None:
-    one = watched("bash", "-c", "sleep 0.5; exec sleep 1.57")
+    one = watched("bash", "-c", "mkfifo a b; read x < a; exec cat b")
+    one.until(lambda: any("exec" in s.command for s in one.seen()), "the shell")
+    one.let("a")
+    one.until_begun("cat b")
+    one.let("b")
     one.watch()
     seen = one.close()
-    assert ended(seen, "sleep 1.57").pid in {s.pid for s in seen if s.what == "began" and "exec" in s.command}
-    assert [s.what for s in seen if s.command == "sleep 1.57"] == ["began", "ended"]
+    assert ended(seen, "cat b").pid in {s.pid for s in seen if s.what == "began" and "exec" in s.command}
+    assert [s.what for s in seen if s.command == "cat b"] == ["began", "ended"]
 
 
 def test_secrets_and_control_characters_of_commands(watched: type[Watched]) -> None:
-    one = watched("bash", "-c", "sleep 1; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
+    one = watched("bash", "-c", "mkfifo a; read x < a; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
+    one.until(lambda: any("--api-key" in s.command for s in one.seen()), "the shell")
+    one.let("a")
     one.watch()
     written = (one.folder / "processes.jsonl").read_text() if one.close() else ""
     assert "abcdef" not in written and "xyz" not in written and "\\\\x1b[31m" in written
@@ -159,8 +206,8 @@ def test_secrets_and_control_characters_of_commands(watched: type[Watched]) -> N
     "start",
     [
         "subprocess.run([sys.executable, '-c', BUSY])",
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN); subprocess.Popen([sys.executable, '-c', BUSY])" + UNTIL_DONE,
-        "subprocess.run(['sh', '-c', sys.executable + ' -c \"' + BUSY + '\" & :'])" + UNTIL_DONE,
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN); subprocess.Popen([sys.executable, '-c', BUSY])" + UNTIL_COUNTED,
+        "subprocess.run(['sh', '-c', sys.executable + ' -c \"' + BUSY + '\" & :'])" + UNTIL_COUNTED,
         "[subprocess.run([sys.executable, '-S', '-c', 'for i in range(1000000): pass']) for _ in range(25)]",
     ],
     ids=["waited for", "nobody waits", "orphan", "many short ones"],
@@ -170,6 +217,9 @@ def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Wa
     code = f"import os, signal, subprocess, sys, time\nBUSY = {busy!r}\n{start}\n"
     begun = os.times()
     one = watched(sys.executable, "-c", code)
+    one.until((one.folder / "w" / "done").exists, "the work")  # or the end, where there is no such child
+    one.processes.look(one.now())
+    (one.folder / "w" / "counted").touch()  # what it used is known: it may end
     one.watch()
     one.close()
     one.agent._keeper.wait()
@@ -177,7 +227,7 @@ def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Wa
     told = one.samples()[-1].cpu_s
     assert told is not None
     if "SIG_IGN" in start or "& :" in start:
-        assert 1.35 <= told <= 2.5, "1.5 s in the child, and Python's own start"
+        assert 1.45 <= told <= 2.9, "1.5 s in the child, and Python's own start"
     else:
         # What the kernel says of all that ended here: the agent's, and the keeper's start and looks.
         kernel = spent.children_user + spent.children_system - begun.children_user - begun.children_system
@@ -213,10 +263,13 @@ def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Wa
 def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) -> None:
     """Its processes are known already, and those that start then are found by the mark."""
     code = (
-        "import os, signal, subprocess, time\ntime.sleep(0.5)\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(0.3)\n"
+        "import os, signal, subprocess, time\nos.mkfifo('a')\nopen('a').read()\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(0.3)\n"
         "subprocess.run(['sh', '-c', '(sleep 300.25 &) &'])\ntime.sleep(300)\n"
     )
     one = watched(sys.executable, "-c", code)
+    one.until(lambda: any("mkfifo" in s.command for s in one.seen()), "the agent")
+    one.let("a")
 
     def late_one() -> bool:
         one.processes.look(one.now())
@@ -230,15 +283,21 @@ def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) ->
 def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes_module, "BURST", 50)
     monkeypatch.setattr(processes_module, "LONG_S", 1.0)
-    one = watched("bash", "-c", "for i in $(seq 3000); do /bin/true; done & sleep 4.5; echo")
+    loop = "until [ -e {until} ]; do /bin/true; done"
+    script = f"mkfifo a; ({loop.format(until='over')}) & {loop.format(until='flooded')}; cat a; touch over; wait"
+    one = watched("bash", "-c", script)
     begun = time.process_time()
+    one.until(lambda: one.processes.left_out > 300, "many short ones")
+    (one.folder / "w" / "flooded").touch()
+    one.until_begun("cat a")
+    one.let("a")
     one.watch(every_s=0.005)
     spent = time.process_time() - begun
     seen = one.close()
-    assert len(seen) < 150
-    assert ended(seen, "sleep 4.5").exit_code == 0, "what lives for long is written whatever happens beside it"
+    assert len(seen) < 100 + one.now().elapsed_s, "the first fifty, one a second later on, and what lives for long"
+    assert ended(seen, "cat a").exit_code == 0, "what lives for long is written whatever happens beside it"
     told = json.loads(one.events.read_text().splitlines()[-1])
-    assert told["event"] == "recorder_left_out" and told["processes"] > 0
+    assert told["event"] == "recorder_left_out" and told["processes"] > 300
     print(f"{spent:.2f} s of CPU")
 
 
@@ -277,29 +336,40 @@ def test_looks_come_less_often_where_they_cost_more(watched: type[Watched]) -> N
 def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: type[Watched]) -> None:
     one = watched(
         "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--die-with-parent",
-        "sh", "-c", "sh -c 'sleep 0.8; exit 6'; (setsid sh -c 'sleep 1.2; exit 8' &); sleep 2",
+        "sh", "-c", "until [ -p c ]; do sleep 0.05; done; sh -c 'read x < a; exit 6'; "
+                    "(setsid sh -c 'read x < b; exit 8' &); read x < c",
     )  # fmt: skip
+    for name in "abc":
+        os.mkfifo(one.folder / "w" / name)
+    for fifo, command in (("a", "sh -c 'read x < a; exit 6'"), ("b", "sh -c 'read x < b; exit 8'")):
+        one.until_begun(command)
+        if one.agent.running():
+            one.let(fifo)
+            one.until_ended(command)
+    if one.agent.running():
+        one.let("c")
     one.watch()
     seen = one.close()
-    if not any("sleep 0.8" in s.command for s in seen):
+    if not any(s.command == "sh -c 'read x < a; exit 6'" for s in seen):
         pytest.skip("bwrap can't start here: " + (one.folder / "agent.log").read_text()[-200:])
-    told = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c 'sleep", "setsid"))}
+    told = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c 'read", "setsid"))}
     assert {6, 8} <= told if KERNEL >= (6, 15) else told
 
 
 AS_OTHERS_DO = """
-import ctypes, os, time
+import ctypes, os
 os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: a change of user has taken it away
 table.open_process = lambda pid: None
 processes = table.ProcessTable(os.getpid(), "none")
 for hides in (0, 1):
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         if hides:
             ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
         os._exit(4)
-    time.sleep(0.3)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     processes.look()
     print([process.exit_code for process in processes.take_changes().ended])
 """

@@ -23,6 +23,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
+from helpers import PATIENCE_S
 
 from autorl_hpc.report import api, merge, pages
 from autorl_hpc.report.summary import MergedReport
@@ -36,11 +37,15 @@ FLAGS = (
     *("--disable-default-apps", "--disable-domain-reliability", "--allow-file-access-from-files"),
     "--enable-logging=stderr",
 )
-WAIT_S = 240
+WAIT_S = PATIENCE_S
 """One start takes 1 to 3 s; a machine shared with a whole test run needs more."""
 
 SORT_LIMIT_MS = 1500
-"""4,000 rows take 0.4 s on a core shared with others; a person notices a second, and a test machine may be slower."""
+"""4,000 rows take 0.4 s on a core shared with others; a person notices a second."""
+
+SORT_LIMIT_TABLES = 10
+"""Where the machine is so slow that no page is quick: so many times as long as a plain table of 250 rows takes to lay out there. Sorting
+takes two to five times as long; all rows laid out, more than sixteen times."""
 
 ASK = """<!doctype html><meta charset="utf-8"><title>asks</title>
 <iframe id="f" style="width:{width}px;height:900px;border:0" src="{page}"></iframe><pre id="found"></pre>
@@ -240,7 +245,16 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, co
     )
     assert page.stat().st_size < 5e6 * (1 if count <= 1000 else 2)
     script = """
-        const time = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };
+        const once = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };
+        // The best of a few: whoever has the core meanwhile does not make the page slow.
+        const time = (what) => Math.min(...[0, 1, 2, 3, 4].map((n) => { go("#runs.sort=p"); return once(what); }));
+        const cells = "<td>some text</td>".repeat(12);
+        const plain = () => {
+          const table = d.createElement("table");
+          table.innerHTML = `<tr>${cells}</tr>`.repeat(250);
+          d.body.append(table); d.body.offsetHeight; table.remove();
+        };
+        found.unit = time(plain);
         found.sort = time(() => go("#runs.sort=improvement&runs.dir=desc"));
         found.again = time(() => go("#runs.sort=improvement"));
         found.filter = time(() => go("#runs.q=codex+alfworld"));
@@ -254,4 +268,4 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, co
     print(count, page.stat().st_size, found)
     assert 0 < found["rows"] < count
     assert found["first"] == 250 and found["told"] == f"250 shown of {count} of {count} rows" and found["all"] == count
-    assert max(found["sort"], found["again"], found["filter"]) < SORT_LIMIT_MS
+    assert max(found["sort"], found["again"], found["filter"]) < max(SORT_LIMIT_MS, SORT_LIMIT_TABLES * found["unit"])

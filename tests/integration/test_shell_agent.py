@@ -2,59 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import subprocess
-import time
-
 from helpers import PATIENCE_S, PYTHON, VARIANTS, Cluster, wait_for
+from terminals import Terminal
 
 LET_GO = b"\x1d"
 
 
-class Terminal:
+def attached(cluster: Cluster, run_id: str) -> Terminal:
     """`autorl-hpc attach` on a terminal."""
-
-    def __init__(self, cluster: Cluster, run_id: str) -> None:
-        self.master, slave = pty.openpty()
-        self.seen = b""
-        argv = [*PYTHON, "attach", str(cluster.experiment.run(run_id).path)]
-        self.process = subprocess.Popen(
-            argv, env=cluster.env, cwd=cluster.root.path, stdin=slave, stdout=slave, stderr=slave
-        )
-        os.close(slave)
-
-    def type(self, text: bytes) -> None:
-        os.write(self.master, text)
-
-    def sees(self, text: bytes) -> bool:
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.seen and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self.master, 65536)
-                except OSError:
-                    break
-        return text in self.seen
+    argv = [*PYTHON, "attach", str(cluster.experiment.run(run_id).path)]
+    return Terminal(argv, patience_s=PATIENCE_S, env=cluster.env, cwd=cluster.root.path)
 
 
 def test_a_person_submits_by_hand(cluster: Cluster) -> None:
     cluster.mini_task()
     (run_id,) = cluster.prepare(
-        ["shell"], matrix={"task": "mini"}, budget={"wall_clock": "30m"}, sandbox={"level": "auto"}
+        ["shell"],
+        matrix={"task": "mini"},
+        budget={"wall_clock": "1h"},
+        sandbox={"level": "auto"},
+        grader={"idle_exit_s": 900},
     )
     grader, supervisor = cluster.grader(), cluster.supervisor(run_id)
     workspace = cluster.experiment.run(run_id).workspace_link
     wait_for(lambda: workspace.exists() and (cluster.workspace(run_id) / ".terminal").exists(), "the shell")
     (cluster.workspace(run_id) / "code" / "variants.sh").write_text(VARIANTS)
-    one = Terminal(cluster, run_id)
+    one = attached(cluster, run_id)
     one.type(b". code/variants.sh; variants 0 1; ./submit output/v0; echo sent-$((6 * 7))\n")
     assert one.sees(b"sent-42"), one.seen[-2000:]
     one.type(LET_GO)
     assert one.process.wait(PATIENCE_S) == 0 and supervisor.poll() is None
     wait_for(lambda: list((cluster.workspace(run_id) / "results").glob("*.json")), "its score")
-    other = Terminal(cluster, run_id)
+    other = attached(cluster, run_id)
     other.type(b"ls results | wc -l; ./time | head -c 200; echo again-$((6 * 7)); exit 3\n")
     assert other.sees(b"again-42"), other.seen[-2000:]
     assert other.process.wait(PATIENCE_S) == 0

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from helpers import PATIENCE_S, Cluster, wait_for
+from helpers import PATIENCE_S, Cluster, alive, wait_for
 
 from autorl_hpc.cluster.board import read_seen, read_submitted
 from autorl_hpc.files import reading
 from autorl_hpc.files.claims import claimed_entries
+from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import waiting
 from autorl_hpc.records.cluster import SlurmJobs
+from autorl_hpc.records.ledger import AttemptEnded, SandboxUsed, Sealed
 from autorl_hpc.report.verify import verify_paths
+from autorl_hpc.states import EndedBy
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -40,12 +44,24 @@ echo "attempt $AUTORL_ATTEMPT" >> output/attempts
 exec python3 -c '
 import os, time
 with open("output/beats-" + os.environ["AUTORL_ATTEMPT"], "a", buffering=1) as file:
-    while True:
+    while not os.path.exists("code/over"):
         file.write(f"{time.time()}\n")
         time.sleep(0.1)
 '
 """
-"""An agent that works for ever and leaves a mark ten times a second: how long it really ran."""
+"""An agent that works until its budget or the test ends it (`over`) and leaves a mark ten times a second: how long it really ran."""
+
+LONG = "1h"
+"""The budget where its end is not what is tried: a slow machine or a slow Slurm must not use it up."""
+
+SLACK_S = 6.0
+"""Between an agent's last mark and the last that was noted of its time, where everything was killed; and with the marks."""
+
+LATE_S = 30.0
+"""How late a busy machine may end a budget."""
+
+LAST_BREATH_S = 30.0
+"""What was killed needs a moment on a core before it is gone. No agent of these tests ends by itself so soon."""
 
 SLEEPS = '#!/usr/bin/env bash\ncd "$WORKSPACE"\necho "attempt $AUTORL_ATTEMPT" >> output/attempts\nexec sleep 600\n'
 """An agent that works for ever, and notes each of its starts."""
@@ -159,20 +175,56 @@ class World(Cluster):
         clock = reading.read_json_or_none(self.run_dir(run_id).clock)
         return float(clock["elapsed_s"]) if clock else 0.0
 
+    def over(self, run_id: str) -> None:
+        """Tells the agent BEATS to end."""
+        (self.workspace(run_id) / "code" / "over").touch()
+
+    def _beats(self, run_id: str) -> dict[int, list[float]]:
+        """The marks of BEATS by attempt; one that is being written is left out."""
+        paths = (self.workspace(run_id) / "output").glob("beats-*")
+        lines = {int(path.name.partition("-")[2]): path.read_text().rpartition("\n")[0] for path in paths}
+        return {attempt: [float(line) for line in text.split()] for attempt, text in lines.items()}
+
     def really_ran_s(self, run_id: str) -> float:
         """How long the agents of BEATS ran, over all attempts."""
-        total = 0.0
-        for path in (self.workspace(run_id) / "output").glob("beats-*"):
-            times = [float(line) for line in path.read_text().split()]
-            total += times[-1] - times[0] if times else 0.0
-        return total
+        return sum(times[-1] - times[0] for times in self._beats(run_id).values() if times)
+
+    def _could_be_charged_s(self, run_id: str) -> float:
+        """The most that the agents of BEATS may have cost, over all attempts: each from the entry right before its clock began to
+        the entry of its end, or to its last mark where it left none. However slow the machine, no time between two attempts is in it.
+        """
+        began: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        for linked in Ledger(self.run_dir(run_id)).read():
+            at = dt.datetime.fromisoformat(linked.entry.at).timestamp()
+            if isinstance(linked.body, SandboxUsed):
+                began[linked.body.attempt] = at
+            elif isinstance(linked.body, AttemptEnded):
+                ended[linked.body.attempt] = at
+            elif isinstance(linked.body, Sealed) and linked.body.ended_by in (EndedBy.BUDGET, EndedBy.AGENT_EXIT):
+                ended.setdefault(max(began), at)  # by the attempt's own supervisor
+        last = {attempt: times[-1] for attempt, times in self._beats(run_id).items() if times} | ended
+        return sum(last.get(attempt, at) - at for attempt, at in began.items())
 
     def assert_budget(self, run_id: str) -> None:
-        """What was charged is what the agent really ran. A second attempt that began at nothing, or a queue that was charged, is more."""
+        """What was charged is what the agent really ran. A second attempt that began at nothing is less, a queue that was charged
+        is more."""
         sealed = self.view(run_id).sealed
         assert sealed is not None
-        ran_s = self.really_ran_s(run_id)
-        assert abs(sealed.elapsed_s - ran_s) < 6.0, f"charged {sealed.elapsed_s}, ran {ran_s}\n{self.story()}"
+        ran_s, most_s = self.really_ran_s(run_id), self._could_be_charged_s(run_id)
+        told = f"charged {sealed.elapsed_s}, ran {ran_s}, {most_s} at most\n{self.story()}"
+        assert ran_s - SLACK_S < sealed.elapsed_s < most_s + SLACK_S, told
+
+    def assert_used_up(self, run_id: str, budget_s: float) -> None:
+        """The agent had its whole budget, over all attempts, and not another one."""
+        sealed = self.view(run_id).sealed
+        assert sealed is not None and sealed.ended_by is EndedBy.BUDGET, sealed
+        assert budget_s <= sealed.elapsed_s < budget_s + LATE_S, sealed
+        self.assert_budget(run_id)
+
+    def assert_no_process(self) -> None:
+        """Nothing that works on this root is left."""
+        self.until(lambda: not self.processes_here(), "the last process to be gone", patience_s=LAST_BREATH_S)
 
     def assert_whole(self, *, closed: bool = True, graders_work: bool = False) -> None:
         """Ledgers whole, nothing lost, nothing twice, nothing left behind."""
@@ -223,6 +275,17 @@ class World(Cluster):
         super().end()
 
 
-def kill(pid: int) -> None:
-    """kill -9."""
-    os.kill(pid, signal.SIGKILL)
+def kill(*pids: int) -> None:
+    """kill -9 of all at once: none of them sees another one's end. They are gone when it returns."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    wait_for(lambda: not any(alive(pid) for pid in pids), "what was killed to be gone")
+
+
+def saved_jobs(sandbox: Sandbox) -> bytes:
+    """What Slurm has saved of its jobs; for a moment of each save the file has no name."""
+    with suppress(FileNotFoundError):
+        return (sandbox.dir / "state" / "job_state").read_bytes()
+    return b""

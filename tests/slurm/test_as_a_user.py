@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE
-from slurm_world import SLEEPS, World
+from slurm_world import LAST_BREATH_S, LONG, SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -108,6 +108,10 @@ def user_world(staged: Path, slurm: Sandbox, python: Path) -> Iterator[UserWorld
         subprocess.run(["userdel", USER], check=False, capture_output=True)
 
 
+def _processes() -> str:
+    return subprocess.run(["pgrep", "-u", USER], capture_output=True, text=True, check=False).stdout
+
+
 def _owners(world: World) -> set[Any]:
     return {path.owner() for path in world.experiment.path.rglob("*")}
 
@@ -126,7 +130,10 @@ def test_the_loop_and_a_cancel_as_a_user(user_world: UserWorld, slurm: Sandbox) 
     status = here.run("status", str(here.experiment.path)).stdout
     assert "2 of 2 runs finished" in status and "look at" not in status
 
-    spec = here.spec(["sleeps"], name="second", matrix={"task": "mini"}, cluster="test", grader={"watch_every_s": 1})
+    grader = {"watch_every_s": 1}
+    spec = here.spec(
+        ["sleeps"], name="second", matrix={"task": "mini"}, cluster="test", grader=grader, budget={"wall_clock": LONG}
+    )
     shutil.chown(spec, USER, USER)
     here.run("launch", str(spec))
     here.experiment = here.root.experiment("second")
@@ -134,4 +141,4 @@ def test_the_loop_and_a_cancel_as_a_user(user_world: UserWorld, slurm: Sandbox) 
     here.run("cancel", str(here.experiment.path))
     assert here.alive_jobs() == []
     here.assert_whole()
-    assert subprocess.run(["pgrep", "-u", USER], capture_output=True, text=True, check=False).stdout == ""
+    here.until(lambda: not _processes(), f"the last process of {USER} to be gone", patience_s=LAST_BREATH_S)

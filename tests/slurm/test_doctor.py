@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -130,10 +129,12 @@ def test_a_profile_that_does_not_fit(slurm: Sandbox, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(slurm: Sandbox, tmp_path: Path) -> None:
     process = start(slurm, tmp_path)
-    deadline = time.monotonic() + 30
-    while not any("autorl-doctor-" in name for name in left(slurm, tmp_path) if not name.startswith(".")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+
+    def has_a_job() -> bool:
+        assert process.poll() is None, process.communicate()
+        return any("autorl-doctor-" in name for name in left(slurm, tmp_path) if not name.startswith("."))
+
+    wait_for(has_a_job, "a job of the doctor's")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import SUBMITS_ONE
-from slurm_world import BEATS, SLEEPS, World, kill
+from slurm_world import BEATS, LONG, SLACK_S, SLEEPS, World, kill, saved_jobs
 
 from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise.processes import descendants
@@ -30,7 +30,8 @@ exec python3 -c '
 import time
 block = []
 while True:
-    block.append(bytearray(b"x" * 50_000_000))
+    if len(block) < 50:  # 2.5 GB: more than the job has, and not more than the machine, however late that is seen
+        block.append(bytearray(b"x" * 50_000_000))
     time.sleep(0.02)
 '
 """
@@ -39,7 +40,7 @@ while True:
 def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)
-    here.launch(["beats"], budget={"wall_clock": "20s"})
+    here.launch(["beats"], budget={"wall_clock": "40s"})
     (run,) = here.runs
     here.wait_agent(run)
     here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
@@ -48,9 +49,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
         here.wait_agent(run, attempt=2)
     here.wait_over()
     here.assert_whole()
-    here.assert_budget(run)
-    assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
-    assert abs(here.really_ran_s(run) - 20) < 6
+    here.assert_used_up(run, 40.0)
 
 
 def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
@@ -58,7 +57,7 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     sandbox.up()
     here = world(sandbox, agent={"partition": "preempt"})
     here.agent("beats", BEATS)
-    here.launch(["beats"], budget={"wall_clock": "20s"})
+    here.launch(["beats"], budget={"wall_clock": LONG})
     (run,) = here.runs
     here.wait_agent(run)
     here.until(lambda: here.really_ran_s(run) > 9, "nine seconds of work")
@@ -69,10 +68,12 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     sandbox.wait(high, "COMPLETED")
     with here.recovery("preemption: the agent works again, from the end of the job that took its place"):
         here.wait_agent(run, attempt=2)
+    here.until(lambda: here.really_ran_s(run) > 11, "work of the second attempt")
+    here.over(run)
     here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
-    assert here.view(run).sealed.ended_by is EndedBy.BUDGET  # type: ignore[union-attr]
+    assert here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
 
 def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
@@ -80,7 +81,7 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     sandbox.up()
     here = world(sandbox, agent={"sbatch": {"exclude": "gpu01"}}, grader={"sbatch": {"exclude": "gpu02"}})
     here.agent("beats", BEATS)
-    here.launch(["beats"], budget={"wall_clock": "60s"})
+    here.launch(["beats"], budget={"wall_clock": LONG})
     (run,) = here.runs
     here.wait_agent(run)
     job = here.job_of("agents", 0)
@@ -92,11 +93,12 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     with here.recovery("slurmd back, old attempt alive: the new agent works"):
         sandbox.up()  # slurmd is back while the first attempt still works: two may be alive at once
         here.wait_agent(run, attempt=2)
+    here.over(run)
     here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
     assert len(here.view(run).attempts) >= 2
-    assert here.processes_here() == []
+    here.assert_no_process()
 
 
 def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
@@ -106,7 +108,7 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
         sandbox, requeue=False, agent={"sbatch": {"nodelist": "gpu02"}}, grader={"sbatch": {"nodelist": "gpu01"}}
     )
     here.agent("beats", BEATS)
-    here.launch(["beats"], budget={"wall_clock": "5m"})
+    here.launch(["beats"], budget={"wall_clock": LONG})
     (run,) = here.runs
     here.wait_agent(run)
     with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
@@ -119,7 +121,7 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
     sandbox.up()
     here.wait_over()
     here.assert_whole()
-    assert here.processes_here() == []
+    here.assert_no_process()
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -130,10 +132,7 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     here.agent("one", SUBMITS_ONE + "sleep 12\n")
     here.launch(["one", "null"], parallel=1)
     if when == "later":  # Slurm saves its state some seconds late: what is older than that it knows again
-        saved = sandbox.dir / "state" / "job_state"
-        here.until(
-            lambda: saved.exists() and f"exp.report.{here.submitted.uid}".encode() in saved.read_bytes(), "a save"
-        )
+        here.until(lambda: f"exp.report.{here.submitted.uid}".encode() in saved_jobs(sandbox), "a save")
     with here.recovery(f"slurmctld killed {when}: all runs are closed"):
         kill(sandbox.pid("slurmctld"))
         sandbox.up()
@@ -179,7 +178,7 @@ def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[...,
 def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)
-    here.launch(["beats"], matrix={"seed": [0, 1]}, parallel=1)
+    here.launch(["beats"], matrix={"seed": [0, 1]}, parallel=1, budget={"wall_clock": LONG})
     here.wait_agent(here.runs[0])
     here.until(lambda: here.really_ran_s(here.runs[0]) > 2, "some work")
     with here.recovery("scancel of an array, one running, one waiting: both are closed, no job is left"):
@@ -196,14 +195,15 @@ def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
 
 def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
-    here.agent("slow", SUBMITS_ONE + "sleep 6\nvariants 1 1\n./submit output/v1 --wait\n")
-    here.launch(["slow"])
+    told = "until [ -e code/over ]; do sleep 0.2; done\n"
+    here.agent("slow", SUBMITS_ONE + told + "variants 1 1\n./submit output/v1 --wait\n")
+    here.launch(["slow"], budget={"wall_clock": LONG})
     here.until(lambda: here.view(here.runs[0]).accepted(), "a submission")
-    scored = len(here.view(here.runs[0]).scores)
     with here.recovery("scancel of a grader: the next link has scored"):
         slurm.client("scancel", here.job_of("grader-0"))
         slurm.client("scancel", here.job_of("report"))
-        here.until(lambda: len(here.view(here.runs[0]).scores) > scored, "another score")
+        here.over(here.runs[0])
+        here.until(lambda: len(here.view(here.runs[0]).scores) == 2, "another score")
     here.wait_over()
     here.assert_whole()
     assert len(here.view(here.runs[0]).scores) == 2
@@ -251,16 +251,15 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     """Supervisor, keeper and agent alike: what is left is the time that the keeper noted last."""
     here = world(slurm)
     here.agent("beats", BEATS)
-    here.launch(["beats"])
+    here.launch(["beats"], budget={"wall_clock": LONG})
     (run,) = here.runs
     here.wait_agent(run)
-    here.until(lambda: here.really_ran_s(run) > 6, "six seconds of work")
+    here.until(lambda: here.really_ran_s(run) > SLACK_S + 2, "more seconds of work than may be lost")
     shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
     assert len(shown) == 1, shown
     task = int(shown[0])
     with here.recovery("everything in a job killed: the run is closed as the cluster's fault"):
-        for pid in {task} | descendants(task):
-            kill(pid)
+        kill(task, *descendants(task))
         here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
@@ -280,7 +279,8 @@ def test_an_end_that_squeue_forgot_is_read_from_accounting(
     sandbox.client("scontrol", "reconfigure")
     here = world(sandbox)
     here.agent("beats", BEATS)
-    here.launch(["beats"], grader={"watch_every_s": 20})  # the job ends and is forgotten between two looks
+    # The job ends and is forgotten between two looks.
+    here.launch(["beats"], grader={"watch_every_s": 20}, budget={"wall_clock": LONG})
     (run,) = here.runs
     here.wait_agent(run)
     here.until(lambda: here.seen("agents"), "the watcher's first look")
@@ -290,7 +290,8 @@ def test_an_end_that_squeue_forgot_is_read_from_accounting(
     sealed = here.view(run).sealed
     assert sealed is not None and sealed.ended_by is EndedBy.CANCELLED, sealed
     assert f"job {job} ended CANCELLED" in (sealed.reason or "")
-    assert sandbox.client("squeue", "-h", "-t", "all", "-j", job, check=False).stdout == "", "squeue knows it no more"
+    known = ("squeue", "-h", "-t", "all", "-j", job)
+    here.until(lambda: sandbox.client(*known, check=False).stdout == "", "squeue to know it no more")
     here.wait_over()
     here.assert_whole()
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from slurm_world import BEATS, World
 
-from autorl_hpc.states import EndedBy
-
 if TYPE_CHECKING:
     from conftest import Sandbox
 
@@ -32,15 +30,13 @@ def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
     links = [job for job in here.submitted.submitted if job.role == "agents"]
     assert len(links) >= 3 and [job.link for job in links] == list(range(1, len(links) + 1))
     assert [job.last_link for job in links] == [False] * (len(links) - 1) + [True]
-    here.wait_over(patience_s=600)
+    here.wait_over(patience_s=1200)
     here.assert_whole()
     for run in here.runs:
         view = here.view(run)
-        assert view.sealed is not None and view.sealed.ended_by is EndedBy.BUDGET, view.sealed
         assert len(view.attempts) >= 2
         assert view.ended[0].reason.startswith("signal ")
-        here.assert_budget(run)
-        assert abs(here.really_ran_s(run) - 200) < 15
+        here.assert_used_up(run, 200.0)
     assert "TIMEOUT" not in here.queue().values()
 
 

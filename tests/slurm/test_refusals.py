@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE
-from slurm_world import SLEEPS, World
+from slurm_world import LONG, SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -24,17 +24,22 @@ LIES = """#!/bin/bash
 # Submits, and from the {call}. call on says that it could not.
 n=$(($(cat {count} 2>/dev/null || echo 0) + 1)); echo $n >{count}
 {before}
-/usr/bin/sbatch "$@" >{count}.out || exit
+/usr/bin/sbatch {options} "$@" >{count}.out || exit
 if [ $n -ge {call} ]; then echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1; fi
 cat {count}.out
 """
 
 
-def lying_sbatch(here: World, call: int, before: str = "") -> dict[str, str]:
-    """The environment with an sbatch in front that works and then says that it didn't."""
+def lying_sbatch(here: World, call: int, before: str = "", options: str = "") -> dict[str, str]:
+    """The environment with an sbatch in front that works and then says that it didn't.
+
+    Args:
+        before: what it does before each call.
+        options: what it gives sbatch besides.
+    """
     folder = here.root.path / "front"
     folder.mkdir(exist_ok=True)
-    (folder / "sbatch").write_text(LIES.format(call=call, count=folder / "count", before=before))
+    (folder / "sbatch").write_text(LIES.format(call=call, count=folder / "count", before=before, options=options))
     (folder / "sbatch").chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
@@ -42,7 +47,7 @@ def lying_sbatch(here: World, call: int, before: str = "") -> dict[str, str]:
 def test_a_job_that_was_accepted_though_sbatch_failed_is_found_and_taken_back(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("one", SUBMITS_ONE)
-    here.more_env = lying_sbatch(here, 2)
+    here.more_env = lying_sbatch(here, 2, options="--hold")  # else it may begin before it is taken back
     done = here.launch(["one"], check=False)
     assert done.returncode == 3 and "Socket timed out" in done.stderr, done.stderr
     assert "the 1 jobs submitted before it were taken back" in done.stderr
@@ -84,10 +89,11 @@ def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)
     here.launch(["sleeps"], "--dry-run")
-    here.more_env = lying_sbatch(here, 99, "[ $n -lt 3 ] || sleep 5")
+    front = here.root.path / "front"
+    here.more_env = lying_sbatch(here, 99, "[ $n -lt 3 ] || while sleep 0.1; do :; done")  # until the ctrl-C
     launching = here.start("launch", "exp.yaml")
-    here.until((here.root.path / "front" / "count.out").exists, "the first call")
-    here.until(lambda: (here.root.path / "front" / "count").read_text().strip() == "3", "the third call")
+    here.until((front / "count.out").exists, "the first call")
+    here.until(lambda: (front / "count").read_text().strip() == "3", "the third call")
     launching.send_signal(signal.SIGINT)
     assert launching.wait(PATIENCE_S) == 130, here.logs()
     assert here.alive_jobs() == []
@@ -118,9 +124,10 @@ def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, sl
 def test_cancel_where_graders_are_in_the_agents_jobs_still_scores(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("one", SUBMITS_ONE + "sleep 600\n")
-    here.launch(["one"], matrix={"seed": [0, 1]}, grader={"placement": "step"})
+    here.launch(["one"], matrix={"seed": [0, 1]}, grader={"placement": "step"}, budget={"wall_clock": LONG})
     here.until(lambda: all(here.view(run).accepted() for run in here.runs), "both submissions")
     here.run("cancel", str(here.experiment.path))
-    assert here.alive_jobs() == [] and here.processes_here() == []
+    assert here.alive_jobs() == []
+    here.assert_no_process()
     here.assert_whole()
     assert all(here.view(run).scores for run in here.runs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers import wait_for
+from slurm_world import kill, saved_jobs
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -28,7 +28,8 @@ def node_states(sandbox: Sandbox) -> dict[str, str]:
 
 def test_up_gives_idle_nodes_and_its_partitions(slurm: Sandbox) -> None:
     assert slurm.script("status").returncode == 0
-    assert node_states(slurm) == dict.fromkeys(["gpu01", "gpu02", "gpu03", "gpu04", "cpu01", "cpu02"], "idle")
+    nodes = ["gpu01", "gpu02", "gpu03", "gpu04", "cpu01", "cpu02"]
+    wait_for(lambda: node_states(slurm) == dict.fromkeys(nodes, "idle"), "idle nodes")  # after other tests' jobs
     partitions = slurm.client("sinfo", "-h", "-o", "%R").stdout.split()
     assert partitions == ["gpu", "preempt", "cpu"]
 
@@ -57,6 +58,7 @@ def test_arrays_end_at_max_array(slurm: Sandbox) -> None:
     assert refused.returncode != 0
     assert "Invalid job array specification" in refused.stderr
     slurm.client("scancel", fits)
+    wait_for(lambda: slurm.client("squeue", "-h", f"--jobs={fits}").stdout == "", "the array's end")
 
 
 def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
@@ -72,12 +74,8 @@ def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
 def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     job = slurm.sbatch("sleep 300", "--output=/dev/null", "--job-name=survivor")
     slurm.wait(job, "RUNNING")
-    saved = slurm.dir / "state" / "job_state"  # written some seconds late: a job younger than that is lost
-    slurm.until(
-        lambda: saved.read_bytes().decode(errors="replace") if saved.exists() else "", lambda s: "survivor" in s
-    )
-    os.kill(slurm.pid("slurmctld"), signal.SIGKILL)
-    os.kill(slurm.pid("slurmd.gpu01"), signal.SIGKILL)
+    wait_for(lambda: b"survivor" in saved_jobs(slurm), "a save")  # some seconds late: a younger job is lost
+    kill(slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01"))
     assert slurm.script("status").returncode == 1
     slurm.up()
     assert slurm.state(job) == "RUNNING"
@@ -91,8 +89,7 @@ def test_two_side_by_side_and_a_kill_of_everything(slurm: Sandbox, new_sandbox: 
     job = second.sbatch("sleep 300", "--output=/dev/null")
     second.wait(job, "RUNNING")
     assert slurm.client("squeue", "-h", "-t", "running", "-o", "%A").stdout.split() == []
-    for file in (second.dir / "pid").glob("*.pid"):
-        os.kill(int(file.read_text()), signal.SIGKILL)
+    kill(*(int(file.read_text()) for file in (second.dir / "pid").glob("*.pid")))
     second.up()
     assert set(node_states(second)) == {"gpu01", "cpu01"}
     second.down()
@@ -142,8 +139,4 @@ def test_sacct_answers_with_accounting(slurm_accounting: Sandbox) -> None:
     job = slurm_accounting.sbatch("exit 3", "--output=/dev/null", "--comment=ours")
     slurm_accounting.wait(job, "FAILED")
     ask = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode,Comment")
-    for _ in range(50):
-        answer = slurm_accounting.client(*ask).stdout.strip()
-        if answer == "FAILED|3:0|ours":
-            break
-    assert answer == "FAILED|3:0|ours"
+    wait_for(lambda: slurm_accounting.client(*ask).stdout == "FAILED|3:0|ours\n", "the database to know it")

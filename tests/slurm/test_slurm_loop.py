@@ -67,7 +67,7 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     # What the controller has forgotten, the database still tells.
     monkeypatch.setenv("SLURM_CONF", slurm_accounting.env["SLURM_CONF"])
     monkeypatch.setattr(told, "_queue", lambda names: [])
-    (word,) = told.told(here.submitted)
+    (word,) = here.until(lambda: told.told(here.submitted), "the database to know it")
     heads = json.loads((here.experiment.path / "heads.json").read_text())
     assert heads["runs"] and word.short == Heads.model_validate(heads).short
 
@@ -110,7 +110,7 @@ def test_nothing_of_a_surrounding_job_leaks_in(world: MakeWorld, slurm: Sandbox)
     )
     job = slurm.sbatch(
         f"cd {here.root.path} && {command} launch {spec} --root {here.root.path}",
-        *("--cpus-per-task=2", "--time=3", "--mem=1G", f"--output={here.root.path}/outer.out"),
+        *("--cpus-per-task=2", "--time=30", "--mem=1G", f"--output={here.root.path}/outer.out"),
     )
     assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (here.root.path / "outer.out").read_text()
     here.experiment = here.root.experiment("inner")
@@ -170,7 +170,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
     facts = json.loads(here.run("cancel", str(here.experiment.path), "--json").stdout)
     assert facts["not_sealed"] == facts["jobs_left"] == []
     assert here.alive_jobs() == []
-    assert here.processes_here() == []
+    here.assert_no_process()
     here.assert_whole()
     assert [here.view(run).sealed.ended_by for run in here.runs] == ["cancelled"] * 4  # type: ignore[union-attr]
 

@@ -42,7 +42,8 @@ SAID = [
     ("echo no number here", None),
     ("yes 1.2.3", None),
 ]
-SLEEPS = ["sleep", "98765"]
+SLEEPS = ["sleep", f"9{os.getpid()}"]
+"""Nobody else's on this machine."""
 
 
 @pytest.fixture(autouse=True)

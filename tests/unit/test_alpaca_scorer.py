@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import annotations
+import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
@@ -23,6 +24,7 @@ from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.scoring.alpaca import AlpacaEval, figures, pairs_of
 from autorl_hpc.scoring.judge_prompt import Shown, conversation, is_swapped, read_discrete, read_logprobs
 from autorl_hpc.scoring.judges import make_judge
+from autorl_hpc.scoring.length_control import refits
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.scoring.toy_judge import LengthAndWords
@@ -210,6 +212,24 @@ def test_replies_that_stay_unread(broken: int) -> None:
     assert "y" not in outcomes[0].facts
     found = AlpacaEval().metrics(ITEMS, outcomes)
     assert (found["judge_unread"], found["win_rate"], found["score"]) == (2.0, 100.0, 100.0)
+
+
+def test_the_error_of_the_length_controlled_win_rate() -> None:
+    """Against a bootstrap by refits; where all preferences are alike it is not 0."""
+
+    def says(content: str, number: int) -> str:
+        found = re.search(r"Question (\d+)\n", content)
+        assert found
+        return better_is("answer!" if int(found[1]) % 3 else "plain reference")(content, number)
+
+    lengths = [f"answer!{'.' * (n * 7 % 23)}" for n in range(len(ITEMS))]
+    outcomes = rated(Scripted(says), lengths)
+    found = AlpacaEval().metrics(ITEMS, outcomes)
+    draws = np.random.default_rng(0).multinomial(len(ITEMS), [1 / len(ITEMS)] * len(ITEMS), size=1000)
+    resampled = refits(pairs_of([outcome.facts for outcome in outcomes]), found["lc_c"], draws.astype(float))
+    assert 1.0 < found["standard_error"] == pytest.approx(resampled.std(), rel=0.15)
+    alike = AlpacaEval().metrics(ITEMS, rated(Scripted(better_is("answer!")), ["answer!"] * len(ITEMS)))
+    assert alike["score"] == 100.0 and 0.1 < alike["standard_error"] < 2.0
 
 
 def test_a_refusal_is_told() -> None:

@@ -19,7 +19,7 @@ LEVELS = [
     {"agents", "tasks", "scoring", "rollouts", "cluster", "sandbox", "recorder", "drivers", "gateway"},
     {"launch", "supervise", "grading", "report", "stage", "doctor"},
     {"quickstart", "evidence"},
-    {"cli", "cli_jobs", "cli_evidence", "__main__"},
+    {"cli", "cli_jobs", "cli_evidence", "entry", "__main__"},
 ]
 """Design section 4: cli -> launch | supervise | grading | report | stage -> rollouts, scoring, tasks -> files -> records,
 states. Rooms of the fourth level don't know each other."""

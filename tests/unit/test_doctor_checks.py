@@ -479,7 +479,8 @@ def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) ->
 # --- files, by doing ---
 
 
-def test_probes_of_a_folder_and_two_processes(tmp_path: Path) -> None:
+def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "PAIR_LIMIT_S", PATIENCE_S)
     found = by_name([*filesystem.probes(tmp_path), *filesystem.pair_here(tmp_path)])
     for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "mkdir, raced", "flock", "lockf"):
         assert state(found[name]) == "ok", found[name]
@@ -545,6 +546,16 @@ def test_a_pair_with_lags() -> None:
     assert state(found["missed name, by open()"]) == "note" and "not within" in found["missed name, by open()"].value
     assert state(found["new file, by listing"]) == "warning"
     assert state(found["renamed over, by open()"]) == "problem"
+
+
+def test_a_node_that_was_held_up_and_looked_late_is_no_lag() -> None:
+    a, b = raw()
+    b["seen"] = dict.fromkeys(b["seen"], 125.0)
+    b["missed"] = {"listed": 109.9, "looked_for": 110.5, "removed": 124.9}
+    found = judged(a, b)
+    assert state(found["new file, by listing"]) == "ok" and "15 s" in found["new file, by listing"].value
+    assert state(found["missed name, by exists()"]) == "ok"
+    assert state(found["removed, by exists()"]) == "note"
 
 
 def test_a_race_with_two_winners() -> None:

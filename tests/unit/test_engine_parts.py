@@ -17,6 +17,7 @@ from checkpoints import EMBEDDING, HEAD, TINY
 from helpers import PATIENCE_S, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
+from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import copies, devices, framing, interpreter
@@ -209,15 +210,21 @@ def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("vllm", "python3"):
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
-    monkeypatch.delenv(interpreter.PROGRAM_VARIABLE, raising=False)
+    monkeypatch.delenv(PROGRAM_VARIABLE, raising=False)
     monkeypatch.setenv("SOFTWARE", str(tmp_path))
     profile = ClusterProfile.model_construct(vllm="$SOFTWARE/venv/bin/vllm")
     interpreter.name_program(profile)
     assert interpreter.interpreter() == str(folder / "python3")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    (tmp_path / "bin" / "vllm").symlink_to(folder / "vllm")
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "bin" / "vllm"))
+    assert interpreter.interpreter() == str(folder / "python3"), "not another one that lies beside the link"
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(folder / "vllm"))
     (folder / "python3").unlink()
     with pytest.raises(AutorlError, match="beside"):
         interpreter.interpreter()
-    monkeypatch.setenv(interpreter.PROGRAM_VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(AutorlError, match="no Python with vLLM"):
         interpreter.interpreter()
 

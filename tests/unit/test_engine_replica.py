@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S, alive, wait_for
 
+from autorl_hpc.grading.engines import replica as replicas
 from autorl_hpc.grading.engines.framing import Frame
 from autorl_hpc.grading.engines.replica import Replica
 from autorl_hpc.rollouts.engine import EngineFailed
@@ -28,17 +29,17 @@ def misheard(frame: Frame) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "told", "soon"),
     [
-        (["/nowhere/python"], "could not be started"),
-        (["/bin/sh", "-c", "exit 3"], "ended with 3"),
-        (["/bin/sh", "-c", "sleep 600"], "no sign of life"),
-        (speaks(b"\x09\x00\x00\x00"), "in the middle of a frame"),
-        (speaks(b"\x09\x00\x00\x00\x00\x00\x00\x00" + b'{"a": []}'), "OverflowError"),
+        (["/nowhere/python"], "could not be started", None),
+        (["/bin/sh", "-c", "exit 3"], "ended with 3", None),
+        (["/bin/sh", "-c", "sleep 600"], "no sign of life", "start_limit_s"),
+        (speaks(b"\x09\x00\x00\x00"), "in the middle of a frame", "silence_limit_s"),
+        (speaks(b"\x09\x00\x00\x00\x00\x00\x00\x00" + b'{"a": []}'), "OverflowError", None),
     ],
     ids=["nothing to start", "ends at once", "hangs before it reads", "hangs while it speaks", "handler fails"],
 )
-def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], told: str) -> None:
+def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], told: str, soon: str | None) -> None:
     ends: list[EngineFailed] = []
     ended = threading.Event()
 
@@ -46,7 +47,9 @@ def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], to
         ends.append(problem)
         ended.set()
 
-    limits = {"start_limit_s": 3.0, "silence_limit_s": 3.0}
+    limits = {"start_limit_s": PATIENCE_S, "silence_limit_s": PATIENCE_S}
+    if soon is not None:
+        limits[soon] = 3.0
     replica = Replica(command, {}, tmp_path / "log", LARGE, misheard, end, **limits)
     assert ended.wait(PATIENCE_S), "nobody was told"
     with pytest.raises(EngineFailed, match=told):
@@ -64,3 +67,23 @@ def test_a_worker_that_has_not_read_its_first_frame_can_be_closed(tmp_path: Path
     replica.close()
     assert replica.pid is not None and not alive(replica.pid)
     assert not ends, "it ended as it was told to"
+
+
+def test_who_sends_is_told_the_cause_while_others_are_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told of the end may hold what the sender waits for: the two must not wait for one another."""
+    monkeypatch.setattr(replicas, "LAST_WORDS_S", PATIENCE_S)
+    telling, told = threading.Event(), threading.Event()
+
+    def end(problem: EngineFailed) -> None:
+        telling.set()
+        assert told.wait(PATIENCE_S)
+
+    replica = Replica(["/bin/sh", "-c", "exit 3"], {}, tmp_path / "log", LARGE, misheard, end)
+    assert telling.wait(PATIENCE_S)
+    with pytest.raises(EngineFailed, match="ended with 3"):
+        replica.send({"op": "prefetch"})
+    assert replica._thread.is_alive(), "it is still telling"
+    told.set()
+    replica.close()

@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 from helpers import PATIENCE_S
 
+from autorl_hpc import rollouts
+from autorl_hpc.rollouts import tokens
+
 REPO = Path(__file__).resolve().parents[2]
 TINY = REPO / "templates" / "models" / "tiny"
 
@@ -192,30 +195,24 @@ def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
 # --- words ---
 
 
-class ByLetters:
-    """A tokenizer that begins anew at each line, or whose first token tells the text's length."""
+@pytest.mark.parametrize("episodes", [False, True])
+def test_prompts_are_cut_as_graders_cut_them_and_by_pieces_where_they_grow(
+    piece: Any, monkeypatch: pytest.MonkeyPatch, episodes: bool
+) -> None:
+    from transformers import AutoTokenizer
 
-    eos_token_id, pad_token_id, chat_template = 1, 0, None
-
-    def __init__(self, whole: bool) -> None:
-        self.whole, self.cut = whole, 0
-
-    def __call__(self, text: str, add_special_tokens: bool) -> Any:
-        self.cut += len(text)
-        return SimpleNamespace(input_ids=[len(text)] * self.whole + [ord(letter) for letter in text])
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_prompts_that_grow_are_cut_line_by_line_where_that_is_the_same(piece: Any, whole: bool) -> None:
-    module = piece("words")
-    tokenizer = ByLetters(whole)
-    words = module.Words(tokenizer, [], ["\n"])
-    text = "Two examples. \n\n" + "> go to desk 1 \nOn it is a pen.\n" * 30
-    for _ in range(200):
+    if episodes:
+        monkeypatch.setitem(sys.modules, "autorl_rollouts", rollouts)
+        monkeypatch.setitem(sys.modules, "autorl_rollouts.tokens", tokens)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    words = piece("words").Words(tokenizer, [], ["\n"])
+    text = "Two examples. \n\n" + "> go to desk 1 \nOn it is a pen.\n" * 3
+    for _ in range(5):
         text += " take pen\nTaken.\n>"
-        assert words.encode(text) == tokenizer(text, False).input_ids
-    cut = tokenizer.cut - sum(len(text) - n * 18 for n in range(200))  # but for the comparing above
-    assert cut > 200 * 2000 if whole else cut < 60 * 2000
+        assert words.encode(text) == tokenizer(text, add_special_tokens=False).input_ids
+    if episodes:
+        monkeypatch.setattr(type(tokenizer), "__call__", None)  # nothing is cut whole
+        assert words.encode(text)
 
 
 def test_a_stream_answers_what_is_handed_in_meanwhile_and_tells_of_the_engines_end(piece: Any) -> None:

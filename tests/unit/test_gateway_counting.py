@@ -12,7 +12,7 @@ from typing import Any
 
 import driver_wire as wire
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
@@ -25,7 +25,7 @@ from autorl_hpc.gateway.settings import Prices, RunLimits, Settings
 from autorl_hpc.gateway.usage import Meter, Usage
 from autorl_hpc.gateway.usage_stream import WithoutUsage, asking
 
-OFTEN = settings(max_examples=60, deadline=None, database=None)
+OFTEN = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 TURN = wire.Turn("Grüße, some words", (wire.Call("bash", {"command": "id"}),), None, 1000, 50, 600)
 PATHS = {
     "openai-chat": "/v1/chat/completions",

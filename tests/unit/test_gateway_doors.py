@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from helpers import PATIENCE_S
@@ -31,8 +32,12 @@ async def _knock(most: int, head_s: float) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = int(runner.addresses[0][1])
     try:
-        asks, mute, halfway = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        asks[1].write(HEAD + b"\r\n")
+        early = socket.create_connection(
+            ("127.0.0.1", port)
+        )  # the kernel takes it, and what it says, before the server looks
+        early.sendall(HEAD + b"\r\n")
+        asks = await asyncio.open_connection(sock=early)
+        mute, halfway = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         halfway[1].write(HEAD)
         if most < 4:
             await _closed(await asyncio.open_connection("127.0.0.1", port))

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autorl_hpc.gateway.allowed import Allowed
@@ -19,7 +19,7 @@ from autorl_hpc.gateway.sizes import MOST_INPUT_TOKENS, size_of
 from autorl_hpc.gateway.strictly import MAX_VALUES, has_more_values, read_object
 
 NOTHING = Allowed(())
-OFTEN = settings(max_examples=60, deadline=None, database=None)
+OFTEN = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="
 FUNCTION = {
     "type": "function",

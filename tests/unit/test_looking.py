@@ -114,7 +114,11 @@ def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatc
     unmade = Looker("unmade", make, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
     unmade.start()
     lookers = [looker(hanging, said), looker(good, said), unmade]
-    wait_for(lambda: len(good.looks) > 20)
+    wait_for(lambda: len(good.looks) > 20 and troubles(events), "looks of the good one, and the other one's trouble")
+    lookers[1].end()
+    lookers[1].join(
+        PATIENCE_S
+    )  # between two looks it does not hang, and in one it may be for as long as the machine likes
     for each in lookers:
         each.hangs()
     told = {e["watch"]: e["message"] for e in troubles(events)}
@@ -122,7 +126,6 @@ def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatc
     assert told["hanging"].startswith("a look has been going on for") and "PermissionError" in told["unmade"]
     for each in lookers:
         each.end()
-    lookers[1].join(PATIENCE_S)
     lookers[2].join(PATIENCE_S)
     assert good.closed == 1 and not lookers[2].is_alive() and lookers[0].is_alive()
     hanging.gate.set()

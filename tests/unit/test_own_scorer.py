@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_a_hang_leaves_no_process(tmp_path: Path) -> None:
         f"    open({str(mark)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n    time.sleep(600)\n",
     )
     with pytest.raises(EvaluateFailed, match="no answer within"):
-        scored(rater, ["7"], evaluate_timeout_s=2)
+        scored(rater, ["7"], evaluate_timeout_s=6)
     for pid in map(int, mark.read_text().split()):
         deadline = time.monotonic() + 60
         while _alive(pid) and time.monotonic() < deadline:
@@ -231,7 +232,8 @@ def test_the_recipe_names_another_file(tmp_path: Path) -> None:
 def test_nothing_is_left_open(tmp_path: Path) -> None:
     rater = made(tmp_path, returning("1.0"))
     scored(rater, ["7"])
+    gc.collect()  # what other tests left must not be closed while it is counted
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         scored(rater, ["7"])
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

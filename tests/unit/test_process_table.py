@@ -13,7 +13,7 @@ from autorl_hpc.recorder.table import TICKS, ProcessTable
 
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"])
+child = subprocess.Popen([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
 sys.stdin.readline()
 child.wait()
 print("waited", flush=True)
@@ -33,7 +33,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
             table.look(last=True)
             time.sleep(0.05)
         (child,) = (p for p in table.processes.values() if p.parent == parent.pid)
-        assert child.ended and child.own >= 0.4 * TICKS and table.processes[parent.pid].children == 0
+        assert child.ended and child.own >= 1.4 * TICKS and table.processes[parent.pid].children == 0
         before = table.cpu_s
         parent.stdin.write("wait\n")
         parent.stdin.flush()
@@ -45,7 +45,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
         table._read_heirs(gone)
         table._account(gone, had)
         table.look(last=True)
-        assert before <= table.cpu_s < before + 0.3
+        assert before <= table.cpu_s < before + 1.0, "the tests' own process counts, too, and may collect its garbage"
     finally:
         parent.kill()
         parent.wait()

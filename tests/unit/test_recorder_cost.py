@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
@@ -29,7 +29,8 @@ times. One walk through the tree of this test a second, in place of the sweep's 
 
 MEASURED_S = 10.0
 WARM_UP_S = 3.0
-WINDOWS = 2
+WINDOWS = 6
+"""One of them has to be below; a recorder that walks too often is so in all, and one that is slow to start only in the first."""
 
 
 def cpu_s(pid: int) -> float:
@@ -70,11 +71,13 @@ def test_all_watches_together_stay_below_their_share(tmp_path: Path) -> None:
             before, begun = cpu_s(pid), time.monotonic()
             time.sleep(MEASURED_S)
             shares.append((cpu_s(pid) - before) / (time.monotonic() - begun))
-            if shares[-1] < MOST:
+            if 0.0 < shares[-1] < MOST:
                 break
-        assert 0.0 < min(shares) < MOST, shares
-        assert run.recorded("revisions").stat().st_size and run.recorded("usage").stat().st_size
-        assert run.recorded("processes").read_bytes().count(b'"began"') >= 20
+        assert 0.0 < shares[-1] < MOST, shares
+        for path in (run.recorded("revisions"), run.recorded("usage")):
+            wait_for(path.exists, path.name)
+            assert path.stat().st_size
+        wait_for(lambda: run.recorded("processes").read_bytes().count(b'"began"') >= 20, "all agents")
     finally:
         recording.end()
         clock.stop()
@@ -123,6 +126,7 @@ def test_a_birth_moves_the_number() -> None:
 @pytest.mark.parametrize("told", [True, False])
 def test_new_processes_are_seen_with_and_without_that_number(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(births, "are_told", lambda: told)
+    monkeypatch.setattr(table, "LIST_AGAIN_S", PATIENCE_S)
     if told:
         monkeypatch.setattr(births, "last_number", lambda: b"7")
     seen = ProcessTable(os.getpid(), MARK)

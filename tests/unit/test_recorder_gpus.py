@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.recorder import gpus
 from autorl_hpc.recorder.gpus import Device, NvmlGpus, chosen
@@ -83,11 +85,12 @@ def library(**functions: Any) -> ModuleType:
     return module
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None, wait_s: float = 0.3) -> NvmlGpus:
+def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> NvmlGpus:
+    """Has measured once, or found out why it can't."""
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setattr(gpus, "MEASURE_S", 0.05)
     found = NvmlGpus({})
-    time.sleep(wait_s)
+    wait_for(lambda: found._latest is not None or not found._thread.is_alive(), "the first figures")
     return found
 
 
@@ -106,9 +109,10 @@ def test_figures_in_the_records_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0]
+    clock, asked = [0], [0]
 
     def samples(handle: int, kind: int, since_us: int) -> tuple[int, list[SimpleNamespace]]:
+        asked[0] += 1
         clock[0] += 100
         values = (100, 0) if clock[0] > 100 else (7, 50)
         return 1, [
@@ -116,8 +120,10 @@ def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) 
         ]
 
     found = measured(monkeypatch, library(nvmlDeviceGetSamples=samples))
+    wait_for(lambda: len(found._busy["GPU-1"]) > 0, "what was before")
     found.samples()
-    time.sleep(0.3)
+    before = asked[0]
+    wait_for(lambda: asked[0] > before + 1, "a measurement that began after that")
     assert seen(found)[0].used_share == 0.5
     assert seen(found)[0].used_share in (None, 0.5), "nothing new is not zero"
     found.close()
@@ -143,31 +149,37 @@ def test_a_library_that_fails_is_not_taken_for_no_gpu(monkeypatch: pytest.Monkey
 
 
 def test_a_failure_gives_null_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [0]
+
     def lost(*_: Any) -> Any:
+        calls[0] += 1
         raise FakeError(15)  # NVML_ERROR_GPU_IS_LOST
 
     found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=lost))
     (sample,) = seen(found)
     assert sample.power_w is None and sample.memory_bytes == 5
-    time.sleep(0.2)
-    assert "nvmlDeviceGetPowerUsage" in (found.trouble() or "") and found.trouble() is None
+    assert "nvmlDeviceGetPowerUsage" in (found.trouble() or "")
+    wait_for(lambda: calls[0] > 3, "more failures")
+    assert found.trouble() is None
     found.close()
 
 
 def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [0]
+    calls, released = [0], threading.Event()
 
     def hangs(*_: Any) -> Any:
         calls[0] += 1
         if calls[0] > 2:
-            time.sleep(20)
+            released.wait(PATIENCE_S)
         return 1000
 
     monkeypatch.setattr(gpus, "LATE_S", 0.3)
-    found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=hangs), wait_s=0.8)
-    begun = time.monotonic()
+    found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=hangs))
+    wait_for(lambda: calls[0] > 2, "it to hang")
+    time.sleep(0.4)
     (sample,) = seen(found)
     assert sample.memory_bytes is None and sample.used_share is None and sample.uuid == "GPU-1"
     assert "not answered" in (found.trouble() or "")
     found.close()
-    assert time.monotonic() - begun < 15
+    assert found._thread.is_alive(), "it was not waited for"
+    released.set()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.recorder import following, trainings
 from autorl_hpc.recorder.following import Followed
@@ -32,6 +33,13 @@ TRAINERS = {
     "reward": "RewardTrainer",
     "plain": "Trainer",
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may stop this process for longer than a look, or the close, is meant to take."""
+    monkeypatch.setattr(trainings, "SLICE_S", PATIENCE_S)
+    monkeypatch.setattr(trainings, "CLOSE_S", PATIENCE_S)
 
 
 class World:
@@ -335,6 +343,7 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
 
 
 def test_one_look_takes_no_longer_than_its_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "SLICE_S", 0.02)
     monkeypatch.setattr(trainings, "MAX_ACTIVE", 8)
     monkeypatch.setattr(trainings, "GROWING_S", 0.05)
     line = "{'loss': 0.%04d, 'learning_rate': 1e-05, 'epoch': %d}\n"

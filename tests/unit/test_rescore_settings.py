@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence import rescore
 from autorl_hpc.evidence.rescore import MAX_BATCH_TOKENS, Asked, grader_here, rescore_bundle
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.engines.interpreter import PROGRAM_VARIABLE
 from autorl_hpc.records.experiment import GraderSpec
 
 

@@ -15,7 +15,9 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +41,14 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 class World:
-    """A workspace, and a watch on it."""
+    """A workspace, and a watch on it, whose clock goes when it is told to; what looks cost counts for nothing."""
 
-    def __init__(self, tmp: Path) -> None:
+    def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, time=time.time)
+        for module in (revisions, codefiles, codewalk):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(revisions, "Pace", partial(Pace, now=clock.monotonic, cpu=lambda: 0.0))
         self.workspace, self.run = tmp / "workspace", RunDir(tmp / "run")
         (self.workspace / "code").mkdir(parents=True)
         self.code = self.workspace / "code"
@@ -64,6 +71,9 @@ class World:
             laid=frozenset({"submit", "instructions.md", "run_meta.json"}),
         )
         return Revisions(job, self.asks)
+
+    def later(self, seconds: float) -> None:
+        self.now_s += seconds
 
     def snapshot(self, submission_id: int = 1) -> str | None:
         """What a submission is told."""
@@ -91,8 +101,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
 
 
 def test_the_first_look_keeps_what_is_there_and_the_next_nothing(world: World) -> None:
@@ -115,7 +125,7 @@ def test_a_change_is_committed_when_two_looks_agree_or_it_is_overdue(world: Worl
     assert len(world.lines()) == 2 and world.watch.every_s == revisions.LOOK_S
     for number, pause_s in enumerate((0.75, 0.36, 0.42)):  # 1.53 s since the look that saw no change
         (world.code / "a.py").write_text("2" * (2 + number))
-        time.sleep(pause_s)
+        world.later(pause_s)
         assert len(world.lines()) == 2
         world.watch.look(NOW)
     assert len(world.lines()) == 3
@@ -369,7 +379,7 @@ def test_a_large_file_is_hashed_in_slices_once_it_rests(world: World, monkeypatc
     assert isinstance(first, Pointer) and first.sha256 is None and first.size_bytes == 40 << 20
     reason = world.lines()[-1].reason
     assert reason is not None and "have not rested yet" in reason
-    time.sleep(0.4)
+    world.later(0.4)
     looks = 0
     while len(world.lines()) == 1:
         world.watch.look(NOW)
@@ -415,7 +425,7 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
     path.write_text("two")
     assert world.files() == {"code/a.py": b"two"}  # a submission's look believes no young time
     path.write_text("tri")
-    time.sleep(0.35)
+    world.later(0.35)
     world.watch.look(NOW)
     world.watch.look(NOW)
     assert files_at(world.run.code_git, world.lines()[-1].revision) == {"code/a.py": b"tri"}
@@ -429,20 +439,20 @@ def test_code_that_rests_is_looked_at_less_often_and_settles_as_soon(
     world.watch.look(NOW)
     world.watch.look(NOW)
     assert world.watch.every_s == revisions.LOOK_S
-    time.sleep(0.25)
+    world.later(0.25)
     world.watch.look(NOW)
     assert world.watch.every_s == revisions.RESTING_LOOK_S
     assert revisions.RESTING_LOOK_S + revisions.SETTLE_S < 2.0
     monkeypatch.setattr(revisions, "OVERDUE_S", 0.3)
-    before, begun = len(world.lines()), time.monotonic()
+    before, begun = len(world.lines()), world.now_s
     for number in range(20):  # it never stays the same from one look to the next
         (world.code / "a.py").write_text(f"x{number}")
         world.watch.look(NOW)
         if len(world.lines()) > before:
             break
         assert world.watch.every_s == revisions.SETTLE_S
-        time.sleep(0.05)
-    assert time.monotonic() - begun > 0.2 and len(world.lines()) == before + 1
+        world.later(0.05)
+    assert world.now_s - begun > 0.2 and len(world.lines()) == before + 1
 
 
 def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +461,7 @@ def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.M
     for number in range(100):
         (world.code / f"{number}.py").write_text(str(number))
     world.watch.look(NOW)
-    time.sleep(0.1)
+    world.later(0.1)
     world.watch.look(NOW)
     opened: list[Any] = []
     true_open = os.open
@@ -480,7 +490,7 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
         path.write_text("old\0" if path in data else "old")
     for _ in range(3):
         world.watch.look(NOW)
-        time.sleep(0.06)
+        world.later(0.06)
     asked: list[str] = []
     true_stat = os.stat
 
@@ -506,7 +516,7 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
         path.write_text("new\0")
     binary = Pointer("binary", 4, hashlib.sha256(b"new\0").hexdigest())
     assert {data for path, data in world.files().items() if path.endswith(".dat")} == {binary}
-    time.sleep(0.06)
+    world.later(0.06)
     world.watch.look(NOW)
     data[-1].write_text("newer\0")
     for _ in range(codewalk.TURNS + 1):
@@ -532,7 +542,7 @@ def test_where_looks_are_dear_small_texts_are_looked_at_by_every_second(
         path.write_text("old")
     for _ in range(3):
         world.watch.look(NOW)
-        time.sleep(0.06)
+        world.later(0.06)
     for path in texts:
         path.write_text("new!")
     states: list[set[str]] = []

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.rollouts.hosting import Reply
 from autorl_hpc.rollouts.pool import Pool
@@ -465,9 +466,9 @@ def test_trouble_is_a_failure_that_shows_no_key(
 def test_an_engine_that_is_away_is_a_failure_that_shows_no_key() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(SearchFailed, match="could not be asked") as caught:
-        online(address).search("x", 3)
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"  # where nobody listens as long as it is ours
+        with pytest.raises(SearchFailed, match="could not be asked") as caught:
+            online(address).search("x", 3)
     assert KEY not in str(caught.value)
 
 
@@ -564,7 +565,7 @@ def test_a_search_that_fails_is_the_environments_failure_in_a_pool(data: Path, t
     options = {"search": "replay", "search_url": "https://x/?q={query}", "search_date": "2026-11"}
     with Pool(Source(file, "Environment", data, True, options), workers=1) as pool:
         pool.begin(0, {"id": "a", "question": "?"}, 0)
-        assert isinstance(pool.next(60), Reply)
+        assert isinstance(pool.next(PATIENCE_S), Reply)
         pool.act(0, "Action: search[x]")
-        reply = pool.next(60)
+        reply = pool.next(PATIENCE_S)
         assert isinstance(reply, Reply) and reply.error is not None and "it was not asked before" in reply.error

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from helpers import wait_for
+from terminals import Terminal
 
 from autorl_hpc.files.share import share
 
@@ -18,28 +15,9 @@ TERMINAL = share("templates") / "agents" / "shell" / "terminal.py"
 LIMIT_S = 60.0
 
 
-class Attached:
+def attached(workspace: Path) -> Terminal:
     """One who looks."""
-
-    def __init__(self, workspace: Path) -> None:
-        master, slave = pty.openpty()
-        self.master, self.seen = master, b""
-        argv = [sys.executable, str(TERMINAL), "attach", str(workspace)]
-        self.process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave)
-        os.close(slave)
-
-    def type(self, text: bytes) -> None:
-        os.write(self.master, text)
-
-    def sees(self, text: bytes) -> bool:
-        deadline = time.monotonic() + LIMIT_S
-        while text not in self.seen and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self.master, 65536)
-                except OSError:
-                    break
-        return text in self.seen
+    return Terminal([sys.executable, str(TERMINAL), "attach", str(workspace)], patience_s=LIMIT_S)
 
 
 def test_a_shell_outlives_who_looks_and_ends_with_its_own_code(tmp_path: Path) -> None:
@@ -51,12 +29,12 @@ def test_a_shell_outlives_who_looks_and_ends_with_its_own_code(tmp_path: Path) -
         )
     try:
         wait_for((workspace / ".terminal").exists, "the socket")
-        one = Attached(workspace)
+        one = attached(workspace)
         one.type(b"MINE=4; tty -s && echo it-is-$((MINE * 10 + 2))\n")
         assert one.sees(b"it-is-42")
         one.type(b"\x1d")
         assert one.process.wait(LIMIT_S) == 0 and served.poll() is None
-        other = Attached(workspace)
+        other = attached(workspace)
         assert other.sees(b"it-is-42")  # what was printed before
         other.type(b"echo still-$MINE\n")
         assert other.sees(b"still-4")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers import PATIENCE_S
 from web_server import LoopbackServer, clean_environment, code, cut, put_model, served, whole
 
 from autorl_hpc.errors import AutorlError, Exit
@@ -30,7 +31,7 @@ from autorl_hpc.tasks.staged import verify_staged_task
 
 TINY = share("templates") / "models" / "tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-QUICK = Patience(tries=3, timeout_s=1.0, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.0)
+QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.0)
 
 
 @pytest.fixture

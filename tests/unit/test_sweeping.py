@@ -7,7 +7,10 @@ from pathlib import Path
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.troubles import read_troubles, write_trouble
 from autorl_hpc.grading.sweeping import left_over, sweep
+from autorl_hpc.records.exchange import Trouble
+from autorl_hpc.states import Fault
 
 
 def test_entries_and_claims_that_were_seen_are_removed_and_no_others(tmp_path: Path) -> None:
@@ -22,6 +25,11 @@ def test_entries_and_claims_that_were_seen_are_removed_and_no_others(tmp_path: P
     assert seen == {"f-run-a--000001", "c-run-a", "p-run-a--000002"}
     (experiment.queue / "b1-task-base-01234567.json").write_text("{}")  # a later launch begins
     (experiment.claims / "b1-task-base-01234567.g0001").write_text("{}")
+    for name in ("c-run-a", "b1-task-base-01234567"):
+        write_trouble(
+            experiment.troubles, Trouble(entry=name, failures=1, fault=Fault.CLUSTER, problem="?", grader="g")
+        )
     sweep(experiment, seen)
+    assert [trouble.entry for trouble in read_troubles(experiment.troubles)] == ["b1-task-base-01234567"]
     assert queues.waiting(experiment.queue) == ["b1-task-base-01234567"]
     assert claimed_entries(experiment.claims) == {"b1-task-base-01234567": 1}

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
+from autorl_hpc.recorder.traces import follow
 from autorl_hpc.recorder.traces.follow import Traces
 from autorl_hpc.recorder.watch import Lines, Moment, Watch
 from autorl_hpc.records.recorded import Seen, TraceEvent
@@ -69,8 +71,20 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """With looks that a busy machine may stop for longer than they are meant to take."""
+    monkeypatch.setattr(follow, "LOOK_S", PATIENCE_S)
+    monkeypatch.setattr(follow, "CLOSE_S", PATIENCE_S)
     return Run(tmp_path)
+
+
+def test_a_look_without_time_takes_something_all_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder that was stopped for the whole of a look must not find that there is nothing more."""
+    monkeypatch.setattr(follow, "LOOK_S", -1.0)
+    run.print((SAMPLES / "codex.log").read_bytes())
+    recorder = run.recorder()
+    recorder.close(moment(1.0))
+    assert figures(add_up(run.events())) == EXPECTED["codex.log"]
 
 
 def figures(totals: TraceTotals) -> dict[str, Any]:

@@ -21,21 +21,34 @@ from autorl_hpc.supervise.limits import Limits
 from autorl_hpc.supervise.usage import UsageWatch
 from autorl_hpc.supervise.watching import Watching
 
-LATE_S = 0.05
-"""After the agent's end the gateway's line comes."""
+LATE_S = 1.0
+"""After the agent's end the gateway's line comes: much later than at once, as on a busy node."""
+
+
+class Late(Gateway):
+    """A gateway whose process says one line before it answers its first question."""
+
+    line: dict[str, Any] | None = None
+    says: threading.Timer
+
+    def _send(self, value: dict[str, Any]) -> bool:
+        if "ping" in value:
+            self.says = threading.Timer(LATE_S, self._speak, [value["ping"]])
+            self.says.start()
+        return True
+
+    def _speak(self, number: int) -> None:
+        self._hear(json.dumps(self.line).encode())
+        self._hear(json.dumps({"pong": number}).encode())
 
 
 class Ends:
     """An agent that asks its driver, is answered, and ends at once, between two looks."""
 
-    def __init__(self, gateway: Gateway, line: dict[str, Any]) -> None:
-        self.looks = 0
-        self.says = threading.Timer(LATE_S, gateway._hear, [json.dumps(line).encode()])
+    looks = 0
 
     def running(self) -> bool:
         self.looks += 1
-        if self.looks == 2:
-            self.says.start()
         return self.looks < 2
 
 
@@ -57,17 +70,18 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     budget = Budget(wall_clock_s=3600.0, tokens=1000, grace_s=60.0)
     clock = BudgetClock(tmp_path / "clock.json", budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
     spec = DriverSpec(kind="api", url="https://api.example.org/v1", model="m")
-    gateway = Gateway(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
+    gateway = Late(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
+    gateway.line = line
     limits = Limits(clock, gateway.use, lambda: gateway.exhausted)
     edge: Any = SimpleNamespace(
         asked=False, cancelled=lambda: False, write=lambda *_: None, write_text=lambda *_: None, look=lambda: None
     )
     watching = Watching(ExperimentDir(tmp_path), run, edge, edge, clock, limits, edge, edge, gateway)
     watching._next_look = float("inf")
-    agent = Ends(gateway, line)
+    agent = Ends()
     usage = cast(UsageWatch, SimpleNamespace(excess=None))
     assert watching.until_end(cast(AgentProcess, agent), usage) is ended_by
-    agent.says.join()
+    gateway.says.join()
     assert limits.out_of is (None if ended_by is EndedBy.AGENT_EXIT else ended_by)
     events = run.events.read_text() if run.events.exists() else ""
     assert ("budget_out" in events) == (ended_by is EndedBy.TOKENS)

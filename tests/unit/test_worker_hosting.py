@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S
 
+from autorl_hpc.files import secrets
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading import episodes
 from autorl_hpc.grading.episodes import MAX_POOLS, Playground
+from autorl_hpc.rollouts import hosting
 from autorl_hpc.rollouts.hosting import Lost, Reply
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
@@ -97,3 +99,13 @@ def test_a_grader_keeps_the_environments_of_its_last_tasks_warm(monkeypatch: pyt
     assert [pool.open for pool in first] == [False, *[True] * (MAX_POOLS - 1)], "the one that was used last of all"
     playground.close()
     assert not any(pool.open for pool in [*first, one_more])
+
+
+def test_one_rule_of_what_a_secret_is_called() -> None:
+    """Agents get this room without the other, so the rule stands twice."""
+    assert hosting.SECRET == secrets.SECRET
+    names = ("HF_TOKEN", "SLURM_JWT", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "GPG_PASSPHRASE", "PGPASSWORD")
+    assert secrets.without_secrets({**dict.fromkeys(names, "x"), "PATH": "/bin", "SLURM_JOB_ID": "1"}).keys() == {
+        "PATH",
+        "SLURM_JOB_ID",
+    }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import PATIENCE_S
 
 Answer = Callable[["Handler"], None]
 
@@ -143,7 +144,7 @@ def hangs(data: bytes, after: int) -> Answer:
         handler.end_headers()
         handler.wfile.write(data[:after])
         handler.wfile.flush()
-        handler.server.over.wait(20)
+        handler.server.over.wait(PATIENCE_S)
         handler.close_connection = True
 
     return answer

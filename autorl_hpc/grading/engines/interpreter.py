@@ -12,13 +12,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from autorl_hpc.cluster.vllm import INSTALL, PROGRAM_VARIABLE, python_beside
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.states import Fault
-
-PROGRAM_VARIABLE = "AUTORL_VLLM"
-"""Names the program `vllm`, as for drivers; the Python beside it runs the engine."""
 
 CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
 """A folder for compiled kernels, in place of the one in the user's cache."""
@@ -104,20 +102,16 @@ def interpreter() -> str:
         return sys.executable
     program = shutil.which(os.path.expandvars(os.path.expanduser(wanted or "vllm")))
     if program is not None:
-        for folder in (Path(program).parent, Path(program).resolve().parent):
-            for name in ("python3", "python"):
-                if os.access(folder / name, os.X_OK):
-                    return str(folder / name)
-        if here:
-            return sys.executable
+        beside = python_beside(program)
+        if beside is not None or here:
+            return beside or sys.executable
     raise AutorlError(
         "no Python with vLLM is here, which `grader.engine: vllm` asks for"
         if program is None
         else f"no Python lies beside {program}",
         where=socket.gethostname(),
         fault=Fault.CLUSTER,
-        next_step=f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's "
-        f"profile, or ${PROGRAM_VARIABLE}",
+        next_step=INSTALL,
         exit_code=Exit.ENVIRONMENT,
     )
 

@@ -38,8 +38,11 @@ TICK_S = 1.0
 """Silence is counted in ticks of this length: a job that was suspended and goes on has not been silent all the while."""
 
 END_WAIT_S = 10.0
-LAST_WORDS_S = 5.0
-"""A frame may fail to go out before the thread has found out how the worker ended."""
+EXIT_WAIT_S = 10.0
+"""A process that ends closes its socket first; on a busy node it takes a while until how it ended can be told."""
+
+LAST_WORDS_S = 60.0
+"""A frame may fail to go out before the thread has found out how the worker ended, and has ended its children."""
 
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
@@ -89,6 +92,7 @@ class Replica:
         )
         self._sending = threading.Lock()
         self._closing = threading.Event()
+        self._told = threading.Event()
         self._asked_to_end = False
         self._log_from = 0
         self._problem: EngineFailed | None = None
@@ -107,7 +111,7 @@ class Replica:
                 framing.send(self._sock, dict(head), block)
         except OSError as error:
             if threading.current_thread() is not self._thread:
-                self._thread.join(LAST_WORDS_S)
+                self._told.wait(LAST_WORDS_S)
             raise self._problem or EngineFailed(f"the engine's worker is gone: {error}") from error
 
     def close(self) -> None:
@@ -161,12 +165,15 @@ class Replica:
                 self._why = f"{doing}: {type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
 
     def _tell_end(self) -> None:
-        if not self._closing.is_set():
-            words = self.last_words()
-            told = f"{self._why}{f'; its last words: {words}' if words else ''}"
-            log.warning("%s (what it printed: %s)", told, self.log)  # the path is nothing for an agent's eyes
-            self._problem = EngineFailed(told)
-            self._ended(self._problem)
+        if self._closing.is_set():
+            self._told.set()
+            return
+        words = self.last_words()
+        told = f"{self._why}{f'; its last words: {words}' if words else ''}"
+        log.warning("%s (what it printed: %s)", told, self.log)  # the path is nothing for an agent's eyes
+        self._problem = problem = EngineFailed(told)
+        self._told.set()  # first: whoever is told may wait for one whose frame did not go out
+        self._ended(problem)
 
     def _close_socket(self) -> None:
         self._hang_up()
@@ -280,7 +287,7 @@ def _how(process: subprocess.Popen[bytes] | None) -> str:
     if process is None:
         return ""
     try:
-        code = process.wait(2.0)
+        code = process.wait(EXIT_WAIT_S)
     except subprocess.TimeoutExpired:
         return ""
     return f" by signal {signal.Signals(-code).name}" if code < 0 else f" with {code}"

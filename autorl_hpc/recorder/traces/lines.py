@@ -73,11 +73,13 @@ class LogLines:
             if status.st_size < self.ahead:
                 self._begin_at(status.st_size)
             until, deadline = self.ahead + max_bytes, time.monotonic() + max_s
-            while self.ahead < until and time.monotonic() < deadline:
+            while self.ahead < until:
                 chunk = os.pread(fd, CHUNK_BYTES, self.ahead)
                 if not chunk:
                     return
                 yield from self._take(chunk, deadline)
+                if time.monotonic() >= deadline:  # not before: a look that takes nothing is one that found nothing
+                    return
         finally:
             os.close(fd)
 

@@ -5,17 +5,10 @@ Copied into `code/` of a workspace and used from there; nothing here is part of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-
-LINES = re.compile(r"(?=\n\S)")
-"""Before a line's break with text behind it: tokenizers of GPT-2's kind cut white space before its last character."""
-KEPT_LINES = 200_000
-COMPARED_FIRST, COMPARED_EVERY = 32, 512
-"""Texts that are cut both ways, to see that it makes no difference."""
 
 
 class Answer(NamedTuple):
@@ -58,36 +51,12 @@ class Words:
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.ends[0]
         self.long_stops = any(len(each) > 1 for each in self.stop)
         """Whether a stop string can come about by several tokens."""
-        self._by_lines, self._encoded = True, 0
-        self._lines: dict[str, list[int]] = {}
+        self._encoder = _by_pieces(tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens added.
-
-        Prompts of an episode differ in their last lines alone, and cutting the whole one again each time would take longer than
-        the environments. Lines are cut one by one and kept, for tokenizers that begin anew at each line; whether this one does
-        is compared at first and now and then.
-        """
-        if not self._by_lines:
-            return self._cut(text)
-        ids: list[int] = []
-        for line in LINES.split(text):
-            found = self._lines.get(line)
-            if found is None:
-                if len(self._lines) >= KEPT_LINES:
-                    self._lines.clear()
-                found = self._lines[line] = self._cut(line)
-            ids += found
-        self._encoded += 1
-        if (self._encoded <= COMPARED_FIRST or self._encoded % COMPARED_EVERY == 0) and ids != (
-            whole := self._cut(text)
-        ):
-            print("this tokenizer does not begin anew at each line: prompts are cut whole", flush=True)
-            self._by_lines = False
-            return whole
-        return ids
-
-    def _cut(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens added."""
+        if self._encoder is not None:
+            return list(self._encoder.encode(text))
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def stopping(self) -> list[int]:
@@ -115,6 +84,15 @@ class Words:
         text = self.tokenizer.decode(list(ids if end is None else ids[:end]), skip_special_tokens=True)
         cuts = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(cuts)] if cuts else text), end is not None or bool(cuts)
+
+
+def _by_pieces(tokenizer: Any) -> Any | None:
+    """The graders' own encoder, which keeps the pieces of prompts that grow; None where no episodes are played, and no prompt grows."""
+    try:
+        from autorl_rollouts.tokens import Encoder
+    except ImportError:
+        return None
+    return Encoder(tokenizer)
 
 
 def ends_of(model: Any) -> list[int]:

@@ -1,0 +1,118 @@
+"""What the last job of an experiment seals, though a dead grader holds the watcher's claim or the scheduler is slow; and who
+claims nothing any more."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import Desk
+from fakes import Clients, lines, squeue_line
+from plans import UID, experiment, profile
+
+from autorl_hpc.cluster.board import write_submitted
+from autorl_hpc.files import atomic
+from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.view import RunView
+from autorl_hpc.grading.watcher import ENTRY, Watcher, seal_what_is_lost
+from autorl_hpc.launch.task import run_task
+from autorl_hpc.records.cluster import SlurmJobs, Submitted
+from autorl_hpc.records.exchange import Heartbeat
+from autorl_hpc.states import EndedBy
+
+AGENTS = f"exp.agents-1.{UID}"
+PAUSE_S = 0.02
+STALE_S = 1.0
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
+    made = Clients(tmp_path, monkeypatch)
+    made.says("scontrol", error="slurm_load_jobs error: Invalid job id specified", code=1)
+    made.says("squeue", lines([squeue_line("7_0", AGENTS, "CANCELLED", 1)]))
+    return made
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clients: Clients) -> Desk:
+    """A run that began, and whose job was cancelled."""
+    made = Desk(tmp_path / "root")
+    record = experiment(1, profile(), root=str(tmp_path / "root"), grader={"stale_after_s": STALE_S})
+    record = record.model_copy(update={"runs": (made.record.run_id,)})
+    atomic.write_bytes(made.experiment.resolved, record.canonical())
+    submit(made)
+    return made
+
+
+def submit(desk: Desk, *, asked_back: bool = False) -> None:
+    job = Submitted(name=AGENTS, role="agents", number=1, runs=(desk.record.run_id,), job_id="7", asked_back=asked_back)
+    write_submitted(desk.experiment, SlurmJobs(uid=UID, cluster="there", submitted=(job,)))
+
+
+def sealed_by(desk: Desk) -> EndedBy | None:
+    sealed = RunView.of(Ledger(desk.run).read()).sealed
+    return None if sealed is None else sealed.ended_by
+
+
+def watch(desk: Desk) -> HeartbeatWatch:
+    return HeartbeatWatch(desk.experiment.graders, STALE_S)
+
+
+def test_a_dead_watchers_claim_is_waited_for(desk: Desk) -> None:
+    """Six looks, three seconds apart, are over long before a claim is free."""
+    write_heartbeat(desk.experiment.graders, Heartbeat(grader="dead", host="h", pid=1, counter=5, state="idle"))
+    assert Claims(desk.experiment.claims, "dead", "h", watch(desk)).take(ENTRY, {}) == 1
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    assert sealed_by(desk) is EndedBy.CANCELLED
+    assert claimed_entries(desk.experiment.claims) == {}
+
+
+def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, clients: Clients) -> None:
+    tries = clients.folder / "tries"
+    row = squeue_line("7_0", AGENTS, "CANCELLED", 1)
+    clients.script(
+        "squeue",
+        f"echo >>{tries}",
+        f"if [ $(wc -l <{tries}) -lt 8 ]; then echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1; fi",
+        f"printf '%s\\n' '{row}'",
+    )
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    assert sealed_by(desk) is EndedBy.CANCELLED
+
+
+def test_where_nothing_is_left_to_seal_one_look_is_enough(desk: Desk, clients: Clients) -> None:
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    before = len(clients.calls("squeue"))
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    assert len(clients.calls("squeue")) - before <= 1
+
+
+def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:
+    """Its grader has given back its claims by then, and nobody would drop this one."""
+    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
+    watcher.end()
+    assert not watcher.step()
+    assert claimed_entries(desk.experiment.claims) == {}
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """What a job's first process does with signals is not for the process of the tests."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_task_that_is_being_taken_back_leaves_the_run_alone(
+    desk: Desk, own_signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    submit(desk, asked_back=True)
+    before = len(Ledger(desk.run).read())
+    assert run_task(desk.experiment, 1) == 0
+    assert len(Ledger(desk.run).read()) == before
