@@ -27,6 +27,11 @@ BEGIN_ANEW = frozenset({"gemini-cli"})
 ROUNDING = 1e-6
 """Relative. Costs are sums of fractions, added up in another order than the agent did."""
 
+MOST_MODELS = 100
+"""Names that are kept of one session."""
+
+_NONE_TOLD: dict[str, float] = {}
+
 DRIVER = frozenset({"usage", "message", "tool_call"})
 """Kinds that only the driver's answer makes."""
 
@@ -180,33 +185,36 @@ class _Session:
     ended_ok: bool | None = None
     tools: list[Span] = field(default_factory=list)
     drives: list[Span] = field(default_factory=list)
+    spent: tuple[float, float] = (0.0, 0.0)
+    """Tokens and dollars as of its last usage."""
 
-    def add(self, event: TraceEvent) -> None:
-        now = event.elapsed_s
+    def add(self, event: TraceEvent, kind: str, now: float) -> None:
+        """`kind`, `now`: the event's, which are looked at often, and a record's fields are slow to get at."""
         if (
             event.attempt != self.attempt
         ):  # what was open ended with the attempt, and elapsed_s knows no gap between two
             self.close(now)
             self.attempt = event.attempt
-        if event.kind == "session":
+        if kind == "session":
             self.close(now)
             self.process += 1
             if self.format in BEGIN_ANEW:
                 self._begin_anew()
-        if event.kind in DRIVER and not event.is_total and self.reached_s is not None and not self.open:
+        if kind in DRIVER and self.reached_s is not None and not self.open and not event.is_total:
             self.drives.append((self.reached_s, now))
-        if event.model is not None and len(self.models) < 100:
-            self.models[event.model] = None
-        if event.kind == "usage":
+        if (model := event.model) is not None and model not in self.models and len(self.models) < MOST_MODELS:
+            self.models[model] = None
+        if kind == "usage":
             self._usage(event)
-        elif event.kind == "tool_call":
-            self._called(event)
-        elif event.kind == "tool_result":
-            self._answered(event)
-        self.errors += event.kind == "error"
+        elif kind == "tool_call":
+            self._called(event, now)
+        elif kind == "tool_result":
+            self._answered(event, now)
+        elif kind == "error":
+            self.errors += 1
         self.last_s = max(self.last_s, now)
         self.reached_s = now
-        if event.kind == "end":
+        if kind == "end":
             self.ended_ok = event.ok
             self.close(now)
 
@@ -223,30 +231,24 @@ class _Session:
         self.reached_s = None
 
     def _usage(self, event: TraceEvent) -> None:
-        values: dict[str, float] = {
-            name: value
-            for name, value in (
-                ("tokens_in", event.tokens_in),
-                ("tokens_out", event.tokens_out),
-                ("tokens_cached", event.tokens_cached),
-                ("cost_usd", event.cost_usd),
-                ("calls", event.calls),
-            )
-            if value is not None
-        }
+        values: dict[str, float] = {}
+        for name in FIGURES:
+            if (value := getattr(event, name)) is not None:
+                values[name] = value
         if event.is_total:
             self.total(values)
             self.total_calls = max(self.total_calls, event.tool_calls or 0)
             self.total_failures = max(self.total_failures, event.tool_failures or 0)
             return
         values["calls"] = 1
-        before = self.told.get(event.call_id, {}) if event.call_id is not None else {}
+        call_id = event.call_id
+        before = self.told.get(call_id, _NONE_TOLD) if call_id is not None else _NONE_TOLD
         for name, value in values.items():  # a repeated one tells the same, or what the call has come to meanwhile
             figure = self.figures[name]
             figure.since += max(0, value - before[name]) if name in before else value
             figure.known = True
-        if event.call_id is not None:
-            self.told[event.call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
+        if call_id is not None:
+            self.told[call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
 
     def total(self, values: dict[str, float]) -> None:
         """A total since the session's start takes the place of the last one and of the calls told since.
@@ -270,27 +272,30 @@ class _Session:
             figure.last = max(new, figure.last + figure.since)
             figure.since = 0
 
-    def _called(self, event: TraceEvent) -> None:
+    def _called(self, event: TraceEvent, now: float) -> None:
         key = self._key(event)
         if key not in self.calls:
             self.calls.add(key)
-            self.open[key] = event.elapsed_s
+            self.open[key] = now
 
-    def _answered(self, event: TraceEvent) -> None:
-        key = self._key(event) if event.call_id is not None else next(iter(self.open), self._key(event))
+    def _answered(self, event: TraceEvent, now: float) -> None:
+        key = self._key(event)
+        if self.open and event.call_id is None:
+            key = next(iter(self.open))
         self.calls.add(key)
         if event.ok is False:
             self.failed.add(key)
-        began = self.open.pop(key, event.elapsed_s)
-        if event.duration_s is not None:
-            began = min(began, max(0.0, event.elapsed_s - event.duration_s))
-        self.tools.append((began, event.elapsed_s))
+        began = self.open.pop(key, now)
+        if (duration_s := event.duration_s) is not None:
+            began = min(began, max(0.0, now - duration_s))
+        self.tools.append((began, now))
 
     def _key(self, event: TraceEvent) -> object:
         """Codex's ids are unique within one process only, in which it counts from 0; a call without one is its own."""
-        if event.call_id is None:
+        call_id = event.call_id
+        if call_id is None:
             return len(self.calls)
-        return (self.process, event.call_id) if event.format == "codex" else event.call_id
+        return (self.process, call_id) if self.format == "codex" else call_id
 
     def whole(self, name: str) -> int | None:
         """A figure that is a count."""
@@ -327,41 +332,47 @@ class _Adding:
         self.last_driver_s: float | None = None
         self.skipped = 0
         self.begun = 0
+        self.named: dict[tuple[str, str, str | None], _Session] = {}
+        """By format, source and session as events name them, as long as no session begins."""
 
     def add(self, event: TraceEvent) -> None:
-        if event.kind == "position":
+        kind, now = event.kind, event.elapsed_s
+        if kind == "position":
             self.skipped += event.skipped
             return
-        session = self._session(event)
-        if event.kind in DRIVER:
-            self.last_driver_s = max(self.last_driver_s or 0.0, event.elapsed_s)
-        if event.kind != "usage":  # nothing else changes what was spent
-            session.add(event)
+        session = self._session(event, kind)
+        if kind in DRIVER and (self.last_driver_s is None or now > self.last_driver_s):
+            self.last_driver_s = max(now, 0.0)
+        session.add(event, kind, now)
+        if kind != "usage":  # nothing else changes what was spent
             return
-        before = self._spent(session)
-        session.add(event)
-        after = self._spent(session)
+        before, after = session.spent, self._spent(session)
         if after != before:
+            session.spent = after
             self.tokens += after[0] - before[0]
             self.cost += after[1] - before[1]
-            at = max(event.elapsed_s, self.points[-1][0]) if self.points else event.elapsed_s
+            at = max(now, self.points[-1][0]) if self.points else now
             self.points.append((at, int(self.tokens), self.cost))
 
     def _spent(self, session: _Session) -> tuple[float, float]:
         figures = session.figures
         return figures["tokens_in"].value + figures["tokens_out"].value, figures["cost_usd"].value
 
-    def _session(self, event: TraceEvent) -> _Session:
+    def _session(self, event: TraceEvent, kind: str) -> _Session:
         """The one that the event names, else the one that began last in its source."""
-        source = (event.format, event.source)
-        if event.kind == "session":
+        named = event.format, event.source, event.session
+        if kind == "session":
             self.begun += 1
-            self.present[source] = event.session or f"#{self.begun}"
-        name = event.session or self.present.get(source) or f"in {event.source}"
-        key = (event.format, name)
+            self.present[named[:2]] = named[2] or f"#{self.begun}"
+            self.named.clear()
+        elif (known := self.named.get(named)) is not None:
+            return known
+        name = named[2] or self.present.get(named[:2]) or f"in {named[1]}"
+        key = (named[0], name)
         if key not in self.sessions:
-            shown = None if name.startswith(("#", "in ")) and event.session is None else name
-            self.sessions[key] = _Session(event.format, shown, event.elapsed_s, event.attempt)
+            shown = None if name.startswith(("#", "in ")) and named[2] is None else name
+            self.sessions[key] = _Session(named[0], shown, event.elapsed_s, event.attempt)
+        self.named[named] = self.sessions[key]
         return self.sessions[key]
 
     def totals(self, ended_s: float | None) -> TraceTotals:

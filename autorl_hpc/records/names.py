@@ -18,6 +18,9 @@ ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
+_NO_PLAIN_ASCII = re.compile(r"[^ -~]")
+
+
 def is_name(text: str) -> bool:
     """Whether `text` may stand as a file name of ours."""
     return re.fullmatch(NAME_PATTERN, text) is not None and ".." not in text
@@ -28,4 +31,9 @@ def printable(text: str) -> str:
 
     File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
     """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return _NO_PLAIN_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

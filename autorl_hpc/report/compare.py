@@ -12,7 +12,7 @@ from typing import Literal
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.graded import GradedResult, paired_graded
 from autorl_hpc.report.items import Items, clusters_of, same_items
-from autorl_hpc.report.statistics.clusters import paired_clusters, variance_of_mean
+from autorl_hpc.report.statistics.clusters import BOOTSTRAP_FROM_CLUSTERS, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import Gain, Gap
 from autorl_hpc.scoring import stats
 
@@ -114,18 +114,22 @@ def optimism(feedback: Pair, report: Pair) -> Gap | None:
 
 
 def _clustered_gap(feedback: Pair, report: Pair) -> Gap | None:
-    """As `stats.optimism_gap`, the squared errors being those of means over clusters; None where a split is one cluster."""
-    gains, squares = [], []
+    """As `stats.optimism_gap`, the squared errors being those of means over clusters; None where a split is one cluster.
+
+    No error where a split has fewer than five: their spread hardly tells one, and 1.96 of it would hold far too little.
+    """
+    gains, squares, fewest = [], [], math.inf
     for pair in (feedback, report):
         differences = [new - old for old, new in zip(pair.base.outcomes, pair.new.outcomes, strict=True)]
         clusters = pair.clusters or pair.base.ids
-        if len(set(clusters)) < 2:
+        fewest = min(fewest, len(set(clusters)))
+        if fewest < 2:
             return None
         gains.append(fmean(differences))
         squares.append(variance_of_mean(differences, clusters))
-    return _told(gains[0] - gains[1], math.sqrt(sum(squares)))
+    return _told(gains[0] - gains[1], math.sqrt(sum(squares)) if fewest >= BOOTSTRAP_FROM_CLUSTERS else 0.0)
 
 
 def _told(gap: float, error: float) -> Gap:
-    """In points. An error of nothing is that of a sample in which nothing varies: none is told."""
+    """In points. An error of nothing is that of a sample in which nothing varies, or too little is known: none is told."""
     return Gap(gap=POINTS * gap, standard_error=POINTS * error if error > 0 else None)

@@ -16,7 +16,14 @@ from autorl_hpc.report import length_controlled
 from autorl_hpc.report.evidence import fingerprint_of, shown_look
 from autorl_hpc.report.hiding import IN_WORKSPACE, NOTHING, Hidden, hidden_of
 from autorl_hpc.report.items import Items
-from autorl_hpc.report.statistics.clusters import Totals, clustered_interval, clustered_intervals, hull, vary_little
+from autorl_hpc.report.statistics.clusters import (
+    Totals,
+    clustered_interval,
+    clustered_intervals,
+    hull,
+    vary_little,
+    wilson_of_clusters,
+)
 from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
 from autorl_hpc.report.text import clean
 from autorl_hpc.scoring import stats
@@ -49,7 +56,7 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
         found = clustered_interval(items.outcomes, items.clusters)
         return _made(POINTS * found.low, POINTS * found.high, found.kind)
     if evaluation.clusters is not None:
-        low, high = stats.wilson_share(evaluation.score / POINTS, evaluation.clusters)
+        low, high = wilson_of_clusters(evaluation.score / POINTS, evaluation.clusters, evaluation.clusters)
         return _made(POINTS * low, POINTS * high, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
         return _made(*_wilson_points(evaluation.correct, evaluation.n), "Wilson")

@@ -92,7 +92,8 @@ class Gap(Strict):
     gap: float
     standard_error: float | None = Field(
         None,
-        description="Null where every item changed alike, on both splits: nothing varies, so no error can be told.",
+        description="Null where every item changed alike, on both splits: nothing varies, so no error can be told; and where the items "
+        "of a split come in fewer than five clusters.",
     )
 
 

@@ -31,7 +31,7 @@ MARK = "bench"
 
 def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int], float]) -> None:
     """CPU of a recorder over a minute, its start apart; `settled`: from a write to its commit, five times."""
-    many = int(os.environ.get("BENCH_FILES", "1000000"))
+    many, folders = int(os.environ.get("BENCH_FILES", "1000000")), int(os.environ.get("BENCH_FOLDERS", "10000"))
 
     def nothing(workspace: Path) -> None:
         pass
@@ -41,6 +41,12 @@ def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int
 
     def inside(workspace: Path) -> None:
         _many_files(workspace / "code" / "rollouts", many)
+
+    def spread_outside(workspace: Path) -> None:
+        _many_folders(workspace / "output" / "rollouts", many, folders)
+
+    def spread_inside(workspace: Path) -> None:
+        _many_folders(workspace / "code" / "rollouts", many, folders)
 
     def large(workspace: Path) -> None:
         for place in ("output", "code"):
@@ -59,6 +65,8 @@ def bench(show: Show, spread: Callable[[list[float]], str], cpu_s: Callable[[int
         "200 files": nothing,
         f"and {many} files elsewhere in the workspace": outside,
         f"and {many} files below code/": inside,
+        f"and {many} files in {folders} folders elsewhere in the workspace": spread_outside,
+        f"and {many} files in {folders} folders below code/": spread_inside,
         "and 50 GiB in a file in code/ and outside": large,
         "and a log in code/ that grows": logs,
         f"and {AT_WORK} processes at work": at_work,
@@ -97,6 +105,13 @@ def _many_files(folder: Path, count: int) -> None:
         os.write(file, b"x")
         os.close(file)
     os.close(fd)
+
+
+def _many_folders(folder: Path, count: int, folders: int) -> None:
+    """`count` small files in as many folders, a hundred folders in a folder."""
+    for number in range(folders):
+        here = count // folders + (number < count % folders)
+        _many_files(folder / f"part{number // 100}" / f"step{number}", here)
 
 
 def _one_recorder(

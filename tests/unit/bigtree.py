@@ -81,9 +81,10 @@ class BigTree:
         return path, save_items(path, values), values
 
     def _recorder_file(self, name: str, count: int) -> Path:
+        """Lines as the recorder writes them."""
         path = self.templates / f"{name}.jsonl"
         rows = (_RECORDED_ROWS[name](i) for i in range(count))
-        path.write_bytes(b"".join(canonical_json(row.model_dump(mode="json")) + b"\n" for row in rows))
+        path.write_bytes(b"".join(row.model_dump_json(exclude_defaults=True).encode() + b"\n" for row in rows))
         return path
 
     def _run(self, tree: Tree, index: int) -> str:

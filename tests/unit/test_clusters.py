@@ -96,9 +96,58 @@ def test_clusters_that_are_all_alike_have_wilsons_interval_of_their_number(value
     assert found[:2] == pytest.approx(stats.wilson(int(7 * value), 7))
 
 
-def test_few_clusters_have_wilsons_interval_of_their_number() -> None:
-    found = clustered_interval([1, 0, 1, 1], ["a", "a", "b", "c"])
-    assert found.kind == "Wilson over clusters" and found[:2] == pytest.approx(stats.wilson_share(0.75, 3))
+@pytest.mark.parametrize("names", [["a"] * 4, ["a", "a", "a", "b"]])
+def test_one_cluster_or_two_tell_nothing(names: list[str]) -> None:
+    found = clustered_interval([1, 0, 1, 1], names)
+    assert found == (0.0, 1.0, "Wilson over clusters")
+    for new in ([1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]):
+        gained = paired_clusters([0, 0, 0, 0], new, names)
+        assert (gained.low, gained.high, gained.kind) == (-1.0, 1.0, "Tango over clusters")
+        assert gained.p_value >= 0.5, "and no test can find anything"
+
+
+def test_three_and_four_clusters_have_wilsons_interval_by_students_quantile() -> None:
+    t = pytest.importorskip("scipy.stats").t
+    for outcomes, names, effective in (
+        ([1, 0, 1, 1], ["a", "a", "b", "c"], 16 / 6),
+        ([1, 0, 1, 1], ["a", "b", "c", "d"], 4),
+        ([0, 0, 0, 0], ["a", "b", "c", "d"], 4),
+    ):
+        n, p, z = len(set(names)), sum(outcomes) / 4, t.ppf(0.975, len(set(names)) - 1)
+        center = (p + z * z / (2 * effective)) / (1 + z * z / effective)
+        half = z / (1 + z * z / effective) * math.sqrt(p * (1 - p) / effective + z * z / (4 * effective**2))
+        found = clustered_interval(outcomes, names)
+        assert found.kind == "Wilson over clusters"
+        assert found[:2] == pytest.approx((center - half, center + half), abs=1e-6)
+        narrower = stats.wilson_share(p, n)
+        assert found.low <= narrower.low and found.high > narrower.high
+
+
+def test_gains_and_losses_of_few_clusters_do_not_cancel_to_certainty() -> None:
+    names = ["a", "b", "c", "d"]
+    still = paired_clusters([0, 0, 0, 0], [0, 0, 0, 0], names)
+    moved = paired_clusters([0, 0, 1, 1], [1, 1, 0, 0], names)
+    assert (still.difference, moved.difference) == (0, 0)
+    assert moved.low < still.low < -0.6 and moved.high > still.high > 0.6
+
+
+@pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 20, 20, 20), (50, 5, 5), (90, 3, 3, 4)])
+@pytest.mark.parametrize("solved", [0.1, 0.3, 0.5])
+def test_few_clusters_that_are_solved_as_a_whole_are_held(sizes: tuple[int, ...], solved: float) -> None:
+    chance, sets = random.Random(f"{sizes}{solved}"), 300
+    names = [str(i) for i, size in enumerate(sizes) for _ in range(size)]
+
+    def drawn() -> list[float]:
+        return [float(won) for size in sizes for won in [chance.random() < solved] * size]
+
+    scores = gains = 0
+    for _ in range(sets):
+        base, new = drawn(), drawn()
+        score, gain = clustered_interval(new, names), paired_clusters(base, new, names)
+        scores += score.low - 1e-9 <= solved <= score.high + 1e-9
+        gains += gain.low - 1e-9 <= 0 <= gain.high + 1e-9
+    assert scores / sets >= 0.94, "71 of 100 by the normal quantile and the number of clusters"
+    assert gains / sets >= 0.95
 
 
 def test_wilson_of_a_share_is_wilson() -> None:

@@ -22,6 +22,7 @@ from autorl_hpc.report import api, pages
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.items import Items, ItemsReader, Unusable
+from autorl_hpc.report.scores import interval
 from autorl_hpc.report.statistics import over_tasks
 from autorl_hpc.report.statistics.clusters import clustered_interval, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
@@ -220,3 +221,33 @@ def test_smallest_visible_gain_of_clusters(tree: Tree, tmp_path: Path) -> None:
     }
     assert found["feedback"]["clusters"] is None, "not staged: nothing is known of its clusters"
     assert "(100 items in 20 clusters show as much as 33)" in visible_line("webshop", found)
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3, 4])
+def test_a_report_on_few_clusters_is_not_sure_of_anything(tmp_path: Path, clusters: int) -> None:
+    names = {split: [f"t{i % clusters}" for i in range(n)] for split, n in ((Split.FEEDBACK, 40), (Split.REPORT, 100))}
+    tree = Tree(tmp_path / "runs" / "exp", clusters=names)
+    run = tree.run(seed=0).start()
+    run.submit(100.0, outcomes(40, range(12)))
+    run.submit(400.0, outcomes(40, range(20)))
+    found = summary(run.seal().close(outcomes(100, range(5, 42))))
+    assert found.report and found.improvement and found.best_feedback and found.noise
+    for score in (found.report, found.best_feedback, found.trajectory[0]):
+        assert score.low is not None and score.high is not None
+        assert score.interval == "Wilson over clusters" and score.high - score.low > 65
+    gain = found.improvement
+    assert gain.low is not None and gain.high is not None and gain.high - gain.low > 130
+    assert gain.p_value is not None and gain.p_value > 0.05
+    assert found.gap is None if clusters == 1 else found.gap is not None and found.gap.standard_error is None
+    page = pages.run_html(found)
+    assert clusters == 1 or "fewer than five clusters" in page
+    assert clusters > 2 or "[0.0, 100.0]" in page
+    assert pages.run_md(found)
+
+
+def test_few_clusters_without_their_items() -> None:
+    few = evaluation(Split.FEEDBACK, "a" * 64, outcomes(12, range(3)), None)
+    told = {n: interval(few.model_copy(update={"metrics": {"item_clusters": float(n)}})) for n in (2, 3, 5)}
+    assert told[2][:2] == (0.0, 100.0)
+    assert told[3].low is not None and told[3].high is not None and told[3].high - told[3].low > 80
+    assert list(told[5][:2]) == points(list(stats.wilson_share(0.25, 5)))

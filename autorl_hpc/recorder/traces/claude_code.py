@@ -69,9 +69,11 @@ def _system(line: Table, session: str | None) -> list[Told]:
 def _assistant(line: Table, session: str | None) -> list[Told]:
     message = table(line.get("message"))
     found = []
-    usage = _usage(table(message.get("usage")))
-    if message.get("model") != _SYNTHETIC and usage.has_figures():
-        found.append(replace(usage, session=session, model=name(message.get("model")), call_id=name(message.get("id"))))
+    if message.get("model") != _SYNTHETIC:
+        model, call_id = name(message.get("model")), name(message.get("id"))
+        usage = _usage(table(message.get("usage")), session, model, call_id)
+        if usage.has_figures():
+            found.append(usage)
     for block in tables(message.get("content")):
         if block.get("type") == "tool_use":
             tool = name(block.get("name"))
@@ -91,7 +93,7 @@ def _assistant(line: Table, session: str | None) -> list[Told]:
     return found
 
 
-def _usage(usage: Table) -> Told:
+def _usage(usage: Table, session: str | None = None, model: str | None = None, call_id: str | None = None) -> Told:
     """Of one call. `input_tokens` is what no cache held: reads and writes of the cache come on top of it."""
     cached = count(usage.get("cache_read_input_tokens"))
     return Told(
@@ -99,6 +101,9 @@ def _usage(usage: Table) -> Told:
         tokens_in=total(count(usage.get("input_tokens")), cached, count(usage.get("cache_creation_input_tokens"))),
         tokens_out=count(usage.get("output_tokens")),
         tokens_cached=cached,
+        session=session,
+        model=model,
+        call_id=call_id,
     )
 
 

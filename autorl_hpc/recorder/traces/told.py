@@ -145,7 +145,7 @@ def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:
     """The beginning of a text, without secrets, escaped."""
     if not isinstance(value, str) or not value.strip():
         return None
-    shown = printable(masked(value.strip()[:MASKED_CHARS]))
+    shown = printable(masked(value.strip()[:MASKED_CHARS])[: limit + 1])  # a character is escaped by one at least
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 from autorl_hpc.report.statistics.bca import bca_of_mean, bca_of_means
 from autorl_hpc.report.statistics.signs import sign_flip_p
-from autorl_hpc.scoring.stats import LEVEL, Interval, tango, wilson_share
+from autorl_hpc.scoring.stats import LEVEL, Interval, t_quantile, tango, wilson_share
 
 BOOTSTRAP_FROM_CLUSTERS = 5
 """Fewer have so few distinct resamples that their quantiles say nothing."""
@@ -18,6 +19,9 @@ BOOTSTRAP_FROM_CLUSTERS = 5
 FEW_VARY = 10
 """Where fewer clusters or items than this differ from the others, resamples hold too little of what there might be: the interval is
 then at least as wide as a score interval of all-or-nothing outcomes. docs/statistics.md has what was measured."""
+
+ENOUGH_TO_TELL = 3
+"""Fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7, and for one there is none."""
 
 Kind = Literal["bootstrap over clusters", "Wilson over clusters"]
 PairedKind = Literal["bootstrap over clusters", "Tango over clusters"]
@@ -75,7 +79,7 @@ def clustered_interval(outcomes: Sequence[float], clusters: Sequence[str], level
     """The interval of a score whose items come in clusters: BCa bootstrap over clusters.
 
     Where every cluster has the same mean (all solved, none solved), or there are fewer than five, resamples say nothing:
-    Wilson's interval then, with each cluster counted as one item, which is as wide as clusters can make it.
+    `wilson_of_clusters` then, which is as wide as clusters can make it.
     """
     return clustered_intervals([outcomes], clusters, level)[0]
 
@@ -99,8 +103,31 @@ def _says_nothing(found: Totals) -> bool:
 
 
 def _by_clusters_alone(found: Totals, level: float) -> ClusteredMean:
-    share = min(1.0, max(0.0, found.mean))
-    return ClusteredMean(*wilson_share(share, len(found.sums), level), "Wilson over clusters")
+    n = len(found.sums)
+    interval = wilson_of_clusters(found.mean, n, n if n >= BOOTSTRAP_FROM_CLUSTERS else _effective(found), level)
+    return ClusteredMean(*interval, "Wilson over clusters")
+
+
+def wilson_of_clusters(mean: float, n: int, effective: float, level: float = LEVEL) -> Interval:
+    """Wilson's interval with each of n clusters counted as one item, as if it were solved as a whole.
+
+    Of fewer than five, by Student's quantile (n - 1 degrees of freedom) in place of the normal one; of one or two, all that a score
+    can be.
+
+    Args:
+        effective: as how many equal clusters those of unequal sizes count: of 97 items in one cluster and three alone hardly more
+            than one is known.
+    """
+    if n < ENOUGH_TO_TELL:
+        return Interval(0.0, 1.0)
+    return wilson_share(min(1.0, max(0.0, mean)), effective, _level_of(n, level))
+
+
+def _level_of(n: int, level: float) -> float:
+    """The level at which the normal quantile is the one that n clusters need."""
+    if n >= BOOTSTRAP_FROM_CLUSTERS:
+        return level
+    return 2 * NormalDist().cdf(t_quantile(n - 1, level)) - 1
 
 
 def _resampled(found: Totals, interval: Interval, level: float) -> ClusteredMean:
@@ -114,7 +141,8 @@ def paired_clusters(
 ) -> ClusteredDifference:
     """Mean paired difference over items: BCa bootstrap over clusters, and the sign-flip test of the clusters' sums.
 
-    Where every cluster gained alike, or there are fewer than five, Tango's interval with each cluster counted as one item.
+    Where every cluster gained alike, or there are fewer than five, Tango's interval with each cluster counted as one item, of few
+    clusters as `tango_of_clusters` says.
     ValueError unless both hold the same items.
     """
     if len(base) != len(new):
@@ -122,7 +150,7 @@ def paired_clusters(
     found = totals([now - old for old, now in zip(base, new, strict=True)], clusters)
     n, p_value = len(found.sums), sign_flip_p(found.sums)
     if _says_nothing(found):
-        interval = _as_one_item_each(found, level)
+        interval = tango_of_clusters(found, level) if n < BOOTSTRAP_FROM_CLUSTERS else _as_one_item_each(found, level)
         return ClusteredDifference(found.mean, *interval, p_value, n, "Tango over clusters")
     interval = bca_of_mean(found.sums, found.sizes, level)
     if vary_little(found):
@@ -146,6 +174,13 @@ def tango_of(found: Totals, level: float = LEVEL) -> Interval:
     lost = n * math.fsum(max(0.0, -total) for total in found.sums) / items
     over = max(1.0, (won + lost) / n)
     return hull(tango(won / over, lost / over, n, level), Interval(found.mean, found.mean))
+
+
+def tango_of_clusters(found: Totals, level: float = LEVEL) -> Interval:
+    """`tango_of` clusters, of fewer than five by Student's quantile in place of the normal one; of one or two, all that a difference
+    can be."""
+    n = len(found.sums)
+    return tango_of(found, _level_of(n, level)) if n >= ENOUGH_TO_TELL else Interval(-1.0, 1.0)
 
 
 def hull(one: Interval, other: Interval) -> Interval:

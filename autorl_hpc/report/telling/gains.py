@@ -12,7 +12,7 @@ from autorl_hpc.records.ledger import Submission
 from autorl_hpc.report import length_controlled
 from autorl_hpc.report.compare import Pair
 from autorl_hpc.report.items import Unusable
-from autorl_hpc.report.statistics.clusters import hull, tango_of, totals, variance_of_mean
+from autorl_hpc.report.statistics.clusters import hull, tango_of, tango_of_clusters, totals, variance_of_mean
 from autorl_hpc.scoring import stats
 
 POINTS = 100.0
@@ -112,4 +112,6 @@ def _t_interval(
     found = totals(differences, of)
     half = stats.t_quantile(units - 1) * math.sqrt(variance_of_mean(differences, of))
     interval = stats.Interval(max(-1.0, mean - half), min(1.0, mean + half))
-    return mean, *(hull(interval, tango_of(found)) if half <= NO_WIDTH else interval)
+    if half > NO_WIDTH:
+        return mean, *interval
+    return mean, *hull(interval, tango_of(found) if clusters is None else tango_of_clusters(found))
