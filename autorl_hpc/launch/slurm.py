@@ -68,7 +68,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
 
     Raises:
         AutorlError: the scheduler refused, in its words; what this launch had submitted was taken back.
-        KeyboardInterrupt: so too.
+        KeyboardInterrupt: so too, unless all had been submitted: then they go on, which is said.
     """
     _refuse_patterns(experiment)
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
@@ -89,6 +89,8 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
             say("interrupted: taking back what was submitted")
             process.send_signal(signal.SIGINT)
             process.communicate()
+            if process.returncode == 0:  # it had just ended
+                say(f"all jobs had been submitted and go on; to end them: autorl-hpc cancel {experiment.path}")
             raise
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 LOOP_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-SIGNAL_LAG_S = 2.0
+SIGNAL_LAG_S = 5.0
 """A scheduler signals all processes of a job at once: an agent that died of it may be seen before our own signal."""
 
 END_PATIENCE_S = 600.0
