@@ -12,8 +12,8 @@ from typing import Literal
 from autorl_hpc.agents.file import UNTESTED, AgentFile
 from autorl_hpc.agents.folders import Agent
 from autorl_hpc.agents.where import Where, find_program, hidden_part
-from autorl_hpc.cluster.commands import without_secrets
 from autorl_hpc.cluster.programs import ask
+from autorl_hpc.files.secrets import without_secrets
 
 PROGRAM_LIMIT_S = 300.0
 """Programs of hundreds of megabytes on a file server that has not read them yet, or on a crowded login node: openhands takes 9 s of

@@ -8,12 +8,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from autorl_hpc.cluster.commands import without_secrets
 from autorl_hpc.cluster.programs import ask
 from autorl_hpc.cluster.wording import module_lines
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.plan import below, program_folders, software
 
@@ -21,8 +21,11 @@ SETUP_LIMIT_S = 60.0
 """Modules on a busy file server take seconds."""
 
 MOST_LINKS = 40
-SETS_PATH = re.compile(r"\bPATH=|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b")
-"""Lines of a profile's `setup` that may change PATH. The others may copy or start things, and are for jobs alone."""
+SETS_PATH = re.compile(
+    r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
+    r"|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b"
+)
+"""Lines of a profile's `setup` that may change what programs are found. The others may copy or start things, and are for jobs alone."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,14 @@ class Where:
         shown: what a sandbox lets them read; None: everything.
         image: they run in an image, whose programs are not those of this host.
         doubt: what could not be found out.
+        environ: of jobs, after the profile's modules and those lines of its `setup` that say where programs are, without secrets.
     """
 
     path: str
     shown: tuple[str, ...] | None
     image: bool = False
     doubt: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def where_agents_run(
@@ -60,9 +65,8 @@ def where_agents_run(
         image: the experiment's environment is an image.
         venv: of the experiment's environment.
     """
-    path, doubt = environ.get("PATH", os.defpath), ""
-    if profile is not None and profile.container is None:
-        path, doubt = _path_of_jobs(profile, path)
+    of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
+    path = of_jobs["PATH"]
     outer = {**environ, "PATH": path}
     prefixes = [sys.prefix, sys.base_prefix]
     if venv is not None:
@@ -71,19 +75,28 @@ def where_agents_run(
     first = venv / "bin" if venv is not None else Path(sys.executable).parent
     every = os.pathsep.join([str(first), path, *program_folders(readable)])
     in_image = image or (profile is not None and profile.container is not None)
-    return Where(every, None if level == "none" else tuple(shown), in_image, doubt)
+    return Where(every, None if level == "none" else tuple(shown), in_image, doubt, of_jobs)
 
 
-def _path_of_jobs(profile: ClusterProfile, path: str) -> tuple[str, str]:
-    """PATH after the profile's modules, and those lines of its `setup` that set it; by doing it here."""
-    lines = [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
-    if not lines:
-        return path, ""
-    script = "\n".join([*lines, "printf '\\n%s' \"$PATH\""])
-    words = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
-    answer = ask(["bash", "-c", script], env=without_secrets(os.environ), limit_s=SETUP_LIMIT_S)
-    found = answer.out.rpartition("\n")[2]
-    return (found, "") if answer.code == 0 and found else (path, words)
+def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Variables after the profile's modules, and those lines of its `setup` that say where programs are; by doing it here. And what
+    could not be found out."""
+    # Of PYTHONPATH a job begins with the frozen code alone; what modules and setup add comes after it.
+    bare = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}
+    lines = (
+        [] if profile is None else [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
+    )
+    found, doubt = bare, ""
+    if lines:
+        script = "\n".join([*lines, "printf '\\0'", "exec /usr/bin/env -0"])  # what was not exported, jobs don't get
+        answer = ask(["bash", "-c", script], env=bare, limit_s=SETUP_LIMIT_S)
+        pairs = (each.split("=", 1) for each in answer.out.split("\0")[1:] if "=" in each)
+        told = without_secrets(dict(pairs))
+        if answer.code == 0 and told.get("PATH"):
+            found = told
+        else:
+            doubt = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
+    return {name: value for name, value in found.items() if value or name != "PYTHONPATH"}, doubt
 
 
 def find_program(name: str, where: Where) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +20,6 @@ KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 """Where the cluster is."""
 
 
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-
-
 class SchedulerError(AutorlError):
     """A client failed, or is not here. `what` holds the scheduler's own words."""
 
@@ -31,12 +27,6 @@ class SchedulerError(AutorlError):
 def without_scheduler(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without what belongs to a surrounding job or to a person's habits of printing."""
     return {name: value for name, value in env.items() if not name.startswith(PREFIXES) or name in KEPT}
-
-
-def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables whose names look like secrets: what a job has in it, other processes of the same
-    user can read, and no job of this version needs one."""
-    return {name: value for name, value in env.items() if not SECRET_NAME.search(name)}
 
 
 def available() -> bool:

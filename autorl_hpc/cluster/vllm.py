@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Literal
 
-from autorl_hpc.cluster.commands import without_secrets
 from autorl_hpc.cluster.programs import ask
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 
 PROGRAM_VARIABLE = "AUTORL_VLLM"
@@ -20,8 +21,14 @@ PROGRAM_VARIABLE = "AUTORL_VLLM"
 PYTHON_LIMIT_S = 60.0
 """For a Python that says whether it has vLLM: nothing of it is loaded."""
 
+WORDS_CHARS = 200
+
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
-ASKED = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+TRY = "try one short run first"
+ABSENT = 86
+"""By which the question says no: a Python that can't start ends with 1, the shell's word for what is not there is 127."""
+
+ASKED = f"import importlib.util, sys; sys.exit({ABSENT} if importlib.util.find_spec('vllm') is None else 0)"
 
 
 @dataclass(frozen=True)
@@ -48,38 +55,55 @@ def python_beside(program: str) -> str | None:
     return None
 
 
-def look_for_engine(profile: ClusterProfile | None, path: str, environ: Mapping[str, str] = os.environ) -> Seen:
+@dataclass(frozen=True)
+class Told:
+    """What a Python says of vLLM; `has` is None where it gave no answer, for the reason that `words` are."""
+
+    python: str
+    has: bool | None
+    words: str = ""
+
+
+def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> Seen:
     """Whether graders would find a Python with vLLM, by the rules of grading/engines/interpreter.py.
 
     Args:
         profile: the cluster's; None: graders run on this host.
-        path: PATH of jobs.
-        environ: from which jobs are submitted.
+        environ: of jobs, after the profile's modules and setup.
+        doubt: what of it could not be found out.
     """
     if profile is not None and profile.container is not None:
         return Seen("note", "vLLM must be in the image that jobs run in, which is not looked into")
     named = environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)
     given = profile.python if profile is not None else None
-    wanted, own = (os.path.expandvars(os.path.expanduser(each)) for each in (named or "vllm", given or sys.executable))
+    wanted, own = (_filled_in(each, environ) for each in (named or "vllm", given or sys.executable))
     if unknown := next((each for each in (wanted, own) if "$" in each), None):
-        return Seen("note", f"{unknown} is known in jobs alone, so vLLM is not looked for", "try one short run first")
-    env = {**without_secrets(environ), "PATH": path}
-    env.pop("PYTHONPATH", None)  # of jobs it is the frozen code alone
-    if not named and _has_vllm(own, env):
-        return Seen("ok", own)
-    program = shutil.which(wanted, path=path)
+        return Seen("note", f"{unknown} is known in jobs alone, so vLLM is not looked for", TRY)
+    asked = [] if named else [_ask(own, environ)]
+    program = None if asked and asked[0].has else shutil.which(wanted, path=environ.get("PATH", os.defpath))
     beside = None if program is None else python_beside(program)
-    if program is None:
-        return Seen(
-            "problem", f"`{wanted}` is not here" if named else "no Python with vLLM is on the PATH of jobs", INSTALL
-        )
-    python = beside or own
-    if _has_vllm(python, env):
-        return Seen("ok", python)
-    return Seen(
-        "problem", f"{python}, {'beside' if beside else 'with no other beside'} {program}, has no vLLM", INSTALL
-    )
+    if program is not None and (beside or own) not in {each.python for each in asked}:
+        asked.append(_ask(beside or own, environ))
+    if asked and asked[-1].has:
+        return Seen("ok", asked[-1].python)
+    if silent := next((each for each in asked if each.has is None), None):
+        return Seen("note", f"{silent.python} does not say whether it has vLLM: {silent.words}", TRY)
+    if program is not None:
+        words = f"{asked[-1].python}, {'beside' if beside else 'with no other beside'} {program}, has no vLLM"
+    else:
+        words = f"`{wanted}` is not here" if named else "no Python with vLLM is on the PATH of jobs"
+    if profile is not None and (profile.modules or profile.setup):
+        why = doubt or "the profile's `modules` and `setup` may bring one on the nodes"
+        return Seen("note", f"{words}; {why}", f"{TRY}; {INSTALL}")
+    return Seen("problem", words, INSTALL)
 
 
-def _has_vllm(python: str, env: Mapping[str, str]) -> bool:
-    return ask([python, "-c", ASKED], env=env, limit_s=PYTHON_LIMIT_S, folder="/").code == 0
+def _filled_in(path: str, environ: Mapping[str, str]) -> str:
+    return Template(os.path.expanduser(path)).safe_substitute(environ)
+
+
+def _ask(python: str, environ: Mapping[str, str]) -> Told:
+    answer = ask([python, "-c", ASKED], env=without_secrets(environ), limit_s=PYTHON_LIMIT_S, folder="/")
+    if answer.code in (0, ABSENT):
+        return Told(python, answer.code == 0)
+    return Told(python, None, answer.last_words(WORDS_CHARS) or f"exit code {answer.code}")

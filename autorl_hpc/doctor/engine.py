@@ -19,9 +19,10 @@ def everything(profile: ClusterProfile | None) -> list[Finding]:
 
 def _one(profile: ClusterProfile | None) -> Finding:
     where = where_agents_run(profile)
-    seen = look_for_engine(profile, where.path)
+    seen = look_for_engine(profile, where.environ, where.doubt)
     if seen.state == "ok":
         return ok("vLLM", seen.value)
-    sure = seen.state == "problem" and not where.doubt
-    so_what = "an experiment with `grader: {engine: vllm}` " + ("is refused" if sure else "may find none")
-    return note("vLLM", f"{seen.value}; {where.doubt}" if where.doubt else seen.value, so_what, seen.do_this)
+    so_what = "an experiment with `grader: {engine: vllm}` " + (
+        "is refused" if seen.state == "problem" else "may find none"
+    )
+    return note("vLLM", seen.value, so_what, seen.do_this)

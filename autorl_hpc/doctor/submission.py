@@ -14,6 +14,7 @@ from autorl_hpc.cluster import commands
 from autorl_hpc.cluster.programs import ask
 from autorl_hpc.cluster.site import habit
 from autorl_hpc.cluster.wording import gpu_options, module_lines, with_variables
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
@@ -72,7 +73,7 @@ def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
     Raises:
         SchedulerError: it refused, is not here, or did not answer.
     """
-    env = commands.without_secrets(commands.without_scheduler(os.environ))
+    env = without_secrets(commands.without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
     if answer.code != 0:

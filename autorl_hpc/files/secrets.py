@@ -1,4 +1,5 @@
-"""Which environment variables are secrets: what is left out where a process starts that has to do with models' texts or weights."""
+"""Which environment variables are secrets: what is left out of jobs, and where a process starts that has to
+do with models' texts or weights."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> Seen
     if spec.grader.engine != "vllm":
         return None
     where = where_agents_run(profile)
-    seen = look_for_engine(profile, where.path)
-    doubtful = seen.state == "problem" and where.doubt
-    return Seen("note", f"{seen.value}; {where.doubt}", seen.do_this) if doubtful else seen
+    return look_for_engine(profile, where.environ, where.doubt)
 
 
 def refuse_without_engine(seen: Seen | None, where: Path) -> None:

@@ -6,9 +6,10 @@ import os
 
 from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
 from autorl_hpc.agents import load_agent
-from autorl_hpc.cluster.commands import without_scheduler, without_secrets
+from autorl_hpc.cluster.commands import without_scheduler
 from autorl_hpc.cluster.site import HABITS
 from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.secrets import without_secrets
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 
@@ -20,7 +21,7 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     """This environment with the frozen code in it, and without what a surrounding job left; of secrets only those that the
     experiment's agents name."""
     outer = without_scheduler(os.environ)
-    env = without_secrets(outer)
+    env = without_secrets(outer)  # other processes of the user can read what a job has in its environment
     env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
     for name in HABITS.values():
         if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't

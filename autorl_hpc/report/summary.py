@@ -33,7 +33,8 @@ ItemsInterval = Literal[
     "t over items",
     "normal over items, length-controlled",
 ]
-"""How the interval of one score came about. Wilson over clusters: each cluster counted as one item, where resamples say nothing."""
+"""How the interval of one score came about. Wilson over clusters: clusters counted as items, where resamples say nothing;
+of unequal sizes as fewer, where the items are known."""
 
 GainInterval = Literal["Tango", "bootstrap over clusters", "Tango over clusters", "bootstrap over items"]
 """How the interval of selected against base came about."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autorl_hpc.drivers.proxy import proxy_to
 from autorl_hpc.errors import AutorlError
@@ -56,6 +56,13 @@ ASK_EVERY_S = 15.0
 ASK_TIMEOUT_S = 15.0
 HUNG_AFTER = 4
 """Questions in a row after which it said nothing: two minutes. A busy node is slow, and a job that was suspended finds one question old."""
+
+
+class Question(NamedTuple):
+    """Its number, and who was asked: the next gateway doesn't answer it."""
+
+    number: int
+    process: subprocess.Popen[bytes]
 
 
 class Gateway:
@@ -123,10 +130,13 @@ class Gateway:
         return self._use
 
     def hear_out(self) -> None:
-        """Waits for what it still has to say of the requests that were answered, for a moment at most."""
+        """Waits for what it still has to say of the requests that were answered, for a moment at most; of one that died, all was
+        heard once its place is empty or another's."""
         ends_at = time.monotonic() + HEAR_OUT_S
-        number = self._ask()
-        while self.exhausted is None and number is not None and self._answered < number and time.monotonic() < ends_at:
+        asked = self._ask()
+        while asked is not None and self._answered < asked.number and self._process is asked.process:
+            if self.exhausted is not None or time.monotonic() >= ends_at:
+                break
             time.sleep(POLL_S)
         while self.exhausted is None and time.monotonic() < ends_at:
             heard = self._heard
@@ -187,12 +197,13 @@ class Gateway:
         self._ask()
         return self._spoke.wait(ASK_TIMEOUT_S)
 
-    def _ask(self) -> int | None:
-        """Asks it something; the question's number, None where there is nobody to ask."""
+    def _ask(self) -> Question | None:
+        """Asks it something; None where nobody takes the question."""
         with self._lock:
             self._questions += 1
             number = self._questions
-        return number if self._send({"ping": number}) else None
+        process = self._send({"ping": number})
+        return None if process is None else Question(number, process)
 
     def _keep(self) -> None:
         failures = 0
@@ -306,19 +317,19 @@ class Gateway:
             self.exhausted = str(value["exhausted"])
         self._heard += 1
 
-    def _send(self, value: dict[str, Any]) -> bool:
-        """Whether there is a process that it was said to."""
+    def _send(self, value: dict[str, Any]) -> subprocess.Popen[bytes] | None:
+        """The process that it was said to, if there is one and it takes it."""
         with self._lock:
-            if self._process is not None:
-                _write(self._process, value)
-            return self._process is not None
+            taken = self._process is not None and _write(self._process, value)
+            return self._process if taken else None
 
 
-def _write(process: subprocess.Popen[bytes], value: dict[str, Any]) -> None:
-    """Says something, or not: one that was stopped and doesn't read must not stop who keeps the budget. Whole lines only, since
+def _write(process: subprocess.Popen[bytes], value: dict[str, Any]) -> bool:
+    """Says something, or not, and which: one that was stopped and doesn't read must not stop who keeps the budget. Whole lines only, since
     a pipe takes what is shorter than a page whole, and the first line finds it empty."""
     assert process.stdin is not None
     try:
         os.write(process.stdin.fileno(), json.dumps(value).encode() + b"\n")
+        return True
     except (OSError, ValueError):
-        pass  # it died, or is stopped: who keeps it sees that, and what counts is said again
+        return False  # it died, or is stopped: who keeps it sees that, and what counts is said again

@@ -94,6 +94,48 @@ def test_one_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: 
     wait_for(lambda: not any(thread.name.startswith("gateway") for thread in threading.enumerate()), "its threads' end")
 
 
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gateway:
+    """One that nobody asks anything but who hears it out, which never loses patience."""
+    monkeypatch.setattr(kept, "ASK_EVERY_S", 3600.0)
+    monkeypatch.setattr(kept, "HEAR_OUT_S", 3600.0)
+    found: Gateway = request.getfixturevalue("gateway")
+    return found
+
+
+def hearing_out(gateway: Gateway) -> threading.Thread:
+    """Someone who hears it out, with the agent's clock running."""
+    thread = threading.Thread(target=gateway.hear_out, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_one_that_dies_after_the_question_is_not_waited_for(unasked: Gateway) -> None:
+    first, before = pid(unasked), unasked._questions
+    os.kill(first, signal.SIGSTOP)
+    thread = hearing_out(unasked)
+    wait_for(lambda: unasked._questions > before, "the question")
+    thread.join(4 * kept.QUIET_S)
+    assert thread.is_alive(), "one that is slow is waited for"
+    os.kill(first, signal.SIGKILL)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    wait_for(lambda: pid(unasked) not in (0, first), "the next one")
+
+
+def test_one_that_takes_no_question_is_not_waited_for(unasked: Gateway) -> None:
+    process = unasked._process
+    assert process is not None and process.stdin is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(process.stdin.fileno(), b"\n")
+    thread = hearing_out(unasked)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+
+
 def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects often enough could have it killed otherwise, and with it the account of what is under way."""
     monkeypatch.setattr(kept, "ASK_EVERY_S", 0.05)

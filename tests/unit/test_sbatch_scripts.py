@@ -460,6 +460,7 @@ def test_other_defaults_of_sbatch_are_no_ones(monkeypatch: pytest.MonkeyPatch) -
 # the environment in which they are submitted
 
 SECRETS = ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "WANDB_APIKEY", "GOOGLE_CREDENTIALS"]
+SECRETS += ["SSH_PASSPHRASE", "MY_JWT", "DEPLOY_KEY"]
 
 
 def test_the_environment_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

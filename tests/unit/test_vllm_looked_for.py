@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE, look_for_engine
+from autorl_hpc.agents.where import where_agents_run
+from autorl_hpc.cluster import vllm
+from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE, Seen, look_for_engine
 from autorl_hpc.doctor import engine as doctors
 from autorl_hpc.doctor.finding import State
 from autorl_hpc.errors import AutorlError, Exit
@@ -34,6 +36,16 @@ def an_environment(folder: Path, has_vllm: bool) -> Path:
     return folder
 
 
+def seen_by(profile: ClusterProfile | None, path: str, **variables: str) -> Seen:
+    """What is seen from a host with these variables."""
+    where = where_agents_run(profile, environ={**os.environ, "PATH": path, **variables})
+    return look_for_engine(profile, where.environ, where.doubt)
+
+
+def a_profile(**fields: object) -> ClusterProfile:
+    return ClusterProfile.model_validate({"name": "c", **fields})
+
+
 @pytest.fixture(autouse=True)
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No vLLM of the machine that tests."""
@@ -44,22 +56,86 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_by_the_rules_of_graders(tmp_path: Path) -> None:
     good, bad = an_environment(tmp_path / "good", True), an_environment(tmp_path / "bad", False)
-    assert look_for_engine(None, "/nowhere").state == "problem"
-    seen_here_alone = {**os.environ, "PYTHONPATH": str(good)}
-    assert look_for_engine(None, "/nowhere", seen_here_alone).state == "problem", "jobs don't get PYTHONPATH"
-    assert look_for_engine(None, str(good)).value == str(good / "python3")
-    seen = look_for_engine(None, str(bad))
+    assert seen_by(None, "/nowhere").state == "problem"
+    for profile in (None, a_profile(python=sys.executable)):
+        seen = seen_by(profile, "/nowhere", PYTHONPATH=str(good))
+        assert seen.state == "problem", "without modules and setup, jobs' PYTHONPATH is the frozen code alone"
+    assert seen_by(None, str(good)).value == str(good / "python3")
+    seen = seen_by(None, str(bad))
     assert seen.state == "problem" and "has no vLLM" in seen.value and PROGRAM_VARIABLE in seen.do_this
     named = {PROGRAM_VARIABLE: str(good / "vllm")}
-    assert look_for_engine(None, str(bad), named).value == str(good / "python3"), "what is named comes first"
-    profile = ClusterProfile(name="c", python=str(good / "python3"))
-    assert look_for_engine(profile, "/nowhere").state == "ok", "the jobs' own Python has it"
-    assert look_for_engine(profile, "/nowhere", {PROGRAM_VARIABLE: str(bad / "vllm")}).state == "problem"
-    assert look_for_engine(ClusterProfile(name="c", vllm=str(tmp_path / "none")), str(good)).state == "problem"
-    of_the_job = ClusterProfile(name="c", vllm="$SOME_SOFTWARE_OF_JOBS/vllm")
-    assert look_for_engine(of_the_job, str(bad)).state == "note", "only jobs know"
-    image = {"runtime": "apptainer", "image": "/x.sif"}
-    assert look_for_engine(ClusterProfile.model_validate({"name": "c", "container": image}), "").state == "note"
+    assert seen_by(None, str(bad), **named).value == str(good / "python3"), "what is named comes first"
+    profile = a_profile(python=str(good / "python3"))
+    assert seen_by(profile, "/nowhere").state == "ok", "the jobs' own Python has it"
+    assert seen_by(profile, "/nowhere", **{PROGRAM_VARIABLE: str(bad / "vllm")}).state == "problem"
+    assert seen_by(a_profile(vllm=str(tmp_path / "none")), str(good)).state == "problem"
+    of_the_job = a_profile(vllm="$SOME_SOFTWARE_OF_JOBS/vllm")
+    assert seen_by(of_the_job, str(bad)).state == "note", "only jobs know"
+    assert seen_by(of_the_job, str(bad), SOME_SOFTWARE_OF_JOBS=str(good)).state == "ok"
+    assert seen_by(a_profile(container={"runtime": "apptainer", "image": "/x.sif"}), "").state == "note"
+
+
+SYSTEM = "/usr/bin:/bin"
+
+
+def modules_of(folder: Path, lines: str) -> dict[str, str]:
+    """A site's `module`, a function that bash takes from its environment; loading anything does `lines`."""
+    return {"BASH_FUNC_module%%": "() {  " + lines + "\n}"}
+
+
+def test_setup_and_modules_bring_it(tmp_path: Path) -> None:
+    """What they say of PYTHONPATH, LD_LIBRARY_PATH and the program holds in jobs."""
+    good = an_environment(tmp_path / "good", True)
+    assert seen_by(a_profile(setup=[f"export PYTHONPATH={good}:$PYTHONPATH"]), SYSTEM).value == sys.executable
+    assert (
+        seen_by(a_profile(setup=["set -u; source /dev/null", f"PYTHONPATH={good}:$PYTHONPATH"]), SYSTEM).state == "ok"
+    )
+    site = modules_of(tmp_path, f"export PYTHONPATH={good}; echo loaded $2")
+    assert seen_by(a_profile(modules=["vLLM/0.23"]), SYSTEM, **site).value == sys.executable
+    named = a_profile(setup=[f"export {PROGRAM_VARIABLE}={good}/vllm"])
+    assert seen_by(named, SYSTEM).value == str(good / "python3")
+    not_exported = a_profile(setup=[f"{PROGRAM_VARIABLE}={good}/vllm"])
+    assert seen_by(not_exported, SYSTEM).state == "note", "jobs don't see it either"
+    python = good / "python3"
+    python.write_text(python.read_text().replace("exec", '[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec'))
+    libraries = modules_of(tmp_path, "export LD_LIBRARY_PATH=/of/modules")
+    assert seen_by(a_profile(python=str(python), modules=["CUDA"]), SYSTEM, **libraries).value == str(python)
+    assert seen_by(a_profile(python=str(python)), SYSTEM).state == "note"
+
+
+def test_what_modules_may_bring_on_nodes_alone_is_no_problem(tmp_path: Path) -> None:
+    bad = an_environment(tmp_path / "bad", False)
+    for fields in ({"setup": ["ulimit -n 4096"]}, {"setup": ["source /nowhere || exit 5"]}, {"modules": ["X"]}):
+        for path in (SYSTEM, f"{bad}:{SYSTEM}"):
+            seen = seen_by(a_profile(**fields), path, **modules_of(tmp_path, "true"))
+            assert seen.state == "note" and "vLLM" in seen.value and PROGRAM_VARIABLE in seen.do_this
+            assert ("don't run here" in seen.value) == ("exit 5" in str(fields))
+        seen = seen_by(a_profile(vllm=str(tmp_path / "none"), **fields), SYSTEM, **modules_of(tmp_path, "true"))
+        assert seen.state == "note" and "is not here" in seen.value
+        refuse_without_engine(seen, Path("job.yaml"))
+
+
+@pytest.mark.parametrize(
+    "silent",
+    ["exec sleep 60", "exit 126", "exit 127", "kill -9 $$", "echo 'no init' >&2; exit 1", "#! of another machine"],
+)
+def test_no_answer_is_not_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    """Files that are slow, a login node of another kind than the nodes, libraries that are missing here."""
+    monkeypatch.setattr(vllm, "PYTHON_LIMIT_S", 0.3 if "sleep" in silent else 60.0)
+    other = an_environment(tmp_path / "other", False)
+    (other / "python3").write_text("\x7fELF of ARM" if "machine" in silent else f"#!/bin/sh\n{silent}\n")
+    for profile in (a_profile(python=str(other / "python3")), a_profile(vllm=str(other / "vllm"))):
+        seen = seen_by(profile, SYSTEM)
+        assert seen.state == "note" and f"{other}/python3 does not say" in seen.value
+        refuse_without_engine(seen, Path("job.yaml"))
+    good = an_environment(tmp_path / "good", True)
+    monkeypatch.setattr(vllm, "PYTHON_LIMIT_S", 60.0)
+    if "sleep" not in silent:
+        assert seen_by(a_profile(python=str(other / "python3")), str(good)).value == str(good / "python3")
+
+
+def test_a_python_that_is_on_the_nodes_alone(tmp_path: Path) -> None:
+    assert seen_by(a_profile(python=str(tmp_path / "none")), SYSTEM).state == "note"
 
 
 def a_spec(engine: str) -> ExperimentSpec:

@@ -17,8 +17,9 @@ BOOTSTRAP_FROM_CLUSTERS = 5
 """Fewer have so few distinct resamples that their quantiles say nothing."""
 
 FEW_VARY = 10
-"""Where fewer clusters or items than this differ from the others, resamples hold too little of what there might be: the interval is
-then at least as wide as a score interval of all-or-nothing outcomes. docs/statistics.md has what was measured."""
+"""Where fewer clusters or items than this differ from the others, or their sizes make them count as fewer, resamples hold too little of
+what there might be: the interval is then at least as wide as a score interval of all-or-nothing outcomes. docs/statistics.md has what
+was measured."""
 
 ENOUGH_TO_TELL = 3
 """Fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7, and for one there is none."""
@@ -104,19 +105,18 @@ def _says_nothing(found: Totals) -> bool:
 
 def _by_clusters_alone(found: Totals, level: float) -> ClusteredMean:
     n = len(found.sums)
-    interval = wilson_of_clusters(found.mean, n, n if n >= BOOTSTRAP_FROM_CLUSTERS else _effective(found), level)
+    interval = wilson_of_clusters(found.mean, n, effective_number(found), level)
     return ClusteredMean(*interval, "Wilson over clusters")
 
 
 def wilson_of_clusters(mean: float, n: int, effective: float, level: float = LEVEL) -> Interval:
-    """Wilson's interval with each of n clusters counted as one item, as if it were solved as a whole.
+    """Wilson's interval of n clusters that count as so many items, each as if it were solved as a whole.
 
     Of fewer than five, by Student's quantile (n - 1 degrees of freedom) in place of the normal one; of one or two, all that a score
     can be.
 
     Args:
-        effective: as how many equal clusters those of unequal sizes count: of 97 items in one cluster and three alone hardly more
-            than one is known.
+        effective: `effective_number`: of 97 items in one cluster and three alone hardly more than one is known.
     """
     if n < ENOUGH_TO_TELL:
         return Interval(0.0, 1.0)
@@ -132,7 +132,7 @@ def _level_of(n: int, level: float) -> float:
 
 def _resampled(found: Totals, interval: Interval, level: float) -> ClusteredMean:
     if vary_little(found):
-        interval = hull(interval, wilson_share(min(1.0, max(0.0, found.mean)), _effective(found), level))
+        interval = hull(interval, wilson_share(min(1.0, max(0.0, found.mean)), effective_number(found), level))
     return ClusteredMean(*interval, "bootstrap over clusters")
 
 
@@ -141,8 +141,8 @@ def paired_clusters(
 ) -> ClusteredDifference:
     """Mean paired difference over items: BCa bootstrap over clusters, and the sign-flip test of the clusters' sums.
 
-    Where every cluster gained alike, or there are fewer than five, Tango's interval with each cluster counted as one item, of few
-    clusters as `tango_of_clusters` says.
+    Where every cluster gained alike, or there are fewer than five, Tango's interval with clusters counted as items, unequal ones as
+    `effective_number` of them; of few clusters as `tango_of_clusters` says.
     ValueError unless both hold the same items.
     """
     if len(base) != len(new):
@@ -150,7 +150,7 @@ def paired_clusters(
     found = totals([now - old for old, now in zip(base, new, strict=True)], clusters)
     n, p_value = len(found.sums), sign_flip_p(found.sums)
     if _says_nothing(found):
-        interval = tango_of_clusters(found, level) if n < BOOTSTRAP_FROM_CLUSTERS else _as_one_item_each(found, level)
+        interval = tango_of_clusters(found, level) if n < BOOTSTRAP_FROM_CLUSTERS else _as_items(found, level)
         return ClusteredDifference(found.mean, *interval, p_value, n, "Tango over clusters")
     interval = bca_of_mean(found.sums, found.sizes, level)
     if vary_little(found):
@@ -159,7 +159,9 @@ def paired_clusters(
 
 
 def vary_little(found: Totals) -> bool:
-    """Whether fewer than FEW_VARY clusters have another mean than the most common one."""
+    """Whether fewer than FEW_VARY clusters have another mean than the most common one, or a few hold most items."""
+    if effective_number(found) < FEW_VARY:
+        return True
     means = Counter(round(total / size, 9) for total, size in zip(found.sums, found.sizes, strict=True))
     return len(found.sums) - max(means.values()) < FEW_VARY
 
@@ -167,9 +169,9 @@ def vary_little(found: Totals) -> bool:
 def tango_of(found: Totals, level: float = LEVEL) -> Interval:
     """Tango's interval of differences in [-1, 1], gains and losses counted as shares of items that are won or lost as a whole.
 
-    Clusters of unequal sizes count as sum(sizes)^2 / sum(sizes^2) of equal ones.
+    Clusters count as `effective_number` of equal ones.
     """
-    items, n = sum(found.sizes), _effective(found)
+    items, n = sum(found.sizes), effective_number(found)
     won = n * math.fsum(max(0.0, total) for total in found.sums) / items
     lost = n * math.fsum(max(0.0, -total) for total in found.sums) / items
     over = max(1.0, (won + lost) / n)
@@ -188,7 +190,8 @@ def hull(one: Interval, other: Interval) -> Interval:
     return Interval(min(one.low, other.low), max(one.high, other.high))
 
 
-def _effective(found: Totals) -> float:
+def effective_number(found: Totals) -> float:
+    """As how many equal clusters those of unequal sizes count: sum(sizes)^2 / sum(sizes^2), which is n where they are equal."""
     return sum(found.sizes) ** 2 / sum(size * size for size in found.sizes)
 
 
@@ -220,9 +223,9 @@ def _alike(found: Totals) -> bool:
     return all(abs(total - mean * size) <= 1e-9 * size for total, size in zip(found.sums, found.sizes, strict=True))
 
 
-def _as_one_item_each(found: Totals, level: float) -> Interval:
-    """Tango's interval around a mean difference of n clusters, of which as few were won or lost as give it."""
-    n = len(found.sums)
+def _as_items(found: Totals, level: float) -> Interval:
+    """Tango's interval around a mean difference of clusters that count as n items, of which as few were won or lost as give it."""
+    n = effective_number(found)
     moved = min(n, math.ceil(abs(found.mean) * n - 1e-9))
     low, high = tango(moved, 0, n, level) if found.mean >= 0 else tango(0, moved, n, level)
     return Interval(min(low, found.mean), max(high, found.mean))
