@@ -20,6 +20,7 @@ from autorl_hpc.scoring.judge_cache import JudgeCache
 from autorl_hpc.scoring.judges import HttpJudge
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.own import OwnScorer
+from autorl_hpc.scoring.programs.crew import IDLERS
 from autorl_hpc.tasks.heldout import Item
 
 BUSY = """
@@ -63,7 +64,8 @@ def test_an_overdue_rating_of_programs_keeps_no_process_from_ending(tmp_path: Pa
 def test_ctrl_c_ends_what_is_being_rated_and_removes_its_folders(tmp_path: Path) -> None:
     process = busy(tmp_path, 900.0)
     try:
-        wait_for(lambda: len(list(tmp_path.iterdir())) > 1, what="programs")
+        at_once = IDLERS * min(2, len(os.sched_getaffinity(0)))
+        wait_for(lambda: len(list(tmp_path.iterdir())) == at_once, what="programs")
     finally:
         process.send_signal(signal.SIGINT)
     _, told = ended(process)
