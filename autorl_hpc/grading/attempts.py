@@ -19,7 +19,7 @@ from autorl_hpc.files import artifacts
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.grading.evaluate import Answered, Bench, Scored
 from autorl_hpc.grading.items import offer
-from autorl_hpc.grading.patience import RatingOverdue
+from autorl_hpc.grading.patience import RatingOverdue, overdue_s
 from autorl_hpc.grading.stopping import contained
 from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import Science
@@ -71,11 +71,13 @@ class Attempts:
         entry: str,
         generation: int,
         waiting_s: float | None = None,
+        overdue: bool = False,
     ) -> Evaluation:
         """The evaluation of an artifact: a score with its items file written, or null with a fault.
 
         Args:
             waiting_s: how long its entry stood in the queue.
+            overdue: its answers were not rated in time just before, by `finish`: that was a first try.
 
         Raises:
             ClusterTrouble: this node can't do it; nothing is said about the artifact.
@@ -85,7 +87,7 @@ class Attempts:
         def whole(weights: Path) -> Evaluation:
             return self._offer_items(self.bench.evaluate(science, weights, content_hash, split), items, waiting_s)
 
-        return self._tried(science, content_hash, split, entry, generation, whole)
+        return self._tried(science, content_hash, split, entry, generation, whole, overdue)
 
     def answer(
         self, science: Science, content_hash: str, split: Split, entry: str, generation: int
@@ -114,6 +116,7 @@ class Attempts:
         entry: str,
         generation: int,
         do: Callable[[Path], T],
+        overdue: bool = False,
     ) -> T | Evaluation:
         """What `do` makes of the artifact; null with a fault if it fails, and fails again, and the base model does not."""
         if generation > DEATHS_BEFORE_BLAME:
@@ -137,7 +140,7 @@ class Attempts:
                 Fault.CLUSTER,
                 f"the accepted copy artifacts/{content_hash[:16]}... is gone",
             )
-        problem, broke = "", ""
+        problem, broke, whole_split = "", "", False
         for last_try in (False, True):
             try:
                 with contained(), _node_troubles():
@@ -150,15 +153,19 @@ class Attempts:
                 )
             except ClusterTrouble:
                 raise
+            except RatingOverdue as error:
+                log.exception("evaluation of %s failed", entry)
+                problem, broke = str(error), "rating its answers came to no end"
+                whole_split = True
+                if overdue:
+                    break
+                overdue = True
             except Exception as error:
                 log.exception("evaluation of %s failed", entry)
-                problem = f"{type(error).__name__}: {error}"[:500]
-                broke = "the engine failed on it"
-                if isinstance(error, RatingOverdue):
-                    broke = "rating its answers came to no end"
-                else:
-                    self.bench.drop_engine()
-        self._check_base(science, split, problem)
+                problem, broke = f"{type(error).__name__}: {error}"[:500], "the engine failed on it"
+                whole_split = False
+                self.bench.drop_engine()
+        self._check_base(science, split, problem, whole_split)
         return self._null(
             science,
             content_hash,
@@ -175,7 +182,15 @@ class Attempts:
         )
         return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
 
-    def _check_base(self, science: Science, split: Split, problem: str) -> None:
+    def _check_base(self, science: Science, split: Split, problem: str, whole_split: bool = False) -> None:
+        """Whether the base model can be scored here.
+
+        Args:
+            whole_split: not on a few items: what is too slow for many says nothing of four.
+
+        Raises:
+            ClusterTrouble: it can't.
+        """
         try:
             with contained():
                 self.bench.evaluate(
@@ -183,12 +198,15 @@ class Attempts:
                     self.bench.root.model(science.base_model),
                     science.base_model_content_hash,
                     split,
-                    limit=CHECK_ITEMS,
+                    limit=None if whole_split else CHECK_ITEMS,
                 )
         except Exception as error:
-            self.bench.drop_engine()
+            late = overdue_s(error) > 0
+            if not late:
+                self.bench.drop_engine()
             raise ClusterTrouble(
-                f"the base model can't be scored on this node either ({error}); first seen: {problem}"
+                f"the base model can't be scored on this node either ({error}); first seen: {problem}",
+                Fault.GRADER if late else Fault.CLUSTER,
             ) from error
 
     def _null(self, science: Science, content_hash: str, split: Split, fault: Fault, reason: str) -> Evaluation:

@@ -71,13 +71,13 @@ class Backoff:
         """It may be tried at once: what it waited for is there."""
         self._not_before.pop(name, None)
 
-    def failed(self, name: str, problem: str, fault: Fault) -> float:
-        """Notes a failure, here and on disk; the wait in seconds."""
+    def failed(self, name: str, problem: str, fault: Fault, least_s: float = 0.0) -> float:
+        """Notes a failure, here and on disk; the wait in seconds, `least_s` at least."""
         known = read_trouble(self.folder, name)  # another grader may have tried meanwhile
         self._failures[name] = max(self._failures.get(name, 0), known.failures if known else 0) + 1
         self._seen.add(name)
         self._owed.discard(name)
-        wait_s = pause_s(self._failures[name])
+        wait_s = max(least_s, pause_s(self._failures[name]))
         self.later(name, wait_s)
         note = Trouble(
             entry=name, failures=self._failures[name], fault=fault, problem=problem[:MAX_CHARS], grader=self.grader

@@ -23,6 +23,7 @@ from autorl_hpc.files.host import deny_inspection, host_name, job_id
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.view import RunView
+from autorl_hpc.grading import patience
 from autorl_hpc.grading.activity import Activity
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
 from autorl_hpc.grading.backoff import RETRY_AFTER_TROUBLE_S, Backoff
@@ -35,7 +36,7 @@ from autorl_hpc.grading.heart import Heart
 from autorl_hpc.grading.keeping import release_spare
 from autorl_hpc.grading.known import Known
 from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
-from autorl_hpc.grading.patience import OutsideOverdue
+from autorl_hpc.grading.patience import overdue_s
 from autorl_hpc.grading.stopping import Stopped, contained, each
 from autorl_hpc.grading.sweeping import left_over, sweep
 from autorl_hpc.grading.tracing import Tracing
@@ -151,6 +152,7 @@ class Grader:
                 self._give_back,
                 self.claims.drop_own,
                 self.heart.end,
+                patience.give_up_all,
                 self.bench.drop_engine,
                 self.tracing.drop,
             )
@@ -242,7 +244,7 @@ class Grader:
         except Exception as error:
             if not isinstance(error, PASSING):
                 self.bench.drop_engine()  # that broke on the base model, or a defect: others' entries go on
-            self._failed(name, error)
+            self._failed(name, error, time.monotonic() - self._held_since_s)
             if self.feedback.under_way == name:
                 self._held = None
         finally:
@@ -258,11 +260,12 @@ class Grader:
         )
         return done
 
-    def _failed(self, name: str, error: Exception) -> None:
-        if isinstance(error, (ClusterTrouble, AutorlError)):
+    def _failed(self, name: str, error: Exception, took_s: float = 0.0) -> None:
+        if limit_s := overdue_s(error):  # no more than half of the time for what may hang again
+            fault = getattr(error, "fault", None) or Fault.GRADER
+            self._trouble(name, str(error), fault, max(limit_s, took_s))
+        elif isinstance(error, (ClusterTrouble, AutorlError)):
             self._trouble(name, str(error), error.fault or Fault.CLUSTER)
-            if isinstance(error, OutsideOverdue):  # no more than half of the time for what may hang again
-                self.backoff.later(name, self.record.grader.rating_limit_s)
         elif isinstance(error, OSError):
             self._trouble(name, str(error))
         else:
@@ -285,8 +288,8 @@ class Grader:
         """Whether this grader may end idle: nobody is left in the lurch, and no wait would begin anew with the next one."""
         return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
 
-    def _trouble(self, name: str, problem: str, fault: Fault = Fault.CLUSTER) -> None:
-        pause_s = self.backoff.failed(name, problem, fault)
+    def _trouble(self, name: str, problem: str, fault: Fault = Fault.CLUSTER, least_s: float = 0.0) -> None:
+        pause_s = self.backoff.failed(name, problem, fault, least_s)
         log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
         self._failing.add(self.known.cell(name))
@@ -387,13 +390,18 @@ def run_grader(experiment: ExperimentDir) -> int:
         # Also when a library swallowed the exception:
         code = 130 if grader._stop else EXIT_TROUBLE if grader._must_leave() else 0
     except Exception:
-        if grader.feedback.under_way is not None:  # else whoever called says it
+        if _goes_on(grader):  # else whoever called says it
             log.exception("the grader ends by an error")
         raise
     finally:
-        if grader._stop or grader.feedback.under_way is not None:
+        if grader._stop or _goes_on(grader):
             _leave(code, grader.feedback.under_way)
     return code
+
+
+def _goes_on(grader: Grader) -> bool:
+    """Whether something is still being rated, be it that nobody waits for it any more."""
+    return grader.feedback.under_way is not None or bool(patience.under_way())
 
 
 def _leave(code: int, under_way: str | None) -> None:

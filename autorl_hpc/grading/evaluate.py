@@ -19,14 +19,14 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.grading.episodes import Playground
 from autorl_hpc.grading.judging import Judging
-from autorl_hpc.grading.patience import OutsideOverdue, RatingOverdue, within
+from autorl_hpc.grading.patience import GraderOverdue, RatingOverdue, within
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.ledger import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.rollouts.engine import Answer, Engine
-from autorl_hpc.scoring.outcome import Fact, JudgeFailed, Outcome
+from autorl_hpc.scoring.outcome import Clocked, Fact, JudgeFailed, Outcome
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.scoring.stats import standard_error
 from autorl_hpc.states import Fault, Split
@@ -221,26 +221,41 @@ class Bench:
         """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one.
 
         Raises:
-            RatingOverdue, OutsideOverdue: it takes longer than `rating_limit_s`.
+            RatingOverdue, GraderOverdue: it takes longer than `rating_limit_s`, and than its calls may take together.
         """
         with self._rating:  # a judge's use is counted from one evaluation to the next
             try:
-                return within(self.spec.rating_limit_s, lambda: self._rate(answered))
+                return within(self._limit_s(answered), lambda: self._rate(answered))
             except RatingOverdue as error:
                 raise self._overdue(answered, error) from error
 
-    def _overdue(self, answered: Answered, error: RatingOverdue) -> Exception:
-        """The error to raise. Judges and tasks' own code are others': what they fail to do says nothing about an artifact."""
+    def _limit_s(self, answered: Answered) -> float:
+        """No shorter than what the limits of single calls allow: who keeps to those is not overdue."""
         science, recipe = answered.science, answered.science.recipe
-        judged = recipe.judge != "none"
-        if not judged and recipe.scorer != OWN_SCORER:
-            return error
-        if judged:
+        rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
+        if not isinstance(rater, Clocked):
+            return self.spec.rating_limit_s
+        calls = sum(map(len, answered.answers))
+        return max(self.spec.rating_limit_s, rater.longest_s(calls, self._judging.context(science)))
+
+    def _overdue(self, answered: Answered, error: RatingOverdue) -> Exception:
+        """The error to raise. Judges and tasks' own code are others': what they fail to do says nothing about an artifact. Nor does it
+        if the base model's answers can't be rated."""
+        science, recipe = answered.science, answered.science.recipe
+        if recipe.judge != "none":
             self._judging.keep(answered.asked, answered.answers)
-        return OutsideOverdue(
-            f"{error}: the {'judge' if judged else 'own scorer'} of task {science.task} is too slow, or hangs",
+            who = "judge"
+        elif recipe.scorer == OWN_SCORER:
+            who = "own scorer"
+        elif answered.content_hash == science.base_model_content_hash:
+            who = "rating of the base model's answers"
+        else:
+            return error
+        return GraderOverdue(
+            f"{error}: the {who} of task {science.task} is too slow, or hangs",
+            where=host_name(),
             fault=Fault.GRADER,
-            next_step="the same is tried again by itself, after as long a wait; where so much time is needed, set `grader.rating_limit_s`",
+            next_step="a grader tries it again by itself, after as long a wait; where so much time is needed, raise `grader.rating_limit_s`",
             exit_code=Exit.ENVIRONMENT,
         )
 

@@ -21,6 +21,7 @@ from autorl_hpc.grading.evaluate import Answered
 from autorl_hpc.grading.finishing import Finished, Finishing
 from autorl_hpc.grading.items import settle
 from autorl_hpc.grading.known import Known
+from autorl_hpc.grading.patience import overdue_s
 from autorl_hpc.grading.tracing import Tracing
 from autorl_hpc.records.ledger import Evaluation, Score
 from autorl_hpc.records.run import RunRecord
@@ -61,6 +62,7 @@ class Feedback:
         self.before_next = before_next
         self._finishing = Finishing()
         self._in_place: set[str] = set()  # could not be finished beside another one: to be scored from end to end
+        self._overdue: set[str] = set()  # of these, what was not rated in time: that counts as the first try
 
     @property
     def under_way(self) -> str | None:
@@ -93,7 +95,9 @@ class Feedback:
                 raise NotReady
             evaluation = baseline.evaluation
         elif generation > 1 or name in self._in_place:  # graders died at it: see `Grader`
-            evaluation = self.attempts.evaluate(science, content, split, items, name, generation, waiting_s)
+            overdue = name in self._overdue
+            self._overdue.discard(name)
+            evaluation = self.attempts.evaluate(science, content, split, items, name, generation, waiting_s, overdue)
         else:
             answered = self.attempts.answer(science, content, split, name, generation)
             if isinstance(answered, Answered):
@@ -122,6 +126,8 @@ class Feedback:
         self.claims.give_back(found.name, found.generation)
         if not isinstance(found.result, PASSING):
             self._in_place.add(found.name)
+            if overdue_s(found.result):
+                self._overdue.add(found.name)
         return found
 
     def _finish_beside(

@@ -11,7 +11,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.scoring.code_answers import completion
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.programs.limits import Limits, Program, Verdict
-from autorl_hpc.scoring.programs.runner import run_programs
+from autorl_hpc.scoring.programs.runner import longest_s, run_programs
 from autorl_hpc.scoring.thinking import without_closed_thinking
 from autorl_hpc.states import Fault
 
@@ -91,6 +91,10 @@ class HumanEval:
             for k in KS
             if k <= fewest
         }
+
+    def longest_s(self, calls: int, context: Context) -> float:
+        """See `Clocked`."""
+        return longest_s(calls, context.workers, self.limits)
 
     def _program(self, item: ItemLike, answer: str) -> Program:
         test, entry_point = item.data.get("test"), item.data.get("entry_point")

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.experiment import JudgeSpec
+from autorl_hpc.scoring.giving_up import GivenUp, ended_by
 from autorl_hpc.scoring.judge_cache import Answer, JudgeCache, request_key
 from autorl_hpc.scoring.judge_wire import Endpoint, RequestRefused, TryAgain
 from autorl_hpc.scoring.outcome import Judge, JudgeFailed, Verdict
@@ -240,8 +241,9 @@ class HttpJudge:
                 continue
             batch.answered = True
             with self._lock:
-                self._prompt_tokens += answer.prompt_tokens
-                self._completion_tokens += answer.completion_tokens
+                if not batch.ending.is_set():  # else it would count as the next evaluation's
+                    self._prompt_tokens += answer.prompt_tokens
+                    self._completion_tokens += answer.completion_tokens
             if self.cache and answer.lasting:
                 self.cache.put(key, answer)
             return answer
@@ -312,11 +314,12 @@ def _side_by_side(work: Callable[[str], None], keys: Sequence[str], at_once: int
 
     threads = [threading.Thread(target=run, name="judge", daemon=True) for _ in range(min(at_once, len(keys)))]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and not batch.ending.is_set():
-                thread.join(_LOOK_S)
+        with ended_by(lambda: batch.fail(GivenUp("the judge's answers are no longer waited for"))):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive() and not batch.ending.is_set():
+                    thread.join(_LOOK_S)
     finally:
         batch.ending.set()
     if batch.failure is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 Fact = float | int | str | bool
 
@@ -119,6 +119,15 @@ class Scorer(Protocol):
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Figures over all items. `score`, 0 to 100, stands in the place of 100 x the mean outcome, where it is given, and
         `standard_error` beside it, in points."""
+        ...
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A scorer whose calls have a limit each, which follows from the recipe."""
+
+    def longest_s(self, calls: int, context: Context) -> float:
+        """How long it may take to rate so many answers, if each takes all the time that it has."""
         ...
 
 

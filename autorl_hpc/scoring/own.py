@@ -11,6 +11,7 @@ process), `evaluate_file` (default `evaluate.py`), `evaluate_sha256` (filled in 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.secrets import without_secrets
+from autorl_hpc.scoring.giving_up import ended_by
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.own_child import POSITIONAL, STARTER_VARIABLE
 from autorl_hpc.states import Fault
@@ -105,13 +107,17 @@ class OwnScorer:
             for item, texts in zip(items, answers, strict=True)
             for text in texts
         ]
-        children = max(1, min(context.workers, MAX_CHILDREN, len(calls) // CALLS_A_CHILD))
-        values = iter(self._run(file, calls, Limits.of(context.options), children))
+        values = iter(self._run(file, calls, Limits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
         """None beside the mean."""
         return {}
+
+    def longest_s(self, calls: int, context: Context) -> float:
+        """See `Clocked`."""
+        limits = Limits.of(context.options)
+        return limits.start_s + math.ceil(calls / _children(calls, context)) * limits.call_s
 
     def _check(self, options: Mapping[str, Fact]) -> None:
         pinned = options.get(SCORER_SHA256)
@@ -146,14 +152,19 @@ class OwnScorer:
 
         # A child dies with the thread that started it, and each is started in its own.
         threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:  # a signal to the grader ends them in the midst of a call
+
+        def kill() -> None:
             for lane in lanes:
                 lane.kill()
+
+        try:
+            with ended_by(kill):
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        finally:  # a signal to the grader ends them in the midst of a call
+            kill()
         if failures:
             first = min(failures)
             if not isinstance(failures[first], _Bad):
@@ -176,6 +187,10 @@ class OwnScorer:
             next_step=advice,
             exit_code=Exit.FAILED,
         )
+
+
+def _children(calls: int, context: Context) -> int:
+    return max(1, min(context.workers, MAX_CHILDREN, calls // CALLS_A_CHILD))
 
 
 def _asked(item: ItemLike, text: str) -> tuple[Any, str, Any]:
@@ -224,6 +239,8 @@ class _Lane:
             cwd="/",
             start_new_session=True,
         )
+        if self._over:  # killed before it was there
+            self.kill()
         first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
         answer = self._exchange(process, first, self._limits.start_s, "can't be used: its import gave")
         if "error" in answer:

@@ -121,7 +121,7 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, rated = threading.Event(), list[bool]()
-    rate = desk.grader.bench._rate
+    rate = desk.grader.bench.rate
 
     def rate_late(answered: Any) -> Any:
         if threading.current_thread() is not threading.main_thread() and not rated:
@@ -133,7 +133,7 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
         if len(desk.contents()) == 1:
             asked.set()
 
-    monkeypatch.setattr(desk.grader.bench, "_rate", rate_late)
+    monkeypatch.setattr(desk.grader.bench, "rate", rate_late)
     desk.engine.before_answer = answering
     desk.work()
     assert rated == [True]
@@ -156,7 +156,7 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
 def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rate = desk.grader.bench._rate
+    rate = desk.grader.bench.rate
     errors = [
         ValueError("a scorer's defect"),
         AutorlError("no judge", fault=Fault.GRADER),
@@ -175,7 +175,7 @@ def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
     def can_t_read(weights: Path, content_hash: str) -> None:
         raise OSError("stale")
 
-    monkeypatch.setattr(desk.grader.bench, "_rate", fails)
+    monkeypatch.setattr(desk.grader.bench, "rate", fails)
     monkeypatch.setattr(desk.engine, "prefetch", can_t_read)
     desk.work()
     assert not errors and not exits and all(sorted(numbers) == ONCE for numbers in desk.scores().values())
@@ -192,7 +192,7 @@ def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: p
         assert dead.take(name, {}) == 1
     write_heartbeat(experiment.graders, Heartbeat(grader="dead", host="host", pid=1, counter=1, state="ended"))
     beside: dict[str, set[str | None]] = {}
-    rate, threads = desk.grader.bench._rate, set[str]()
+    rate, threads = desk.grader.bench.rate, set[str]()
 
     def rate_slowly(answered: Any) -> Any:
         threads.add(threading.current_thread().name)
@@ -203,7 +203,7 @@ def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: p
         assert desk.grader._held is not None
         beside.setdefault(desk.grader._held[0], set()).add(desk.grader.feedback.under_way)
 
-    monkeypatch.setattr(desk.grader.bench, "_rate", rate_slowly)
+    monkeypatch.setattr(desk.grader.bench, "rate", rate_slowly)
     desk.engine.before_answer = answering
     desk.work()
     assert desk.scores() == dict.fromkeys(desk.runs, ONCE) and all(map(desk.cluster.view, desk.runs))

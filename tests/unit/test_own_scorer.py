@@ -12,7 +12,7 @@ import pytest
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.scoring.outcome import Context, Outcome
-from autorl_hpc.scoring.own import EvaluateFailed, OwnScorer
+from autorl_hpc.scoring.own import EvaluateFailed, Limits, OwnScorer, _Bad, _Lane
 from autorl_hpc.scoring.own_child import Garbage, as_score
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import Item
@@ -145,6 +145,17 @@ def test_a_hang_leaves_no_process(tmp_path: Path) -> None:
         while _alive(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not _alive(pid), "a process was left"
+
+
+def test_what_is_killed_before_its_start_does_not_start(tmp_path: Path) -> None:
+    made(tmp_path, returning("1.0"))
+    lane = _Lane(tmp_path / "evaluate.py", Limits())
+    lane.kill()
+    try:
+        with pytest.raises(_Bad, match="was stopped"):
+            lane.call({"arguments": ["q", "a", "r"], "named": {}})
+    finally:
+        lane.end()
 
 
 def _alive(pid: int) -> bool:

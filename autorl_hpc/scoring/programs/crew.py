@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.scoring.giving_up import ended_by
 from autorl_hpc.scoring.programs import frames
 from autorl_hpc.scoring.programs.checker import IDLE
 from autorl_hpc.scoring.programs.libraries import libraries
@@ -131,7 +132,8 @@ class Crew:
         self._cores = threading.Semaphore(max(1, workers))
         pool = ThreadPoolExecutor(max(1, min(IDLERS * workers, len(programs))), thread_name_prefix="program")
         try:
-            return list(pool.map(lambda program: self.verdict(program, found), programs))
+            with ended_by(self._stop):
+                return list(pool.map(lambda program: self.verdict(program, found), programs))
         except BaseException:
             self._stop()
             raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.scoring.programs.crew import Crew
+from autorl_hpc.scoring.programs.crew import GRACE_S, Crew
 from autorl_hpc.scoring.programs.limits import Isolation, Limits, Program, Verdict
 from autorl_hpc.scoring.programs.probe import isolation
 from autorl_hpc.states import Fault
@@ -40,4 +41,14 @@ def run_programs(
             exit_code=Exit.ENVIRONMENT,
         )
     with Crew(limits) as crew:
-        return crew.run(programs, found, min(workers, len(os.sched_getaffinity(0))))
+        return crew.run(programs, found, _at_once(workers))
+
+
+def longest_s(programs: int, workers: int, limits: Limits) -> float:
+    """How long `run_programs` may take with programs that use all of their time. Finding out what confines them here, at first, takes
+    seconds."""
+    return math.ceil(programs / _at_once(workers)) * (limits.wall_s + GRACE_S)
+
+
+def _at_once(workers: int) -> int:
+    return max(1, min(workers, len(os.sched_getaffinity(0))))
