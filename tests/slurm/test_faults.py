@@ -141,7 +141,8 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
         here.until(lambda: here.finished(here.runs), "all runs to be closed")
     here.wait_over()
     here.assert_whole()
-    assert here.view(here.runs[0]).closed.selected == 1  # type: ignore[union-attr]
+    view = here.view(here.runs[0])  # an agent that begins anew may write over what it dropped before: that one is refused
+    assert view.closed is not None and view.closed.selected in {one.submission_id for one in view.accepted()}
 
 
 def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> None:
