@@ -141,7 +141,9 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
         here.until(lambda: here.finished(here.runs), "all runs to be closed")
     here.wait_over()
     here.assert_whole()
-    view = here.view(here.runs[0])  # an agent that begins anew may write over what it dropped before: that one is refused
+    view = here.view(
+        here.runs[0]
+    )  # an agent that begins anew may write over what it dropped before: that one is refused
     assert view.closed is not None and view.closed.selected in {one.submission_id for one in view.accepted()}
 
 

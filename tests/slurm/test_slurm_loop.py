@@ -115,7 +115,9 @@ def test_nothing_of_a_surrounding_job_leaks_in(world: MakeWorld, slurm: Sandbox)
     assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (here.root.path / "outer.out").read_text()
     here.experiment = here.root.experiment("inner")
     task = slurm.client("scontrol", "-o", "show", "job", here.job_of("agents")).stdout
-    assert "TimeLimit=01:4" in task and "CPUs/Task=1" in task, "an hour's budget, and not the other job's minute and three cores"
+    assert "TimeLimit=01:4" in task and "CPUs/Task=1" in task, (
+        "an hour's budget, and not the other job's minute and three cores"
+    )
     here.wait_over()
     assert here.run_dir(here.runs[0]).agent_log.read_text() == "end\n"
     here.assert_whole()
