@@ -82,13 +82,19 @@ def _of_weights(inner: ast.ListComp | ast.GeneratorExp, scope: Scope) -> bool:
 
 
 def _dicts(node: ast.AST) -> set[tuple[str, str]]:
-    """Dictionaries that are read by a variable key: name and key."""
-    found = [_key(each) for each in islice(ast.walk(node), 200)]
+    """Dictionaries that are read by a variable key: name and key. What is only counted (`len(rows[n])`) is no weight."""
+    near = list(islice(ast.walk(node), 200))
+    counted = {id(each) for call in near if _counts(call) for each in ast.walk(call)}
+    found = [_key(each) for each in near if id(each) not in counted]
     pairs = {pair for pair in found if pair is not None}
     keys = {key for _, key in pairs}
     if len(keys) == 1:
         return pairs
     return {p for p in pairs if sum(q[1] == p[1] for q in pairs) >= 2}
+
+
+def _counts(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
 
 
 def _key(node: ast.AST) -> tuple[str, str] | None:
