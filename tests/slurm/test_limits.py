@@ -23,8 +23,8 @@ def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
 ) -> None:
     sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
     sandbox.up()
-    # Jobs of three minutes, the warning ten seconds before their end or up to a minute earlier: no job holds the whole budget.
-    here = world(sandbox, agent={"time": "3m"}, signal_before_end="10s")
+    # Jobs of three minutes, the warning half a minute before their end or up to a minute earlier: no job holds the whole budget.
+    here = world(sandbox, agent={"time": "3m"}, signal_before_end="30s")
     here.agent("beats", BEATS)
     here.launch(["beats"], budget={"wall_clock": "200s", "give_back_cap_s": 0}, matrix={"seed": [0, 1]})
     links = [job for job in here.submitted.submitted if job.role == "agents"]
