@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -148,7 +149,7 @@ class Grader:
                 signal.signal(name, signal.SIG_IGN)
             each(
                 self.watcher.end if self.watcher is not None else lambda: None,
-                lambda: self._collect(FINISH_AT_END_S),
+                lambda: self._collect_all(FINISH_AT_END_S),
                 self._give_back,
                 self.claims.drop_own,
                 self.heart.end,
@@ -185,11 +186,12 @@ class Grader:
 
     def step(self) -> bool:
         """Does one piece of work; False if there was none to get."""
-        self._collect()
+        while self._collect():
+            pass
         names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
         current = self.claims.current() if names else {}
         for name in self.backoff.order(self.order.sort(names, current, self.bench.group, under_way), current):
-            if name == under_way or self.backoff.waits(name, current.get(name, 0)):
+            if name in under_way or self.backoff.waits(name, current.get(name, 0)):
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
@@ -199,7 +201,7 @@ class Grader:
             done = self._work(name, generation)
             if done is not None:  # else what it waits for may be the next in line
                 return done
-        if self.feedback.under_way is not None:
+        if self.feedback.under_way:
             self._collect(POLL_BUSY_S)
             return True
         return False
@@ -229,11 +231,11 @@ class Grader:
         try:
             with contained():
                 if generation > 1:  # graders died at it: if this one does, no other entry shall seem to be the cause
-                    self._collect(None)
+                    self._collect_all()
                 done = self._do(name, generation)
             if (
-                self.feedback.under_way == name
-            ):  # its score is committed beside the next evaluation, its claim held until then
+                name in self.feedback.under_way
+            ):  # its score is committed beside the next evaluations, its claim held until then
                 self._held = None
                 return True
             self._well(name)
@@ -245,7 +247,7 @@ class Grader:
             if not isinstance(error, PASSING):
                 self.bench.drop_engine()  # that broke on the base model, or a defect: others' entries go on
             self._failed(name, error, time.monotonic() - self._held_since_s)
-            if self.feedback.under_way == name:
+            if name in self.feedback.under_way:
                 self._held = None
         finally:
             if done is not None or not name.startswith("c-"):
@@ -272,17 +274,24 @@ class Grader:
             log.error("work on %s failed", name, exc_info=error)
             self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
 
-    def _collect(self, timeout_s: float | None = 0.0) -> None:
-        """Takes note of the submission that was finished beside other work, if one is (or is within `timeout_s`)."""
+    def _collect(self, timeout_s: float | None = 0.0) -> bool:
+        """Takes note of a submission that was finished beside other work; False if none is (or none within `timeout_s`)."""
         found = self.feedback.collect(timeout_s)
         if found is None:
-            return
+            return False
         if isinstance(found.result, Evaluation):
             self._well(found.name)
         elif isinstance(found.result, PASSING):
             self._failed(found.name, found.result)
         else:  # whose fault it is comes out where the engine may be started over: at once
             log.error("%s could not be finished and is scored anew", found.name, exc_info=found.result)
+        return True
+
+    def _collect_all(self, timeout_s: float | None = None) -> None:
+        """Takes note of all of them (or of those that are finished within `timeout_s`)."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._collect(None if until is None else max(0.0, until - time.monotonic())):
+            pass
 
     def _may_leave(self) -> bool:
         """Whether this grader may end idle: nobody is left in the lurch, and no wait would begin anew with the next one."""
@@ -358,7 +367,7 @@ class Grader:
         names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
         current = self.claims.current() if names else {}
         for name in self.order.sort(names, current, self.bench.group, under_way):
-            if name == under_way or not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
+            if name in under_way or not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
                 continue
             if self.known.group(name) != self.bench.group:
                 return None
@@ -401,13 +410,13 @@ def run_grader(experiment: ExperimentDir) -> int:
 
 def _goes_on(grader: Grader) -> bool:
     """Whether something is still being rated, be it that nobody waits for it any more."""
-    return grader.feedback.under_way is not None or bool(patience.under_way())
+    return bool(grader.feedback.under_way) or bool(patience.under_way())
 
 
-def _leave(code: int, under_way: str | None) -> None:
+def _leave(code: int, under_way: Sequence[str]) -> None:
     """Ends the process at once: Python would wait for the threads of what was broken off, be it an hour."""
-    if under_way is not None:
-        log.warning("%s is still being rated: its claim is given back, the next grader scores it", under_way)
+    for name in under_way:
+        log.warning("%s is still being rated: its claim is given back, the next grader scores it", name)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

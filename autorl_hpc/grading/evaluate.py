@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.grading.episodes import Playground
 from autorl_hpc.grading.judging import Judging
-from autorl_hpc.grading.patience import GraderOverdue, RatingOverdue, within
+from autorl_hpc.grading.patience import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.ledger import CLUSTERS, Evaluation, Timings
@@ -223,11 +224,16 @@ class Bench:
         Raises:
             RatingOverdue, GraderOverdue: it takes longer than `rating_limit_s`, and than its calls may take together.
         """
-        with self._rating:  # a judge's use is counted from one evaluation to the next
+        with self._rating if self._alone(answered) else nullcontext():
             try:
                 return within(self._limit_s(answered), lambda: self._rate(answered))
             except RatingOverdue as error:
                 raise self._overdue(answered, error) from error
+
+    def _alone(self, answered: Answered) -> bool:
+        """Whether nothing else of its kind may be rated beside it: a judge's use is counted from one evaluation to the next, and a
+        task's own scorer has the memory and the time that one of its kind needs."""
+        return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
 
     def _limit_s(self, answered: Answered) -> float:
         """No shorter than what the limits of single calls allow: who keeps to those is not overdue."""
@@ -235,7 +241,7 @@ class Bench:
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         if not isinstance(rater, Clocked):
             return self.spec.rating_limit_s
-        calls = sum(map(len, answered.answers))
+        calls = sum(map(len, answered.answers)) * (1 if self._alone(answered) else RATED_AT_ONCE)
         return max(self.spec.rating_limit_s, rater.longest_s(calls, self._judging.context(science)))
 
     def _overdue(self, answered: Answered, error: RatingOverdue) -> Exception:

@@ -1,4 +1,4 @@
-"""Scores submissions: the engine answers here, and while it answers for the next one, another thread rates and commits.
+"""Scores submissions: the engine answers here, and while it answers for the next ones, other threads rate and commit.
 
 Closings and baselines need no such thing: nothing waits behind them in their run.
 """
@@ -36,7 +36,7 @@ class Feedback:
 
     Args:
         scored: called by the grader's own thread with each score that was committed.
-        before_next: called before another one gets under way; it collects the one that is.
+        make_room: called before another one gets under way where there is no room; it collects one that is.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Feedback:
         tracing: Tracing,
         grader: str,
         scored: Callable[[str, Evaluation], None],
-        before_next: Callable[[], None],
+        make_room: Callable[[], object],
     ) -> None:
         self.experiment = experiment
         self.known = known
@@ -59,15 +59,15 @@ class Feedback:
         self.tracing = tracing
         self.grader = grader
         self.scored = scored
-        self.before_next = before_next
+        self.make_room = make_room
         self._finishing = Finishing()
         self._in_place: set[str] = set()  # could not be finished beside another one: to be scored from end to end
         self._overdue: set[str] = set()  # of these, what was not rated in time: that counts as the first try
 
     @property
-    def under_way(self) -> str | None:
-        """The entry whose answers are being rated and committed: its claim is held until that is done."""
-        return self._finishing.name
+    def under_way(self) -> tuple[str, ...]:
+        """The entries whose answers are being rated and committed: their claims are held until that is done."""
+        return self._finishing.names
 
     def score(self, record: RunRecord, number: int, name: str, generation: int, waiting_s: float | None) -> None:
         """Scores a submission and commits it, unless that is done; it may go on beside whatever comes next: see `under_way`.
@@ -101,7 +101,8 @@ class Feedback:
         else:
             answered = self.attempts.answer(science, content, split, name, generation)
             if isinstance(answered, Answered):
-                self.before_next()
+                if self._finishing.full:
+                    self.make_room()
                 self._finish_beside(record, number, answered, items, name, generation, waiting_s)
                 self.baselines.ensure(science, split)
                 return
@@ -113,7 +114,7 @@ class Feedback:
         self.scored(name, evaluation)
 
     def collect(self, timeout_s: float | None = 0.0) -> Finished | None:
-        """What became of the submission that was under way, once it is done (or within `timeout_s`; None: however long it takes).
+        """What became of one of those under way, once one is done (or within `timeout_s`; None: however long it takes).
 
         Where it failed its claim is given back. Where that may be the artifact's doing, it is scored from end to end next time.
         """

@@ -124,14 +124,14 @@ class Order:
         names: Collection[str],
         claimed: Mapping[str, int] | None = None,
         warm: str | None = None,
-        under_way: str | None = None,
+        under_way: Collection[str] = (),
     ) -> list[str]:
         """The names in the order they should be tried; closings that can't be ready yet are left out.
 
         Args:
             claimed: entries that graders are at.
             warm: the group of the engine that is up.
-            under_way: an entry that this grader itself is finishing; it is listed until it is done, and counted once.
+            under_way: entries that this grader itself is finishing; they are listed until they are done, and counted once.
         """
         with self._lock:
             self.look(names)
@@ -141,7 +141,7 @@ class Order:
             ending = {run_of(name) for name in names if name.startswith("c-")}
             due = {run_of(name) for name in names if name.startswith(("f-", "p-"))}
             groups = {name: self.group_of(name) for name in names if not name.startswith("p-")}
-            ranks = self._group_ranks(free, groups, {groups.get(n) for n in claimed or {} if n != under_way})
+            ranks = self._group_ranks(free, groups, {groups.get(n) for n in claimed or {} if n not in under_way})
             kinds = self._kind_ranks(self.presses(free))
 
             def rank(name: str) -> tuple[int, int, int, float, int]:

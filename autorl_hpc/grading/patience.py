@@ -19,6 +19,9 @@ from autorl_hpc.scoring.giving_up import Ending
 TICK_S = 1.0
 """The wait is counted in ticks of this length: a job that was suspended and goes on has not waited all the while."""
 
+RATED_AT_ONCE = 4
+"""Ratings at once at most, those of the suite's own scorers: they share the cores, so each may take so many times as long."""
+
 END_S = 5.0
 """For a rating that is given up, to end what it has running and to remove its files: a moment, unless it hangs."""
 

@@ -20,7 +20,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import waiting
-from autorl_hpc.grading import backoff
+from autorl_hpc.grading import backoff, finishing
 from autorl_hpc.grading import engines as grading_engines
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.records.exchange import Engine as Identity
@@ -93,7 +93,7 @@ class Desk:
             assert time.monotonic() < until, os.listdir(self.cluster.experiment.queue)
             if not self.grader.step():
                 time.sleep(0.02)
-        self.grader._collect(None)
+        self.grader._collect_all()
         assert os.listdir(self.cluster.experiment.claims) == []
 
     def scores(self) -> dict[str, list[int]]:
@@ -117,6 +117,11 @@ def desk(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Desk:
 ONCE = [1, 2, 3]
 
 
+def in_order(scores: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Doubles stay; which of two that are rated side by side is committed first is chance."""
+    return {run: sorted(numbers) for run, numbers in scores.items()}
+
+
 def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +142,7 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
     desk.engine.before_answer = answering
     desk.work()
     assert rated == [True]
-    assert desk.scores() == dict.fromkeys(desk.runs, ONCE)
+    assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
     desk.grader._look()
     assert desk.grader.order._served == dict.fromkeys(desk.runs, len(ONCE)), (
         "each counts once, however long it was under way"
@@ -151,6 +156,34 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
         assert ("prefetch", content) in desk.engine.did[:place], "before the former was answered"
     runs = [run for content in order for run in desk.runs if content in desk.cluster.view(run).contents()]
     assert runs[0] != runs[1] and runs[2] != runs[3], "by turns"
+
+
+def test_slow_ratings_go_on_side_by_side_while_the_engine_answers_for_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that hang, and judges, leave the GPU to whoever comes next; and no more are begun than there is room for."""
+    rate, rated = desk.grader.bench.rate, threading.Event()
+    begun: list[str] = []
+    answered: list[int] = []
+
+    def rate_late(answered_one: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            begun.append(answered_one.content_hash)
+            if len(begun) <= finishing.ROOM:
+                assert rated.wait(PATIENCE_S), "the fourth is not answered while three are rated"
+        return rate(answered_one)
+
+    def answering() -> None:
+        answered.append(len(desk.grader.feedback.under_way))
+        if answered[-1] == finishing.ROOM:
+            rated.set()
+
+    monkeypatch.setattr(desk.grader.bench, "rate", rate_late)
+    desk.engine.before_answer = answering
+    desk.work()
+    assert rated.is_set() and max(answered) == finishing.ROOM == 3, answered
+    assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
+    assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
 
 
 def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
@@ -191,7 +224,7 @@ def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: p
     for name in feared:
         assert dead.take(name, {}) == 1
     write_heartbeat(experiment.graders, Heartbeat(grader="dead", host="host", pid=1, counter=1, state="ended"))
-    beside: dict[str, set[str | None]] = {}
+    beside: dict[str, set[tuple[str, ...]]] = {}
     rate, threads = desk.grader.bench.rate, set[str]()
 
     def rate_slowly(answered: Any) -> Any:
@@ -206,8 +239,8 @@ def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: p
     monkeypatch.setattr(desk.grader.bench, "rate", rate_slowly)
     desk.engine.before_answer = answering
     desk.work()
-    assert desk.scores() == dict.fromkeys(desk.runs, ONCE) and all(map(desk.cluster.view, desk.runs))
-    assert {name: beside[name] for name in feared} == {name: {None} for name in feared}
+    assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE) and all(map(desk.cluster.view, desk.runs))
+    assert {name: beside[name] for name in feared} == {name: {()} for name in feared}
     assert "finishing" in threads, "others are rated side by side"
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from helpers import PATIENCE_S
@@ -21,7 +21,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.host import become_subreaper
 from autorl_hpc.scoring.programs import probe
 from autorl_hpc.scoring.programs.confine import LAYERS
-from autorl_hpc.scoring.programs.crew import Crew
+from autorl_hpc.scoring.programs.crew import Crew, Nursery
 from autorl_hpc.scoring.programs.libraries import libraries
 from autorl_hpc.scoring.programs.limits import Isolation, Limits, Program, Reason, Verdict
 from autorl_hpc.scoring.programs.runner import run_programs
@@ -525,3 +525,32 @@ def test_a_killed_grader_leaves_no_program(number: int, nothing_is_left: Path) -
     if number != signal.SIGINT:  # nobody was there any more to remove the private folders
         for folder in nothing_is_left.iterdir():
             folder.rmdir()
+
+
+def test_ratings_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one program takes by the clock must not hang on how many are rated."""
+    lock, running, most = threading.Lock(), [0], [0]
+    ask = Nursery.ask
+
+    def counted(*arguments: Any) -> dict[str, object] | None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        try:
+            time.sleep(0.1)
+            return ask(*arguments)
+        finally:
+            with lock:
+                running[0] -= 1
+
+    monkeypatch.setattr(Nursery, "ask", counted)
+    told: list[Verdict] = []
+    raters = [
+        threading.Thread(target=lambda: told.extend(run_programs([program(RIGHT)] * 4, workers=1, limits=LIMITS)))
+        for _ in range(3)
+    ]
+    for rater in raters:
+        rater.start()
+    for rater in raters:
+        rater.join(PATIENCE_S)
+    assert [verdict.passed for verdict in told] == [True] * 12 and most[0] == 1

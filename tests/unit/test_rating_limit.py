@@ -270,14 +270,14 @@ def test_a_base_model_that_is_not_rated_in_time_costs_no_engine_and_no_attention
 
 def test_a_grader_does_not_wait_for_what_it_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python would, for an executor's threads."""
-    go, left = threading.Event(), list[tuple[int, str | None]]()
+    go, left = threading.Event(), list[tuple[int, tuple[str, ...]]]()
     monkeypatch.setattr(patience, "END_S", 0.05)
     ends: Any = SimpleNamespace(
         record=SimpleNamespace(cluster=None),
         run=lambda: None,
         _stop=False,
         _must_leave=lambda: False,
-        feedback=SimpleNamespace(under_way=None),
+        feedback=SimpleNamespace(under_way=()),
     )
     monkeypatch.setattr(daemon, "Grader", lambda experiment: ends)
     monkeypatch.setattr(daemon, "deny_inspection", lambda: None)
@@ -289,7 +289,7 @@ def test_a_grader_does_not_wait_for_what_it_gave_up(monkeypatch: pytest.MonkeyPa
         with pytest.raises(RatingOverdue):
             within(0.05, go.wait)
         daemon.run_grader(nowhere)
-        assert left == [(0, None)]
+        assert left == [(0, ())]
     finally:
         go.set()
 

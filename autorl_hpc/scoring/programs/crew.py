@@ -93,18 +93,40 @@ class Nursery:
             self._process.wait()
 
 
+class _Cores:
+    """Those of this process, for the programs of all crews: how long one takes by the clock must not hang on how many are rated."""
+
+    def __init__(self) -> None:
+        self._given_back = threading.Condition()
+        self._taken = 0
+
+    def take(self, workers: int) -> None:
+        """Waits until fewer than `workers` are taken."""
+        with self._given_back:
+            self._given_back.wait_for(lambda: self._taken < workers)
+            self._taken += 1
+
+    def give_back(self) -> None:
+        with self._given_back:
+            self._taken -= 1
+            self._given_back.notify_all()  # crews may wait for different numbers
+
+
+_CORES = _Cores()
+
+
 class _Core:
     """A core that a program has until it ends or does nothing."""
 
-    def __init__(self, cores: threading.Semaphore) -> None:
-        self._cores = cores
-        self._mine = cores.acquire()
+    def __init__(self, workers: int) -> None:
+        _CORES.take(workers)
+        self._mine = True
 
     def leave(self) -> None:
         """For another program."""
         if self._mine:
             self._mine = False
-            self._cores.release()
+            _CORES.give_back()
 
 
 class Crew:
@@ -112,7 +134,7 @@ class Crew:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._cores = threading.Semaphore(1)
+        self._workers = 1
         self._idle: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
         self._all: set[Nursery] = set()
         self._lock = threading.Lock()
@@ -129,7 +151,7 @@ class Crew:
         """See `run_programs`."""
         if not programs:
             return []
-        self._cores = threading.Semaphore(max(1, workers))
+        self._workers = max(1, workers)
         pool = ThreadPoolExecutor(max(1, min(IDLERS * workers, len(programs))), thread_name_prefix="program")
         try:
             with ended_by(self._stop):
@@ -178,7 +200,7 @@ class Crew:
         return (Reason.TIME, "") if told is None else (str(told["reason"]), str(told["detail"]))
 
     def _ask(self, words: bytes) -> dict[str, object] | None:
-        core = _Core(self._cores)
+        core = _Core(self._workers)
         try:
             return self._ask_on(core, words)
         finally:
