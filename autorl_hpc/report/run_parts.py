@@ -211,7 +211,11 @@ def iteration_rows(one: Iteration) -> list[Row]:
         Row("best so far", fmt.points(one.best_so_far)),
         Row("took", time(one.duration_s), f"submitted at {fmt.duration(one.elapsed_s)}"),
         Row("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
-        Row("training steps", number(one.training_steps), trained),
+        Row(
+            "training steps",
+            "not logged" if trained and one.training_steps is None else number(one.training_steps),
+            trained,
+        ),
         Row("waited for its score", time(one.waited_s), timed(one.timings)),
         Row("tokens so far", count(one.tokens), cost),
         Row("GPU-hours so far", fmt.UNKNOWN if one.gpu_hours is None else f"{one.gpu_hours:.2f}"),

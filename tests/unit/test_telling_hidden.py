@@ -15,6 +15,7 @@ from autorl_hpc.records.ledger import Contaminated, Contamination
 from autorl_hpc.report import api
 from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.hiding import IN_FILE, IN_WORKSPACE, NAME, hidden_of
+from autorl_hpc.report.run_parts import iteration_rows
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.states import EntryKind, FailureKind, Route, Split
@@ -200,6 +201,26 @@ def test_the_same_checkpoint_again_has_the_route_of_the_first(tree: Tree, score_
     assert again.route == one.route and again.settings == one.settings and one.route.executed is Route.GRPO
     assert two.route.executed is not Route.GRPO
     assert summary.story.mode_kept is True
+
+
+def test_what_was_trained_before_the_same_checkpoint_came_again_is_told(tree: Tree) -> None:
+    """An expert whose RL gave nothing better submits what it had before: the page must not say that there was no RL."""
+    run = tree.run(agent="a").start()
+    code = make.code(run, 10.0, {"code/train.py": "from trl import SFTTrainer\nSFTTrainer(model='m').train()\n"})
+    make.add(run, "training", *(make.point(20.0 + i, i, trainer="SFTTrainer", loss=1.0 / i) for i in range(1, 5)))
+    first = run.submit(50.0, outcomes(40, range(30)), code_revision=code)
+    make.add(
+        run, "training", *(make.point(60.0 + i, source="agent.log", reward=0.1 * i, loss=0.5) for i in range(1, 9))
+    )
+    run.submit(95.0, None, code_revision=code, same_as=first, final=True)
+    summary = told(run)
+    one, again = summary.story.iterations
+    assert again.route.executed is one.route.executed is Route.SFT
+    (line,) = again.route.executed_by[len(one.route.executed_by) :]
+    assert line.where.endswith("61 s to 68 s")
+    assert "reward 0.1 to 0.8" in line.says and line.says.endswith(f"they are those of submission {first}")
+    rows = {row.name: row for row in iteration_rows(again)}
+    assert rows["training steps"].shown == "not logged" and "last reward 0.8" in rows["training steps"].says
 
 
 def test_secrets_in_what_an_agent_says_are_masked(tree: Tree) -> None:

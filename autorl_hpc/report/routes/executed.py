@@ -63,6 +63,15 @@ def executed(
     return _without_logs(commands, fingerprint, planned, parent_fingerprint, submitted, steps, idle)
 
 
+def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[EvidenceLine, ...]:
+    """Trainings of a window at whose end the content of an earlier submission, `number`, was submitted again."""
+    unused = f"; not in these weights: they are those of submission {number}"
+    return tuple(
+        line.model_copy(update={"says": f"{line.says}{unused}"})
+        for line in (_line(stage, stage.route) for stage in stages(training)[:4])
+    )
+
+
 def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...] | None:
     """The lines by which a checkpoint is nothing but another one; None: it isn't."""
     if is_base:

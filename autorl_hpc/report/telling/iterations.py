@@ -13,13 +13,13 @@ from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
 from autorl_hpc.report.failures.facts import Exit, Gain, IterationFacts
 from autorl_hpc.report.failures.rules import CONTAMINATED_ITEMS
 from autorl_hpc.report.hiding import CODE_FOLDER, Hidden
-from autorl_hpc.report.routes import Planned, executed, planned, settings
+from autorl_hpc.report.routes import Planned, executed, planned, settings, trained_in_vain
 from autorl_hpc.report.story import EvidenceLine, Failure, Iteration, RouteTold
 from autorl_hpc.report.summary import Point
 from autorl_hpc.report.telling.broke import exits_between, logs_between, samples
 from autorl_hpc.report.telling.gains import FeedbackGain, feedback_gains
 from autorl_hpc.report.telling.known import Known
-from autorl_hpc.report.telling.shown import shown_failure, shown_route, shown_settings
+from autorl_hpc.report.telling.shown import shown_failure, shown_lines, shown_route, shown_settings
 from autorl_hpc.report.telling.training import Trained, trained_by
 from autorl_hpc.states import Route, SubmissionState
 
@@ -96,9 +96,20 @@ def routes_of(known: Known, stretches: Sequence[Stretch]) -> list[Routed]:
     for stretch in stretches:
         point = stretch.point
         same = by_number.get(point.same_as) if point.same_as is not None else None
-        by_number[point.submission_id] = routed = same or _route(known, stretch, parsed, routes)
+        if same is not None and point.same_as is not None:
+            routed = _again(known, stretch, same, point.same_as)
+        else:
+            routed = _route(known, stretch, parsed, routes)
+        by_number[point.submission_id] = routed
         routes[point.submission_id] = routed[0].executed
     return [by_number[stretch.point.submission_id] for stretch in stretches]
+
+
+def _again(known: Known, stretch: Stretch, same: Routed, number: int) -> Routed:
+    """The route of a content that was submitted before, as submission `number`, with what was trained since and is not in it."""
+    vain = shown_lines(trained_in_vain(stretch.trained.points, number), known.hidden)
+    route, keys = same
+    return route.model_copy(update={"executed_by": (*route.executed_by, *vain)}), keys
 
 
 def iterations_of(
