@@ -267,6 +267,17 @@ def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
     return total, read, written - long, long, _count(told.get("output_tokens"))
 
 
+def unpacked(data: bytes, encoding: str, most: int) -> bytes:
+    """What a whole body says; nothing if it can't be read."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return data
+    try:
+        return zlib.decompressobj(47).decompress(data, most) if encoding in ("gzip", "deflate") else b""
+    except zlib.error:
+        return b""
+
+
 def words_in(value: Any) -> int:
     """Bytes of the driver's words in a part of an answer. What a tool is called with is its words by whatever names. Without recursion."""
     total, todo = 0, [(value, "", False)]  # a value, the name it stands under, whether it is what a tool is called with
