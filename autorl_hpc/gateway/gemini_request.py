@@ -29,7 +29,7 @@ PARTS: Final = names(
 CONFIG: Final = names(
     "temperature topP topK seed candidateCount maxOutputTokens stopSequences presencePenalty frequencyPenalty responseMimeType responseSchema "
     "responseJsonSchema ResponseJsonSchema responseFormat responseLogprobs logprobs responseModalities thinkingConfig mediaResolution "
-    "enableEnhancedCivicAnswers"
+    "audioTimestamp enableEnhancedCivicAnswers"
 )
 """Of `generationConfig`. Not among them: what leads to another model (`routingConfig`), and what speaks or draws."""
 INLINE: Final = frozenset(("mimeType", "data", "displayName"))

@@ -1,4 +1,4 @@
-"""Which headers pass, and whose key stands in them. Both ways by lists of what is known: what is not in them stays behind."""
+"""Which headers pass, and whose key stands in them. Of requests those of a list; of answers all but those of a list."""
 
 from __future__ import annotations
 
