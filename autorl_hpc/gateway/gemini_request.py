@@ -26,6 +26,12 @@ TOOL_CONFIG: Final = frozenset(("functionCallingConfig",))
 PARTS: Final = names(
     "text thought thoughtSignature inlineData functionCall functionResponse videoMetadata partMetadata mediaResolution"
 )
+CONFIG: Final = names(
+    "temperature topP topK seed candidateCount maxOutputTokens stopSequences presencePenalty frequencyPenalty responseMimeType responseSchema "
+    "responseJsonSchema ResponseJsonSchema responseFormat responseLogprobs logprobs responseModalities thinkingConfig mediaResolution "
+    "audioTimestamp enableEnhancedCivicAnswers"
+)
+"""Of `generationConfig`. Not among them: what leads to another model (`routingConfig`), and what speaks or draws."""
 INLINE: Final = frozenset(("mimeType", "data", "displayName"))
 
 
@@ -64,10 +70,29 @@ def check_gemini(body: dict[str, Any], allowed: Allowed) -> None:
         for name in named(given["toolConfig"], "toolConfig"):
             if name not in TOOL_CONFIG:
                 allowed.need(name, "in toolConfig the field")
+    if given.get("generationConfig") is not None:
+        config = named(given["generationConfig"], "generationConfig")
+        for name in config:
+            if name not in CONFIG:
+                allowed.need(name, "in generationConfig the field")
+        check_modalities(config.get("responseModalities"), allowed)
     if given.get("systemInstruction") is not None:
         _content(given["systemInstruction"], allowed)
     for content in _list(given.get("contents"), "contents"):
         _content(content, allowed)
+
+
+def check_modalities(kinds: Any, allowed: Allowed) -> None:
+    """Images and speech are hosted tools by another name, and have prices of their own.
+
+    Raises:
+        Refusal: an answer is asked for that is no text.
+    """
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise Refusal(400, "unreadable", "modalities are no list of texts")
+    for kind in kinds or ():
+        if kind.lower() != "text":
+            allowed.need(kind, "an answer of the modality")
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -1,8 +1,9 @@
-"""Which headers pass, and whose key stands in them. Both ways by lists of what is known: what is not in them stays behind."""
+"""Which headers pass, and whose key stands in them. Of requests those of a list; of answers all but those of a list."""
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -24,6 +25,7 @@ KEPT_BACK: Final = names(
 
 AUTHORIZATION, X_API_KEY, X_GOOG = "authorization", "x-api-key", "x-goog-api-key"
 MAX_VALUE_CHARS: Final = 8192
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -> str:
@@ -81,5 +83,7 @@ def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> d
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of an answer that pass."""
-    return [(name, value) for name, value in headers if name.lower() not in KEPT_BACK]
+    """Those of an answer that pass; none with a control character, which no HTTP server sends on."""
+    return [
+        (name, value) for name, value in headers if name.lower() not in KEPT_BACK and not _CONTROL.search(name + value)
+    ]

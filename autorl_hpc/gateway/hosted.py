@@ -7,11 +7,12 @@ model's and the agent's own data and are not looked into.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from autorl_hpc.gateway.allowed import REMOTE_URLS, Allowed, names, refused
-from autorl_hpc.gateway.gemini_request import check_gemini
+from autorl_hpc.gateway.gemini_request import check_gemini, check_modalities
 from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
 
 TIERS: Final = frozenset(("auto", "default", "flex", "standard", "standard_only"))
@@ -68,6 +69,8 @@ SOURCES: Final = names(
 )
 """Names under which a piece of content carries data or says where they are."""
 
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\r\n-]*\Z")
+
 ITEMS: Final = names(
     "message function_call function_call_output custom_tool_call custom_tool_call_output local_shell_call local_shell_call_output "
     "apply_patch_call apply_patch_call_output reasoning compaction item_reference"
@@ -117,6 +120,7 @@ def _text(value: Any, what: str) -> str:
 def _chat(body: dict[str, Any], allowed: Allowed) -> None:
     _tools(body.get("tools"), CHAT, allowed)
     _choice(body.get("tool_choice"), CHAT, allowed)
+    check_modalities(body.get("modalities"), allowed)
     for message in _objects(body.get("messages"), "messages"):
         _parts(message.get("content"), "messages.content", allowed)
         for call in _objects(message.get("tool_calls"), "tool_calls"):
@@ -268,9 +272,24 @@ def _file(part: dict[str, Any], where: str, allowed: Allowed) -> None:
     for name in ("file_id", "file_url", "url", "source"):
         if inner.get(name) is not None:
             allowed.need(REMOTE_URLS if name.endswith("url") else name, f"in a file the field {name}:")
-    data = inner.get("file_data")  # some endpoints take an address here
-    if isinstance(data, str) and "://" in data[:40] and not data.startswith("data:"):
-        allowed.need(REMOTE_URLS, "in a file an address, and")
+    _data(inner.get("file_data"), "in a file", allowed)
+
+
+def _input_audio(part: dict[str, Any], where: str, allowed: Allowed) -> None:
+    inner = part.get("input_audio")
+    if inner is None:
+        return
+    if not isinstance(inner, dict):
+        raise Refusal(400, "unreadable", f"`{where}.input_audio` is no object")
+    for name in inner.keys() - {"data", "format"}:
+        allowed.need(name, "in input_audio the field")
+    _data(inner.get("data"), "in input_audio", allowed)
+
+
+def _data(value: Any, where: str, allowed: Allowed) -> None:
+    """Some endpoints take an address where others take base64."""
+    if value is not None and not (_text(value, "data").startswith("data:") or _BASE64.match(value)):
+        allowed.need(REMOTE_URLS, f"{where} what is no base64 may be an address, and")
 
 
 def _source(part: dict[str, Any], where: str, allowed: Allowed) -> None:
@@ -303,7 +322,7 @@ def _search_result(part: dict[str, Any], where: str, allowed: Allowed) -> None:
 PARTS: Final[dict[str, Callable[[dict[str, Any], str, Allowed], None]]] = {
     **dict.fromkeys(TEXTS | THOUGHTS, _nothing),
     "encrypted_content": _nothing,
-    "input_audio": _nothing,
+    "input_audio": _input_audio,
     "tool_use": _nothing,
     "tool_reference": _nothing,
     "compaction": _nothing,

@@ -12,7 +12,7 @@ from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.driver import Driver, DriverLost, Sent
 from autorl_hpc.gateway.routes import Route
-from autorl_hpc.gateway.usage import Meter
+from autorl_hpc.gateway.usage import Meter, unpacked
 from autorl_hpc.gateway.usage_stream import WithoutUsage
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Passing:
         call.sent_at = time.monotonic()
         sent = await self._driver.send(route.path + route.query, headers, keyed, data, call.tries)
         async with sent.response as response:
-            if response.status >= 300:
+            if not 200 <= response.status < 300:
                 return await self._failed(sent, call)
-            return await self._pass(request, response, call, without)
+            return await self._pass(request, sent, call, without)
 
     async def _failed(self, sent: Sent, call: Call) -> web.StreamResponse:
         """An error of the driver, with its status and never with the key in it."""
@@ -81,13 +81,12 @@ class Passing:
             pass
         made = web.Response(status=response.status, reason=response.reason)
         for name, value in head.to_client(response.headers.items()):
-            made.headers[name] = self._books.without_key(value, sent.key)
-        if response.headers.get("Content-Encoding", "identity").lower() == "identity":
-            shown = self._books.without_key(body.decode("utf-8", "replace"), sent.key)
-            body = body if shown.encode() == body else shown.encode()
-            call.error = f"the driver answered {response.status}: {self._books.quoted(shown)}"
-        else:
-            call.error = f"the driver answered {response.status}"
+            if name.lower() != "content-encoding":
+                made.headers[name] = self._books.without_key(value, sent.key)
+        body = unpacked(body, response.headers.get("Content-Encoding", ""), MAX_ERROR_BYTES)
+        shown = self._books.without_key(body.decode("utf-8", "replace"), sent.key)
+        body = body if shown.encode() == body else shown.encode()
+        call.error = f"the driver answered {response.status}: {self._books.quoted(shown)}"
         made.body = body
         call.status, call.answer_bytes = response.status, len(body)
         call.first_byte_s = self._since(call)
@@ -99,10 +98,11 @@ class Passing:
         return time.monotonic() - (call.sent_at or call.began)
 
     async def _pass(
-        self, request: web.BaseRequest, response: ClientResponse, call: Call, without: WithoutUsage | None
+        self, request: web.BaseRequest, sent: Sent, call: Call, without: WithoutUsage | None
     ) -> web.StreamResponse:
         from aiohttp import web
 
+        response = sent.response
         encoding = response.headers.get("Content-Encoding", "")
         if encoding.lower() not in ("", "identity"):
             without = None
@@ -110,7 +110,7 @@ class Passing:
         call.status = response.status
         made = web.StreamResponse(status=response.status, reason=response.reason)
         for name, value in head.to_client(response.headers.items()):
-            made.headers.add(name, value)
+            made.headers.add(name, self._books.without_key(value, sent.key))
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and without is None:
             made.content_length = int(length)

@@ -33,6 +33,9 @@ WORDS: Final = frozenset(
 )
 """Names under which an event carries what the driver wrote."""
 
+CALLED_WITH: Final = frozenset(("input", "args", "arguments"))
+"""Names of objects that a tool is called with: the names within are the tool's own."""
+
 
 @dataclass
 class Usage:
@@ -264,20 +267,37 @@ def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
     return total, read, written - long, long, _count(told.get("output_tokens"))
 
 
+def unpacked(data: bytes, encoding: str, most: int) -> bytes:
+    """What a whole body says; nothing if it can't be read."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return data
+    try:
+        return zlib.decompressobj(47).decompress(data, most) if encoding in ("gzip", "deflate") else b""
+    except zlib.error:
+        return b""
+
+
 def words_in(value: Any) -> int:
-    """Bytes of the driver's words in a part of an answer. Without recursion."""
-    total, todo = 0, [value]
+    """Bytes of the driver's words in a part of an answer. What a tool is called with is its words by whatever names. Without recursion."""
+    total, todo = 0, [(value, "", False)]  # a value, the name it stands under, whether it is what a tool is called with
     while todo:
-        each = todo.pop()
-        if isinstance(each, dict):
-            for name, inner in each.items():
-                if isinstance(inner, str):
-                    total += len(inner) if name in WORDS else 0
-                elif isinstance(inner, dict | list):
-                    todo.append(inner)
+        each, under, called = todo.pop()
+        if isinstance(each, str):
+            total += _bytes(each) if called or under in WORDS else 0
+        elif isinstance(each, dict):
+            total += sum(map(_bytes, each)) if called else 0
+            todo += [
+                (inner, name, called or (name in CALLED_WITH and isinstance(inner, dict)))
+                for name, inner in each.items()
+            ]
         elif isinstance(each, list):
-            todo += each
+            todo += [(inner, "", called) for inner in each]
     return total
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _cut_list(data: bytes) -> list[Any] | None:

@@ -98,6 +98,19 @@ def agent_environment(
     return env
 
 
+def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Takes the variables of an agent's definition out of `env`, but for those that ours stand above.
+
+    What makes the sandbox runs outside of it, and must not see them: LD_PRELOAD would load the agent's own code into it.
+    """
+    return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
+
+
+def with_variables(own: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """`command` with further variables, which nothing before it has."""
+    return ["env", *(f"{name}={value}" for name, value in own.items()), *command] if own else list(command)
+
+
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
     """How the agent reaches its driver: by the gateway, with the run's own token in the place of a key.
 

@@ -39,6 +39,8 @@ from autorl_hpc.supervise.environment import (
     driver_environment,
     environment_image,
     environment_venv,
+    take_own,
+    with_variables,
 )
 from autorl_hpc.supervise.gateway import Gateway
 from autorl_hpc.supervise.gpus import gpus_of_job
@@ -189,6 +191,8 @@ class Supervisor:
             plain = dict(env)
             if gateway is not None:
                 env.update(driver_environment(gateway.spec, gateway.url, gateway.token))
+            own = take_own(env, file.env)
+            plain = {name: value for name, value in plain.items() if name not in own}
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)
             self.chain.write(EntryKind.SANDBOX, used)
@@ -197,7 +201,9 @@ class Supervisor:
             lay = functools.partial(laying.lay, path, self.root, record, task, agent, sandbox.placing, prompt)
             self.stops.patiently(lay, is_cluster_error)
             workspace.write(None, "run_meta.json", meta)
-            note_version(self.run.events, agent, clock.attempt, sandbox.argv, plain, mark, lambda: self.stops.asked)
+            asked = {name: value for name, value in own.items() if name != "PYTHONPATH"}  # see note_version
+            inside = lambda command: sandbox.argv(with_variables(asked, command))  # noqa: E731
+            note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
             watching = Watching(
                 self.experiment, self.run, self.chain, self.stops, clock, limits, workspace, intake, gateway
             )
@@ -206,7 +212,7 @@ class Supervisor:
                 record=record,
                 agent=agent,
                 workspace=path,
-                argv=lambda script: sandbox.argv(["bash", str(script)]),
+                argv=lambda script: sandbox.argv(with_variables(own, ["bash", str(script)])),
                 env=env,
                 mark=mark,
                 clock=clock,

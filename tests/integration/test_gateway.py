@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gzip
 import http.client
 import json
 import os
 import signal
 import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -184,14 +186,12 @@ def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> No
 def test_a_chat_stream_that_doesnt_ask_for_usage_is_counted_and_not_told(
     driver: DriverServer, gateway: GatewayProcess
 ) -> None:
-    before = gateway.totals()["tokens_in"]
-    calls = gateway.totals()["calls"]
     answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
     assert b"prompt_tokens" not in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert driver.asked[-1].body["stream_options"] == {"include_usage": True}
-    assert gateway.totals(calls + 1)["tokens_in"] - before == 1000
-    assert not last_call(gateway).estimated
+    call = last_call(gateway)
+    assert (call.tokens_in, call.estimated) == (1000, False)
 
 
 def test_counts_of_tokens_pass_and_cost_nothing(gateway: GatewayProcess) -> None:
@@ -520,6 +520,53 @@ def test_a_driver_that_cant_be_reached(tmp_path: Path) -> None:
             assert answer.json["error"]["message"]
         last = gateway.calls(4)[-1]
         assert last.tries == 3 and last.fault == "cluster" and "can't be reached" in last.error
+
+
+def _fixed(tmp_path: Path, answer: bytes) -> tuple[Any, Any]:
+    """What a client gets from a driver that answers so to every request, and the log's line of it."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            length = 0
+            while (line := self.rfile.readline().strip().lower()) != b"":
+                length = int(line[15:]) if line.startswith(b"content-length:") else length
+            self.rfile.read(length)
+            self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with GatewayProcess(tmp_path, f"http://127.0.0.1:{server.server_address[1]}/v1") as gateway:
+            found = gateway.ask(PATHS["openai-chat"], request_of("openai-chat")), gateway.calls(1)[0]
+        server.shutdown()
+    return found
+
+
+def test_a_key_that_a_driver_sends_back_in_a_header_stays_here(tmp_path: Path) -> None:
+    answer, _ = _fixed(tmp_path, f"HTTP/1.1 200 OK\r\nX-Echo: Bearer {KEY}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+    assert (answer.status, answer.body, answer.headers["X-Echo"]) == (200, b"{}", "Bearer ***")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+def test_a_packed_error_is_read_before_it_passes(tmp_path: Path, encoding: str) -> None:
+    packed = gzip.compress(f"no such key: {KEY}".encode())
+    head = f"HTTP/1.1 429 No\r\nContent-Encoding: {encoding}\r\nRetry-After: 3\r\nContent-Length: {len(packed)}\r\n\r\n"
+    answer, call = _fixed(tmp_path, head.encode() + packed)
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "3")
+    assert (answer.body, "Content-Encoding" in answer.headers) == (
+        b"no such key: ***" if encoding == "gzip" else b"",
+        False,
+    )
+    assert call.fault == "cluster"
+
+
+def test_an_odd_header_of_the_driver_stops_no_answer(tmp_path: Path) -> None:
+    answer, call = _fixed(tmp_path, b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\nContent-Length: 2\r\n\r\n{}")
+    assert (answer.status, answer.body, call.status) == (200, b"{}", 200)
+
+
+def test_a_driver_that_would_change_the_protocol_is_none(tmp_path: Path) -> None:
+    answer, call = _fixed(tmp_path, b"HTTP/1.1 101 Switch\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+    assert (answer.status, call.fault) == (502, "cluster")
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:

@@ -66,6 +66,24 @@ def test_the_agent_with_a_driver_of_the_docs_runs(cluster: Cluster, tmp_path: Pa
     assert advice == "Use a small learning rate.\n" * 2
 
 
+def test_variables_of_a_definition_reach_no_program_outside_the_sandbox(cluster: Cluster, tmp_path: Path) -> None:
+    """LD_PRELOAD would load the agent's own code into what makes its sandbox. LD_DEBUG tells which programs got such a variable."""
+    folder = tmp_path / "agents" / "mine"
+    folder.mkdir(parents=True)
+    variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
+    (folder / "config.yaml").write_text(f"name: x\nenv_vars: {variables}\n")
+    (folder / "start.sh").write_text('echo "$TASK,$OWN,${EMPTY-unset}" > output/said; exit 3\n')
+    cluster.mini_task()
+    job = cluster.spec(["mine"], matrix={"task": "mini"}, sandbox={"level": "auto"})
+    cluster.run("launch", str(job), "--agents", str(folder.parent), "--root", str(cluster.root.path))
+    cluster.run("status", str(cluster.experiment.path), "--watch")
+    (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith("mini-mine")]
+    output = cluster.workspace(run_id) / "output"
+    assert (output / "said").read_text() == "mini,a b=c,\n"
+    told = "".join(path.read_text() for path in output.glob("ld.*"))
+    assert {Path(name).name for name in re.findall(r"initialize program: (\S+)", told)} == {"bash"}
+
+
 def test_an_agent_that_is_nowhere_is_named_with_the_way_out(cluster: Cluster) -> None:
     done = cluster.run("launch", str(cluster.spec(["mine"])), "--root", str(cluster.root.path), check=False)
     assert done.returncode == 2

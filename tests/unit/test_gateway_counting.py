@@ -7,6 +7,7 @@ import json
 import random
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,26 @@ def test_an_output_that_no_figure_tells_is_not_told(told: Any, kind: str) -> Non
 def test_an_answer_without_words_may_have_no_tokens() -> None:
     told = {"choices": [{"message": {"content": ""}}], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
     assert counted([json.dumps(told).encode()], "application/json").out_is_told
+
+
+@pytest.mark.parametrize("text", ["w " * 1000, "\u6c49" * 1000, "\U0001f642" * 1000], ids=["ascii", "han", "emoji"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda text: {"choices": [{"message": {"content": text}}]},
+        lambda text: {"choices": [{"message": {"tool_calls": [{"function": {"arguments": {"command": text}}}]}}]},
+        lambda text: {"type": "message", "content": [{"type": "tool_use", "input": {"command": text}}]},
+        lambda text: {"type": "message", "content": [{"type": "tool_use", "input": {"lines": [[text]]}}]},
+        lambda text: {"candidates": [{"content": {"parts": [{"functionCall": {"args": {"a": {"b": text}}}}]}}]},
+    ],
+    ids=["words", "chat", "anthropic", "anthropic-list", "gemini"],
+)
+def test_what_no_figure_tells_is_estimated_by_bytes_in_calls_of_tools_too(
+    answer: Callable[[str], Any], text: str
+) -> None:
+    usage = counted([json.dumps(answer(text)).encode()], "application/json")
+    assert not usage.out_is_told
+    assert len(text.encode()) // 4 <= usage.tokens_of_words <= len(text.encode()) // 4 + 10
 
 
 def test_an_encoding_that_cant_be_read_is_estimated() -> None:

@@ -77,6 +77,31 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, user([{"type": "audio_url", "audio_url": {"url": "https://x"}}])),
     (CHAT, user([{"type": "file", "file": {"file_id": "file-1"}}])),
     (CHAT, user([{"type": "file", "file": {"file_data": "https://x/y.pdf"}}])),
+    *[
+        (CHAT, user([{"type": "file", "file": {"file_data": data}}]))
+        for data in (" " * 41 + "https://x/y.pdf", "file:/x", "x.example", ["https://x"], {"url": "https://x"})
+    ],
+    *[
+        (CHAT, user([{"type": "input_audio", "input_audio": audio}]))
+        for audio in (
+            {"data": "https://x/y.wav", "format": "wav"},
+            {"data": ["https://x/y.wav"]},
+            {"data": "AAAA", "url": "https://x/y.wav"},
+            {"url": "https://x/y.wav"},
+            "https://x/y.wav",
+        )
+    ],
+    *[(CHAT, {**user("x"), "modalities": kinds}) for kinds in (["text", "image"], ["audio"], "image", [{}])],
+    *[
+        (GEMINI, {**parts({"text": "x"}), "generationConfig": config})
+        for config in (
+            {"routingConfig": {"manualMode": {"modelName": "dearer"}}},
+            {"model_config": {}},
+            {"responseModalities": ["TEXT", "IMAGE"]},
+            {"response_modalities": "IMAGE"},
+            {"tools": []},
+        )
+    ],
     (CHAT, user([{"image_url": "https://x"}])),
     (CHAT, user([{"type": "text", "text": "x", "image_url": "https://x"}])),
     (CHAT, user([{"type": "image", "url": "https://x"}])),
@@ -212,7 +237,13 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "custom", "custom": {"name": "patch"}}], "tool_choice": "auto"}),
     (CHAT, {**user("x"), "tool_choice": {"type": "function", "function": {"name": "bash"}}, "service_tier": "default"}),
     (CHAT, user([{"type": "text", "text": "see https://x"}, {"type": "image_url", "image_url": {"url": DATA_URL}}])),
-    (CHAT, user([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}])),
+    (CHAT, user([{"type": "input_audio", "input_audio": {"data": "AA+/\n-_==", "format": "wav"}}])),
+    (CHAT, user([{"type": "input_audio", "input_audio": {"data": "data:audio/wav;base64,AAAA", "format": "wav"}}])),
+    (CHAT, user([{"type": "input_audio", "input_audio": None, "uuid": None}])),
+    (CHAT, user([{"type": "file", "file": {"file_data": "AA==", "filename": "a.pdf"}}])),
+    (CHAT, {**user("x"), "modalities": ["text"]}),
+    (CHAT, {**user("x"), "modalities": None}),
+    (GEMINI, {**parts({"text": "x"}), "generationConfig": None}),
     (CHAT, user([{"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}])),
     (CHAT, user(None)),
     (CHAT, {**user("x"), "chat_template_kwargs": {"enable_thinking": False}, "top_k": 20, "reasoning_effort": "low"}),
@@ -309,7 +340,14 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
             **parts({"text": "x"}),
             "tools": [{"functionDeclarations": [{"name": "google_search"}]}],
             "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
-            "generationConfig": {"thinkingConfig": {}},
+            "generationConfig": {
+                "thinkingConfig": {},
+                "temperature": 0,
+                "topP": 1,
+                "response_mime_type": "application/json",
+                "_responseJsonSchema": {},
+                "responseModalities": ["TEXT"],
+            },
             "safetySettings": [],
         },
     ),
@@ -354,6 +392,14 @@ def test_what_agents_send_passes(case: tuple[str, dict[str, Any]]) -> None:
         (("web_search",), CHAT, {**user("x"), "web_search_options": {}}),
         (("google_search",), GEMINI, {**parts({"text": "x"}), "tools": [{"googleSearch": {}}]}),
         (("remote_urls",), CHAT, user([{"type": "image_url", "image_url": {"url": "https://x"}}])),
+        (
+            ("remote_urls",),
+            CHAT,
+            user([{"type": "input_audio", "input_audio": {"data": "https://x", "format": "wav"}}]),
+        ),
+        (("image",), CHAT, {**user("x"), "modalities": ["image", "text"]}),
+        (("image",), GEMINI, {**parts({"text": "x"}), "generationConfig": {"responseModalities": ["IMAGE"]}}),
+        (("routing_config",), GEMINI, {**parts({"text": "x"}), "generationConfig": {"routingConfig": {}}}),
         (("plugins",), CHAT, {**user("x"), "plugins": []}),
         (("background",), RESPONSES, {"model": "m", "input": "x", "background": True}),
     ],
