@@ -187,6 +187,12 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (rope / "config.json").write_text(config.replace("10000.0", "20000.0"))
     with pytest.raises(EngineFailed, match=r"config\.json"):
         engine.load(rope, other[1])
+    for name in ("vocab.json", "tokenizer.model", "chat_template.jinja"):  # another tokenizer, in whatever file it lies
+        folder = tmp_path / name
+        shutil.copytree(other[0], folder)
+        (folder / name).write_text("{}")
+        with pytest.raises(EngineFailed, match=name):
+            engine.load(folder, other[1])
     tensors = read_safetensors(other[0] / "model.safetensors")
     for extra in (
         {"more.weight": tensors["model.norm.weight"]},
