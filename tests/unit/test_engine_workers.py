@@ -295,6 +295,27 @@ def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tupl
     assert not any(alive(pid) for pid in started(faults))
 
 
+def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(
+    start: Start, faults: Path, base: tuple[Path, str]
+) -> None:
+    """It would go on giving signs of life, and be waited for for ever."""
+    engine = start()
+    engine.load(*base)
+    (faults / "forget").touch()
+    problem: list[EngineFailed] = []
+
+    def ask() -> None:
+        try:
+            engine.generate([[5, 6, 7], [5, 6]], FEW, 0)
+        except EngineFailed as error:
+            problem.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60.0)
+    assert problem and "2 prompts" in str(problem[0])
+
+
 def test_what_keeps_it_from_starting_is_told(start: Start, faults: Path) -> None:
     (faults / "fail").touch()
     with pytest.raises(EngineFailed, match="Free memory on device"):
