@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from checkpoints import TINY
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, alive, wait_for
 from realdata import REPO
 
 from autorl_hpc.files.checkpoint import folder_content_hash
@@ -103,3 +104,47 @@ def test_what_streamed_is_written_down_and_said_again() -> None:
     assert sorted(len(prompt) for prompt, _ in recorder.asked) == [1, 2, 3]
     assert streamed(Replay(recorder), ["ccc", "a"]) == {0: told[2], 1: told[0]}
     assert recorder.chat([]) is None and Replay(recorder).chat([]) is None
+
+
+@pytest.mark.xdist_group("gpu_figures")
+def test_a_stop_amid_the_queue_ends_the_grader_and_its_engine(tmp_path: Path) -> None:
+    """Each has a session of its own: no signal to the bench's group reaches them."""
+    program, faults = tmp_path / "bin" / "vllm", tmp_path / "faults"
+    notes, stand_in = faults / "notes", REPO / "tests" / "stand_in_vllm"
+    for folder in (program.parent, faults):
+        folder.mkdir()
+    program.touch(0o755)
+    program.with_name("python").write_text(
+        f'#!/bin/sh\nPYTHONPATH="{stand_in}:$PYTHONPATH" exec "{sys.executable}" "$@"\n'
+    )
+    program.with_name("python").chmod(0o755)
+    told = {
+        "BENCH_DIR": tmp_path,
+        "STAND_IN": faults,
+        "AUTORL_VLLM": program,
+        "AUTORL_ENGINE_CACHE": tmp_path / "cache",
+    }
+    bench = subprocess.Popen(
+        [sys.executable, str(REPO / "bin" / "bench"), "gpu-queue", "--small", "--engine", "vllm"],
+        env={**os.environ, **{name: str(path) for name, path in told.items()}},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(
+            lambda: bench.poll() is not None or (notes.exists() and "asked" in notes.read_text()), "an engine at work"
+        )
+        (beat,) = tmp_path.glob("tmp*/root/runs/queue/graders/*.json")
+        grader = int(json.loads(beat.read_text())["pid"])
+        (words,) = [line.split() for line in notes.read_text().splitlines() if line.startswith("started")]
+        left = [grader, *map(int, words[1:3])]  # the engine's worker, and its child
+        assert all(map(alive, left))
+        bench.terminate()
+        assert bench.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert not any(map(alive, left)), "what it started is left"
+    finally:
+        bench.kill()
+        bench.wait()
+        for pid in filter(alive, left):
+            os.kill(pid, signal.SIGKILL)
+    assert not list(tmp_path.glob("tmp*")), "its root is left"

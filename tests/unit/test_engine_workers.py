@@ -187,6 +187,12 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (rope / "config.json").write_text(config.replace("10000.0", "20000.0"))
     with pytest.raises(EngineFailed, match=r"config\.json"):
         engine.load(rope, other[1])
+    for name in ("vocab.json", "tokenizer.model", "chat_template.jinja"):  # another tokenizer, in whatever file it lies
+        folder = tmp_path / name
+        shutil.copytree(other[0], folder)
+        (folder / name).write_text("{}")
+        with pytest.raises(EngineFailed, match=name):
+            engine.load(folder, other[1])
     tensors = read_safetensors(other[0] / "model.safetensors")
     for extra in (
         {"more.weight": tensors["model.norm.weight"]},
@@ -287,6 +293,27 @@ def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tupl
     with pytest.raises(EngineFailed, match="no sign of life"):
         engine.generate([[5]], FEW, 0)
     assert not any(alive(pid) for pid in started(faults))
+
+
+def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(
+    start: Start, faults: Path, base: tuple[Path, str]
+) -> None:
+    """It would go on giving signs of life, and be waited for for ever."""
+    engine = start()
+    engine.load(*base)
+    (faults / "forget").touch()
+    problem: list[EngineFailed] = []
+
+    def ask() -> None:
+        try:
+            engine.generate([[5, 6, 7], [5, 6]], FEW, 0)
+        except EngineFailed as error:
+            problem.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60.0)
+    assert problem and "2 prompts" in str(problem[0])
 
 
 def test_what_keeps_it_from_starting_is_told(start: Start, faults: Path) -> None:

@@ -14,6 +14,11 @@ NAMES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
 )
 """Artifacts hold none of them."""
 
@@ -22,7 +27,7 @@ class ComputedBy:
     """Of one base model, as its files are now."""
 
     def __init__(self, base: Path) -> None:
-        self._digests = {name: digest for name in NAMES if (digest := _digest(base / name)) is not None}
+        self._digests = {name: _digest(base / name) for name in NAMES}
 
     def refuse_others(self, weights: Path) -> None:
         """Artifacts are weights alone. Were there a config beside them, it would have to be the one that the engine computes by.

@@ -295,6 +295,8 @@ class Worker:
         for stream, found in answers.items():
             lengths, block = framing.pack_tokens(tokens for _, tokens in found)
             self._send({"answers": stream, "keys": [key for key, _ in found], "lengths": lengths}, block)
+        if self._open and not self._engine.has_unfinished_requests():  # they would be waited for for ever
+            raise Broken(f"vLLM has nothing left to do, and {len(self._open)} prompts are not answered")
 
     def _may_sleep(self) -> bool:
         idle_s = time.monotonic() - self._last_work
