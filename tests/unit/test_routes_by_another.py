@@ -350,3 +350,22 @@ with open("kept.jsonl", "w") as file:
     assert planned(files, ["python a.py", "python b.py"]).route == "rejection-sampling"
     files["a.py"] = samples.replace("extract(c.text) == a", "len(c.text) > 9")
     assert planned(files, ["python a.py", "python b.py"]).route == "sft"
+
+
+@pytest.mark.parametrize(
+    ("lines", "right"),
+    [
+        (["cd code && python s.py"], "sft"),
+        (["cd code && X=1 python s.py && python t.py > log 2>&1 &"], "sft+rl"),
+        (["cd code; python t.py --lr 3 | tee log"], "grpo"),
+        (["cd code && python s.py && python t.py", "python s.py", "python t.py"], "sft+rl"),
+        (["python -c 'import t; t.x'"], "grpo"),
+    ],
+)
+def test_lines_that_an_agent_gave_to_a_shell(lines: list[str], right: str) -> None:
+    files = {
+        "s.py": "from trl import *\nt = SFTTrainer('m')\nt.train()\nt.save_model('out/sft')\n",
+        "t.py": "from trl import *\nGRPOTrainer('out/sft', reward_funcs=len).train()\n",
+    }
+    told = planned(files, lines)
+    assert told.route == right and not told.alternatives
