@@ -369,3 +369,30 @@ def test_lines_that_an_agent_gave_to_a_shell(lines: list[str], right: str) -> No
     }
     told = planned(files, lines)
     assert told.route == right and not told.alternatives
+
+
+PAIR = """import torch
+from transformers import AutoModelForCausalLM
+a = AutoModelForCausalLM.from_pretrained("a")
+b = AutoModelForCausalLM.from_pretrained("b")
+sa, sb = a.state_dict(), b.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("for k in sa: sa[k].mul_(0.5).add_(sb[k], alpha=0.5)\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.lerp_(q.data, 0.5)\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data = 0.5 * p.data + 0.5 * q.data\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.copy_((p.data + q.data) / 2)\n", "model-averaging"),
+        (
+            "for (n, p), (_, q) in zip(a.named_parameters(), b.named_parameters()): p.data = (p.data + q.data) / 2\n",
+            "model-averaging",
+        ),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.copy_(q.data)\n", "unknown"),
+        ("for p in a.parameters(): p.data.add_(torch.randn_like(p), alpha=1e-4)\n", "unknown"),
+    ],
+)
+def test_two_models_side_by_side(text: str, right: str) -> None:
+    assert planned({"a.py": PAIR + text + "a.load_state_dict(sa)\na.save_pretrained('out')\n"}).route == right

@@ -408,8 +408,8 @@ def _handed_script(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None
 def statement(walk: Walk, node: ast.stmt, scope: Scope, arms: Arms) -> None:
     """Notes what a statement means that is no call."""
     _note(walk, given.of_assignment(node, scope, walk.values))
-    if isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
-        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))
     why = averaging(node, scope, walk.values)
     if why is not None:
         walk.add(event("average", node, scope, arms, route=Route.AVERAGING, why=why))
+    elif isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
+        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))
