@@ -23,13 +23,15 @@ def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
 
 
 def steps(run: RunSummary, axis: Axis) -> statistics.Curve | None:
-    """A run's improvement as steps along `axis`; None if its cost or its base model's score is unknown."""
+    """A run's improvement as steps along `axis`; None if its cost, its base model's score or its course is unknown."""
     base = run.baseline_feedback.score if run.baseline_feedback is not None else None
     spent, end = _spent(run, axis), _end(run, axis)
     if base is None or end is None:
         return None
     scored = [point for point in run.trajectory if point.score is not None]
     if any(point.submission_id not in spent for point in scored):
+        return None
+    if run.best_feedback is not None and not scored:  # imported, without its scores.json
         return None
     found = [(spent[point.submission_id], point.score - base) for point in scored if point.score is not None]
     return statistics.Curve(found, max([end, *(x for x, _ in found)]))

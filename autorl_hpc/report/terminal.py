@@ -90,7 +90,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
         between = fmt.share_between(all_of.probability_low, all_of.probability_high)
         console.print(
             Text(
-                f"over {len(all_of.tasks)} tasks, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
+                f"over {len(all_of.tasks)} task{'' if len(all_of.tasks) == 1 else 's'}, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
                 f"{interval}, p {fmt.p_value(all_of.p_value)} (least possible {fmt.p_value(all_of.p_least)}), P(A better) "
                 f"{better:.2f} {between}"
             )

@@ -307,7 +307,9 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str], unproven: set[int])
     alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
     if met and alone:
-        notes.append(f"{alone} rows have runs on one side only, or under conditions that the other side has not")
+        notes.append(
+            f"{alone} row{' has' if alone == 1 else 's have'} runs on one side only, or under conditions that the other side has not"
+        )
     if ambiguous:
         names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
         notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")

@@ -288,6 +288,13 @@ def test_only_the_table_is_left(tmp_path: Path) -> None:
     assert all(any("only its row" in note for note in run.notes) for run in (codex, openhands))
 
 
+def test_a_run_of_which_only_the_best_is_known_has_no_course(tmp_path: Path) -> None:
+    results(tmp_path, [row(Path("/gone/workspace/gsm8k/20260203T143005_openhands"))])
+    (cell,) = api.build([tmp_path]).groups[0].cells
+    assert cell.improvement is not None and cell.improvement.mean > 0
+    assert all((curve.n, curve.unknown, curve.points) == (0, 1, ()) for curve in cell.scaling), "no line at 0"
+
+
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     folder = workspace(tmp_path, GOOD[:1])
     meta = json.loads((folder / "run_meta.json").read_text())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from treemaker import Tree
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import api
+from autorl_hpc.report.terminal import print_comparison
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +137,16 @@ def test_the_command_writes_prints_and_answers_in_json(runs: Path, monkeypatch: 
     before = {p.name: p.read_bytes() for p in folder.glob("compare.*")}
     CliRunner().invoke(app, where)
     assert before == {p.name: p.read_bytes() for p in folder.glob("compare.*")} and len(before) == 3
+
+
+def test_one_row_and_one_task_are_told_as_one(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "x")
+    for seed in range(3):
+        tree.finished(seed, 50 + seed)
+        tree.finished(seed, 60 + seed, agent="other")
+    tree.finished(0, 50, mode="rl-only")
+    found = api.compare(api.build([tree.path]), "sft", "other")
+    assert any(note.startswith("1 row has runs on one side only") for note in found.notes)
+    shown = io.StringIO()
+    print_comparison(found, Console(file=shown, width=200), tmp_path)
+    assert "over 1 task, leaderboard" in shown.getvalue()

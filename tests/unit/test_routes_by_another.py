@@ -259,3 +259,140 @@ def test_a_helper_that_mixes_two_state_dicts() -> None:
     text = "from safetensors.torch import load_file, save_file\nA = load_file('a')\nB = load_file('b')\n"
     text += "def mix(t, a, b): return (1 - t) * a + t * b\nsave_file({k: mix(.5, A[k], B[k]) for k in A}, 'c')\n"
     assert planned({"a.py": text}).route == "model-averaging"
+
+
+PICK = """import json, sys, threading
+from trl import *
+given = json.load(open("settings.json"))
+def fit(kind, model):
+    if kind == "sft":
+        t = SFTTrainer(model=model)
+    else:
+        t = GRPOTrainer(model=model, reward_funcs=len)
+    t.train()
+    t.save_model(kind)
+    return kind
+def run(cls, model):
+    t = cls(model=model)
+    t.train()
+    t.save_model("out")
+    return "out"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("k = 'dpo'\nif k == 'sft': T = SFTTrainer\nelse: T = DPOTrainer\nT(model='m').train()\n", {"dpo"}),
+        ("k = sys.argv[1]\nif k == 'sft': T = SFTTrainer\nelif k == 'dpo': T = DPOTrainer\nT('m').train()\n", {"dpo"}),
+        ("match sys.argv[1]:\n  case 'sft': T = SFTTrainer\n  case _: T = DPOTrainer\nT('m').train()\n", {"dpo"}),
+        ("match sys.argv[1]:\n  case 'dpo': T = DPOTrainer\n  case _: T = SFTTrainer\nT('m').train()\n", {"dpo"}),
+        ("T = SFTTrainer\nif given['rl']: T = GRPOTrainer\nT('m').train()\n", {"sft", "grpo"}),
+        ("t = (GRPOTrainer if given['rl'] else SFTTrainer)('m')\nt.train()\n", {"sft", "grpo"}),
+        ("run(GRPOTrainer, run(SFTTrainer, 'base'))\n", {"sft+rl"}),
+    ],
+)
+def test_the_class_is_the_one_that_was_picked(text: str, right: set[str]) -> None:
+    told = planned({"a.py": PICK + text}, ["python a.py dpo"])
+    assert {told.route.value, *(a.route.value for a in told.alternatives)} == right
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for k in ('sft', 'rl'): m = fit(k, m)\n",
+        "S = ['sft', 'rl']\nfor k in S: m = fit(k, m)\n",
+        "for i, k in enumerate(['sft', 'rl']): m = fit(k, m)\n",
+        "for k, lr in (('sft', 1e-5), ('rl', 1e-6)): m = fit(k, m)\n",
+        "for s in [{'kind': 'sft'}, {'kind': 'rl'}]: m = fit(s['kind'], m)\n",
+    ],
+)
+def test_stages_in_a_loop_come_one_after_the_other(loop: str) -> None:
+    assert planned({"a.py": PICK + "m = 'base'\n" + loop}).route == "sft+rl"
+
+
+def test_classes_in_a_loop_both_run() -> None:
+    told = planned({"a.py": PICK + "for T in (SFTTrainer, GRPOTrainer): m = run(T, m)\n"})
+    assert {told.route.value, *(a.route.value for a in told.alternatives)} == {"sft", "grpo", "sft+rl"}
+
+
+def test_a_loop_over_what_nobody_knows_leaves_it_open() -> None:
+    told = planned({"a.py": PICK + "m = 'base'\nfor k in given['stages']: m = fit(k, m)\n"})
+    assert {told.route.value, *(a.route.value for a in told.alternatives)} == {"sft", "grpo"}
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        "threading.Thread(target=t.train).start()",
+        "ThreadPoolExecutor().submit(t.train).result()",
+        "asyncio.run(asyncio.to_thread(t.train))",
+        "notebook_launcher(t.train, num_processes=2)",
+    ],
+)
+def test_a_trainer_that_is_handed_over_is_run(runs: str) -> None:
+    text = "import asyncio, threading\nt = GRPOTrainer('m', reward_funcs=len)\n"
+    assert planned({"a.py": "from trl import GRPOTrainer\n" + text + runs}).route == "grpo"
+
+
+def test_samples_are_kept_by_whatever_is_compared_with_what_they_say() -> None:
+    samples = """import json
+from vllm import LLM
+rows = LLM("b").generate(prompts)
+with open("kept.jsonl", "w") as file:
+    for row, a in zip(rows, known):
+        for c in row.outputs:
+            if extract(c.text) == a:
+                file.write(json.dumps({"text": c.text}))
+"""
+    train = "from trl import SFTTrainer\nSFTTrainer('b', train_dataset=load('kept.jsonl')).train()\n"
+    files = {"a.py": samples, "b.py": train}
+    assert planned(files, ["python a.py", "python b.py"]).route == "rejection-sampling"
+    files["a.py"] = samples.replace("extract(c.text) == a", "len(c.text) > 9")
+    assert planned(files, ["python a.py", "python b.py"]).route == "sft"
+
+
+@pytest.mark.parametrize(
+    ("lines", "right"),
+    [
+        (["cd code && python s.py"], "sft"),
+        (["cd code && X=1 python s.py && python t.py > log 2>&1 &"], "sft+rl"),
+        (["cd code; python t.py --lr 3 | tee log"], "grpo"),
+        (["cd code && python s.py && python t.py", "python s.py", "python t.py"], "sft+rl"),
+        (["python -c 'import t; t.x'"], "grpo"),
+    ],
+)
+def test_lines_that_an_agent_gave_to_a_shell(lines: list[str], right: str) -> None:
+    files = {
+        "s.py": "from trl import *\nt = SFTTrainer('m')\nt.train()\nt.save_model('out/sft')\n",
+        "t.py": "from trl import *\nGRPOTrainer('out/sft', reward_funcs=len).train()\n",
+    }
+    told = planned(files, lines)
+    assert told.route == right and not told.alternatives
+
+
+PAIR = """import torch
+from transformers import AutoModelForCausalLM
+a = AutoModelForCausalLM.from_pretrained("a")
+b = AutoModelForCausalLM.from_pretrained("b")
+sa, sb = a.state_dict(), b.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("for k in sa: sa[k].mul_(0.5).add_(sb[k], alpha=0.5)\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.lerp_(q.data, 0.5)\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data = 0.5 * p.data + 0.5 * q.data\n", "model-averaging"),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.copy_((p.data + q.data) / 2)\n", "model-averaging"),
+        (
+            "for (n, p), (_, q) in zip(a.named_parameters(), b.named_parameters()): p.data = (p.data + q.data) / 2\n",
+            "model-averaging",
+        ),
+        ("for p, q in zip(a.parameters(), b.parameters()): p.data.copy_(q.data)\n", "unknown"),
+        ("for p in a.parameters(): p.data.add_(torch.randn_like(p), alpha=1e-4)\n", "unknown"),
+    ],
+)
+def test_two_models_side_by_side(text: str, right: str) -> None:
+    assert planned({"a.py": PAIR + text + "a.load_state_dict(sa)\na.save_pretrained('out')\n"}).route == right

@@ -31,7 +31,7 @@ def averaging(node: ast.stmt, scope: Scope, values: Values) -> str | None:
         return None
     if any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.MatMult) for each in near):
         return None  # B @ A: an adapter that is merged
-    if any(_by_key(each, scope) or _mixed(each, scope, values) for each in near):
+    if _side_by_side(node, scope) or any(_by_key(each, scope) or _mixed(each, scope, values) for each in near):
         return "weights of several models are added up, tensor by tensor"
     return None
 
@@ -46,7 +46,7 @@ def _by_key(node: ast.AST, scope: Scope) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name == "lerp":
             return len(_dicts(node)) >= 2
-        if name in ("add_", "lerp_") and isinstance(node.func, ast.Attribute) and _key(node.func.value) is not None:
+        if name in ("add_", "lerp_") and isinstance(node.func, ast.Attribute) and _key(_changed(node)) is not None:
             return not any(isinstance(n, ast.Attribute) and n.attr.startswith("rand") for n in ast.walk(node))
         if name in ("stack", "sum", "mean") and node.args:
             inner = node.args[0]
@@ -55,6 +55,40 @@ def _by_key(node: ast.AST, scope: Scope) -> bool:
                 return any(d in over for d, _ in _dicts(inner.elt)) and _of_weights(inner, scope)
             if isinstance(inner, (ast.List, ast.Tuple)):
                 return len(_dicts(inner)) >= 2
+    return False
+
+
+def _changed(node: ast.AST) -> ast.AST:
+    """What a chain of calls works on: `a` of `a.mul_(0.5).add_(b)`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node
+
+
+def _side_by_side(node: ast.stmt, scope: Scope) -> bool:
+    """`p.data = (p.data + q.data) / 2` in a loop over the parameters of two models."""
+    target: ast.AST
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+    elif isinstance(node, ast.AugAssign):
+        target = node.target
+    else:
+        target = _changed(node.value) if isinstance(node, ast.Expr) else node
+    while isinstance(target, (ast.Attribute, ast.Subscript)):
+        target = target.value
+    near = list(islice(ast.walk(node), 200))
+    added = isinstance(node, ast.AugAssign) or any(
+        (isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add))
+        or (isinstance(n, ast.Attribute) and n.attr in ("add_", "lerp_", "lerp"))
+        for n in near
+    )
+    if not added or not isinstance(target, ast.Name):
+        return False
+    others = {n.id for n in near if isinstance(n, ast.Name)} - {target.id}
+    for bound in scope.names.get(target.id, [])[:4]:
+        walked = sum(isinstance(n, ast.Attribute) and n.attr in _PARAMETERS for n in islice(ast.walk(bound.expr), 50))
+        if bound.how == "part" and walked >= 2:
+            return any(b.expr is bound.expr for name in others for b in scope.names.get(name, []))
     return False
 
 

@@ -13,7 +13,7 @@ from autorl_hpc.report.routes import given, losses, trainers
 from autorl_hpc.report.routes.averages import averaging, changes_weights
 from autorl_hpc.report.routes.commands import split, understood
 from autorl_hpc.report.routes.events import Event, What
-from autorl_hpc.report.routes.flow import Flow, filters, flow, generates, judges
+from autorl_hpc.report.routes.flow import Flow, about_samples, filters, flow, generates, judges
 from autorl_hpc.report.routes.kinds import Const, Lib, Lit, Made, Value
 from autorl_hpc.report.routes.names import API_CLIENTS
 from autorl_hpc.report.routes.scopes import Scope, statements
@@ -72,7 +72,7 @@ def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arm
     _trainer_made(walk, node, targets, scope, arms)
     _note(walk, given.of_call(node, targets, attr, scope, walk.values))
     if attr in ("train", "step", "fit") and isinstance(func, ast.Attribute):
-        _trained(walk, func, node, scope, arms)
+        _trained(walk, func, scope, arms)
     if attr == "backward" and isinstance(func, ast.Attribute):
         _loop(walk, node, func, scope, arms)
     if generates(node, scope, walk.values):
@@ -110,11 +110,15 @@ def _root(func: ast.expr) -> str:
 
 
 def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arms: Arms) -> None:
-    for target in targets:
-        told = trainers.of_class(target, node, scope, walk.values)
-        if told is None or id(node) in walk.trainers:
-            continue
-        made = event("made", node, scope, arms, route=told.route or Route.UNKNOWN, why=told.why)
+    told_of = [trainers.of_class(target, node, scope, walk.values) for target in targets]
+    several = list({told.route: told for told in reversed(told_of) if told is not None}.values())[::-1]
+    known = walk.trainers.get(id(node))
+    if known is not None and (len(several) != 1 or known.route is (several[0].route or Route.UNKNOWN)):
+        return
+    walk.trained.discard(id(node))
+    for number, told in enumerate(several):  # which class it is may be undecided: each is a branch of its own
+        own = arms if len(several) == 1 else (*arms, (f"{scope.source.path}:{node.lineno}:class", number))
+        made = event("made", node, scope, own, route=told.route or Route.UNKNOWN, why=told.why)
         made.tags.add("policy" if told.route is not None else "no-policy")
         made.models = trainers.models(node, scope, walk.values)
         made.objects = trainers.objects(node, scope, walk.values)
@@ -122,7 +126,10 @@ def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: S
         if trainers.is_idle(node, scope, walk.values):
             made.tags.add("idle")
         _told_by_data(made, node, scope, walk.values)
-        walk.trainers[id(node)] = made
+        if number == 0:
+            walk.trainers[id(node)] = first = made
+        else:
+            walk.beside.setdefault(id(first), []).append(made)
 
 
 def _told_by_data(made: Event, node: ast.Call, scope: Scope, values: Values) -> None:
@@ -146,12 +153,21 @@ def _told_by_flow(made: Event, found: Flow, values: Values) -> None:
             made.elsewhere = True
 
 
-def _trained(walk: Walk, func: ast.Attribute, node: ast.Call, scope: Scope, arms: Arms) -> None:
+def handed_over(walk: Walk, what: ast.expr, scope: Scope, arms: Arms) -> None:
+    """`Thread(target=trainer.train)`: whoever gets it runs it."""
+    if not isinstance(what, ast.Attribute) or what.attr != "train":
+        return
+    if any(isinstance(v, Made) and id(v.call) in walk.trainers for v in walk.values.of(what.value, scope)):
+        _trained(walk, what, scope, arms)
+
+
+def _trained(walk: Walk, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
     receivers = walk.values.of(func.value, scope)
     made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
     if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
         made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
-    for trainer in walk.current(func.value, scope, made):
+    now = walk.current(func.value, scope, made)
+    for trainer in [each for one in now for each in (one, *walk.beside.get(id(one), ()))]:
         if func.attr == "step" and trainer.route is not Route.PPO:
             continue
         walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}
@@ -293,7 +309,7 @@ def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms
     target = _target_of(node, func)
     made.writes = paths(flow(target, scope, walk.values), walk.values) if target is not None else frozenset()
     if made.writes and (made.sampled or made.reads):
-        made.kept = filters(found, walk.values) is not None or _kept_around(node, scope)
+        made.kept = filters(found, walk.values) is not None or _kept_around(node, scope, walk.values)
         made.reads -= made.writes
         walk.add(made)
 
@@ -318,12 +334,12 @@ def _target_of(node: ast.Call, func: ast.Attribute) -> ast.expr | None:
     return node.args[0] if node.args else None
 
 
-def _kept_around(node: ast.Call, scope: Scope) -> bool:
+def _kept_around(node: ast.Call, scope: Scope, values: Values) -> bool:
     """Whether a condition on an answer stands around a statement."""
     body = getattr(scope.node, "body", [])
     for statement, tests in statements(body if isinstance(body, list) else []):
         if isinstance(statement, ast.Expr) and statement.lineno <= node.lineno <= (statement.end_lineno or 0):
-            return any(judges(test) for test in tests)
+            return any(judges(test) or about_samples(test, scope, values) for test in tests)
     return False
 
 
@@ -392,8 +408,8 @@ def _handed_script(walk: Walk, node: ast.Call, scope: Scope, arms: Arms) -> None
 def statement(walk: Walk, node: ast.stmt, scope: Scope, arms: Arms) -> None:
     """Notes what a statement means that is no call."""
     _note(walk, given.of_assignment(node, scope, walk.values))
-    if isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
-        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))
     why = averaging(node, scope, walk.values)
     if why is not None:
         walk.add(event("average", node, scope, arms, route=Route.AVERAGING, why=why))
+    elif isinstance(node, (ast.Expr, ast.AugAssign)) and changes_weights(node, scope):
+        walk.add(event("change", node, scope, arms, why="weights are changed by hand"))

@@ -12,6 +12,9 @@ from typing import Literal
 
 Kind = Literal["script", "module", "inline", "shell", "shell-text", "program", "other"]
 
+_BETWEEN = frozenset({"&&", "||", ";", "|"})
+"""Of a shell, between two commands. A process's own arguments hold none of them alone."""
+
 MAX_COMMAND_CHARS = 20_000
 """A command line beyond it holds a program's text; its beginning says what it is."""
 
@@ -76,6 +79,14 @@ def split(line: str) -> list[str]:
 def command_of(line: str) -> Command:
     """The command that a line is. An agent runs the same one again and again."""
     return understood(split(line))
+
+
+def seen(line: str) -> Command:
+    """The command that a line is, as a process has it or as an agent gave it to a shell: `cd code && python train.py`."""
+    words = split(line)
+    if any(word in _BETWEEN or (word[-1:] == ";" and len(word) > 1) for word in words):
+        return Command("shell-text", line[:MAX_COMMAND_CHARS])
+    return understood(words)
 
 
 def understood(words: Sequence[str]) -> Command:

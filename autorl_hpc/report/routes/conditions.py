@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autorl_hpc.report.routes.constants import COMPARISONS
 from autorl_hpc.report.routes.kinds import Const, Lit
-from autorl_hpc.report.routes.scopes import Scope
+from autorl_hpc.report.routes.scopes import Bound, Scope
 
 if TYPE_CHECKING:
     from autorl_hpc.report.routes.values import Values
@@ -38,6 +39,15 @@ def truth(values: Values, test: ast.expr, scope: Scope, depth: int = 0) -> bool 
         truths = {bool(v.value) for v in found if isinstance(v, Const)}
         return truths.pop() if len(truths) == 1 else None
     return None
+
+
+def possible(values: Values, bindings: Sequence[Bound], scope: Scope, depth: int) -> Sequence[Bound]:
+    """The bindings of a name that no condition rules out; all if none is left."""
+    if len(bindings) < 2:
+        return bindings
+    asked = bindings[-2 * MAX_DEPTH :]
+    kept = [b for b in asked if not any(truth(values, test, scope, depth + 1) is False for test in b.tests)]
+    return kept or bindings
 
 
 def _compared(values: Values, left: ast.expr, op: ast.cmpop, right: ast.expr, scope: Scope, depth: int) -> bool | None:

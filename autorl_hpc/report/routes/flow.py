@@ -159,7 +159,7 @@ def _is_random(targets: object, func: ast.Attribute) -> bool:
 def filters(made: Flow, values: Values) -> ast.AST | None:
     """The condition or choice by which samples are kept; None: all are."""
     for test, scope in made.tests[:30]:
-        if judges(test) or _about_samples(test, scope, values):
+        if judges(test) or about_samples(test, scope, values):
             return test
     for node, _ in made.nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Compare, ast.BinOp)) and judges(node.slice):
@@ -173,7 +173,7 @@ def filters(made: Flow, values: Values) -> ast.AST | None:
     return None
 
 
-def _about_samples(test: ast.expr, scope: Scope, values: Values) -> bool:
+def about_samples(test: ast.expr, scope: Scope, values: Values) -> bool:
     """Whether a condition is about what a model answered, and more than about its length."""
     called_names = {called(n, scope, values) for n in islice(ast.walk(test), 100) if isinstance(n, ast.Call)}
     compared = any(isinstance(n, ast.Compare) for n in islice(ast.walk(test), 100))

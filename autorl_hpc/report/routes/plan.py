@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from autorl_hpc.report.routes import configs
-from autorl_hpc.report.routes.commands import split, understood
+from autorl_hpc.report.routes.commands import seen
 from autorl_hpc.report.routes.decide import Decision, decided
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.follow import Follower, followed
@@ -58,7 +58,7 @@ def follow(
     kept = cache.get(_LAST) if cache is not None else None
     if isinstance(kept, tuple) and kept[0] == question and isinstance(kept[1], Follower):
         return kept[1]
-    follower = followed(known, [understood(split(line)) for line in chosen])
+    follower = followed(known, [seen(line) for line in chosen])
     if cache is not None:
         cache[_LAST] = (question, follower)
     return follower

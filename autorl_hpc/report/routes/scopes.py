@@ -122,7 +122,7 @@ class Scopes:
 def statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, tuple[ast.expr, ...]]]:
     """Statements of a body, blocks opened but for functions and classes, with the conditions on them.
 
-    `if not x: continue` is a condition on what follows it.
+    `if not x: continue` is a condition on what follows it. A condition that must not hold stands as `not x`.
     """
     waiting: list[tuple[list[ast.stmt], int, tuple[ast.expr, ...]]] = [(body, 0, ())]
     while waiting:
@@ -131,12 +131,12 @@ def statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, tuple[ast.expr,
             continue
         statement = block[at]
         guard = isinstance(statement, ast.If) and _leaves(statement.body)
-        after = (*tests, statement.test)[-20:] if guard and isinstance(statement, ast.If) else tests
+        after = (*tests, _not(statement.test))[-20:] if guard and isinstance(statement, ast.If) else tests
         waiting.append((block, at + 1, after))
         yield statement, tests
         if isinstance(statement, ast.If):
-            inner = (*tests, statement.test)[-20:]
-            waiting += [(statement.orelse, 0, inner), (statement.body, 0, inner)]
+            waiting.append((statement.orelse, 0, (*tests, _not(statement.test))[-20:]))
+            waiting.append((statement.body, 0, (*tests, statement.test)[-20:]))
         elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
             waiting += [(statement.orelse, 0, tests), (statement.body, 0, tests)]
         elif isinstance(statement, (ast.With, ast.AsyncWith)):
@@ -146,7 +146,26 @@ def statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, tuple[ast.expr,
             waiting += [(handler.body, 0, tests) for handler in statement.handlers]
             waiting.append((statement.body, 0, tests))
         elif isinstance(statement, ast.Match):
-            waiting += [(case.body, 0, tests) for case in reversed(statement.cases)]
+            waiting += [(case.body, 0, (*tests, *own)[-20:]) for case, own in reversed(_cases(statement))]
+
+
+def _not(test: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
+
+
+def _cases(statement: ast.Match) -> list[tuple[ast.match_case, tuple[ast.expr, ...]]]:
+    """The cases, each with its conditions: of plain values that it is this one, and none before it."""
+    found: list[tuple[ast.match_case, tuple[ast.expr, ...]]] = []
+    before: tuple[ast.expr, ...] = ()
+    for case in statement.cases:
+        own: tuple[ast.expr, ...] = ()
+        if isinstance(case.pattern, ast.MatchValue):
+            same = ast.Compare(statement.subject, [ast.Eq()], [case.pattern.value])
+            own = (ast.copy_location(same, statement.subject),)
+        found.append((case, (*before, *own)))
+        if own and case.guard is None:
+            before = (*before, _not(own[0]))
+    return found
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

@@ -136,7 +136,7 @@ class Values:
             return self._parameter(name, scope, depth)
         if name in scope.names:
             found: list[Value] = []
-            for bound in scope.names[name][-MAX_VALUES:]:
+            for bound in conditions.possible(self, scope.names[name], scope, depth)[-MAX_VALUES:]:
                 if bound.how == "value":
                     found += self.of(bound.expr, scope, depth + 1)
                 elif bound.how == "part":

@@ -14,6 +14,7 @@ from autorl_hpc.report.routes.kinds import Args, Cls, Func, Lib, Made
 from autorl_hpc.report.routes.reading import Source
 from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.shell import Arms
+from autorl_hpc.report.routes.turns import turns
 from autorl_hpc.report.routes.values import Values
 
 MAX_DEPTH = 25
@@ -43,6 +44,8 @@ class Walk:
         self.events: list[Event] = []
         self.trainers: dict[int, Event] = {}
         """Trainers that were made, by their call."""
+        self.beside: dict[int, list[Event]] = {}
+        """By a trainer's event: what the same call makes where its class is another one."""
         self.trained: set[int] = set()
         self._touched: list[int] = []
         """Calls that make trainers, as often as the walk comes to one."""
@@ -99,7 +102,8 @@ class Walk:
             return self._if(node, scope, arms)
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._expressions(node.iter, scope, arms)
-            self._body(node.body, scope, arms)
+            for _ in turns(node, scope, self.values):
+                self._body(node.body, scope, arms)
             self._body(node.orelse, scope, arms)
         elif isinstance(node, ast.While):
             if self.values.truth(node.test, scope) is False:
@@ -247,9 +251,10 @@ class Walk:
         inner.bound = {name: [*before.get(name, []), *own.get(name, [])][:MAX_BOUND] for name in {**before, **own}}
 
     def _handed_over(self, argument: ast.expr, scope: Scope, arms: Arms) -> None:
-        """Functions given to others (a pool, a launcher, a trainer) are run by these."""
+        """Functions given to others (a pool, a launcher, a thread, a trainer) are run by these."""
         elements = argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]
         for element in elements[:20]:
+            calls.handed_over(self, element, scope, arms)
             if isinstance(element, (ast.Name, ast.Attribute, ast.Lambda)):
                 for value in self.values.of(element, scope):
                     if isinstance(value, Func):
