@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.environments import IMAGE, VENV, find_environment
@@ -98,6 +99,10 @@ def agent_environment(
     return env
 
 
+_CARRIED: Final = "AUTORL_CARRIED_"
+_TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; unset "$each"; done; unset each; exec "$@"'
+
+
 def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Takes the variables of an agent's definition out of `env`, but for those that ours stand above.
 
@@ -106,9 +111,14 @@ def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
     return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
 
 
-def with_variables(own: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """`command` with further variables, which nothing before it has."""
-    return ["env", *(f"{name}={value}" for name, value in own.items()), *command] if own else list(command)
+def carried(own: Mapping[str, str]) -> dict[str, str]:
+    """Variables under names that mean nothing to anybody, until `with_carried` gives them their own; argv would show them to all."""
+    return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
+
+
+def with_carried(command: Sequence[str]) -> list[str]:
+    """`command` with the variables that its environment carries, which nothing before it has."""
+    return ["bash", "-c", _TAKE_UP, "bash", *command]
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:

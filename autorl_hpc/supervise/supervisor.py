@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,12 @@ from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.ending import BY_SIGNAL, Ending
 from autorl_hpc.supervise.environment import (
     agent_environment,
+    carried,
     driver_environment,
     environment_image,
     environment_venv,
     take_own,
-    with_variables,
+    with_carried,
 )
 from autorl_hpc.supervise.gateway import Gateway
 from autorl_hpc.supervise.gpus import gpus_of_job
@@ -192,7 +194,9 @@ class Supervisor:
             if gateway is not None:
                 env.update(driver_environment(gateway.spec, gateway.url, gateway.token))
             own = take_own(env, file.env)
-            plain = {name: value for name, value in plain.items() if name not in own}
+            env.update(carried(own))
+            asked = {name: value for name, value in own.items() if name != "PYTHONPATH"}  # see note_version
+            plain = {**{name: value for name, value in plain.items() if name not in own}, **carried(asked)}
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)
             self.chain.write(EntryKind.SANDBOX, used)
@@ -201,8 +205,10 @@ class Supervisor:
             lay = functools.partial(laying.lay, path, self.root, record, task, agent, sandbox.placing, prompt)
             self.stops.patiently(lay, is_cluster_error)
             workspace.write(None, "run_meta.json", meta)
-            asked = {name: value for name, value in own.items() if name != "PYTHONPATH"}  # see note_version
-            inside = lambda command: sandbox.argv(with_variables(asked, command))  # noqa: E731
+
+            def inside(command: Sequence[str]) -> list[str]:
+                return sandbox.argv(with_carried(command) if own else command)
+
             note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
             watching = Watching(
                 self.experiment, self.run, self.chain, self.stops, clock, limits, workspace, intake, gateway
@@ -212,7 +218,7 @@ class Supervisor:
                 record=record,
                 agent=agent,
                 workspace=path,
-                argv=lambda script: sandbox.argv(with_variables(own, ["bash", str(script)])),
+                argv=lambda script: inside(["bash", str(script)]),
                 env=env,
                 mark=mark,
                 clock=clock,
