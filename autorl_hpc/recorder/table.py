@@ -237,11 +237,9 @@ class ProcessTable:
         self._read_heirs(gone)
         self._account(gone, before)
         for process in gone.values():
-            if process.pidfd is not None and process.status is None:
-                process.status = exit_status(process.pidfd)
             process.ended = True
-            self._release(process)
             self._tell_end(process, changes)
+            self._release(process)
 
     def _read_heirs(self, gone: dict[int, Process]) -> None:
         """Reads again who may have waited for those that are gone: what was read before its child went lacks the child's time, which
@@ -257,6 +255,8 @@ class ProcessTable:
     def _tell_end(self, process: Process, changes: Changes) -> None:
         if not process.told:  # as a zombie it may stay for long
             process.told = True
+            if process.status is None and process.pidfd is not None:  # collected, if only since it was read as a zombie
+                process.status = exit_status(process.pidfd)
             self._stop_waiting(process)
             changes.ended.append(process)
 

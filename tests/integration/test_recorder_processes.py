@@ -280,6 +280,29 @@ def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) ->
     assert ended(seen, "sleep 300.25").exit_code in (-signal.SIGKILL, None)
 
 
+def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
+    watched: type[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, subprocess, time\nos.mkfifo('a')\nchild = subprocess.Popen(['sh', '-c', 'cat a; exit 5'])\n"
+        "while not os.path.exists('collect'): time.sleep(0.01)\nchild.wait()" + UNTIL_COUNTED
+    )
+    one = watched(sys.executable, "-c", code)
+
+    def collected_meanwhile(pid: int) -> bool:
+        (one.folder / "w" / "collect").touch()
+        wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "its collection")
+        return False
+
+    one.until_begun("sh -c 'cat a; exit 5'", "cat a")
+    monkeypatch.setattr(table_module, "_may_know", collected_meanwhile)
+    one.let("a")
+    one.until_ended("sh -c 'cat a; exit 5'")
+    (one.folder / "w" / "counted").touch()
+    expected = (5,) if KERNEL >= (6, 15) else (None,)
+    assert ended(one.close(), "sh -c 'cat a; exit 5'").exit_code in expected
+
+
 def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes_module, "BURST", 50)
     monkeypatch.setattr(processes_module, "LONG_S", 1.0)

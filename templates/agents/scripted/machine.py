@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -255,6 +256,22 @@ def _save_merged(plain: Any, state: Mapping[str, Any], base: Path, out: Path, dt
     fresh = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), lora_config())
     set_peft_model_state_dict(fresh, adapters)
     fresh.merge_and_unload().to(dtype).save_pretrained(out)
+
+
+def finish(accelerator: Any, out: Path) -> None:
+    """The end of a training: marks the stage as finished, so that it is not done again, and ends the processes.
+
+    Several of them end without destructors. That of gloo, with Python's lock held, waits for a thread which may be waiting
+    for that lock (torch 2.13): a finished training would stand still until the budget is used up.
+    """
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        done(out)
+    if accelerator.num_processes > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    accelerator.end_training()
 
 
 def done(out: Path) -> None:

@@ -69,9 +69,7 @@ def main() -> None:
         policy.save(given.out)
     elif policy.accelerator.is_main_process:
         shutil.copytree(given.model, given.out, dirs_exist_ok=True)  # there was no time for any
-    if policy.accelerator.is_main_process:
-        machine.done(given.out)
-    policy.accelerator.end_training()
+    machine.finish(policy.accelerator, given.out)
 
 
 class Rounds:

@@ -140,9 +140,7 @@ def main() -> None:
     states = given.out.with_name(f"state-{given.out.name}")
     Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)
     policy.save(given.out)
-    if policy.accelerator.is_main_process:
-        machine.done(given.out)
-    policy.accelerator.end_training()
+    machine.finish(policy.accelerator, given.out)
 
 
 if __name__ == "__main__":

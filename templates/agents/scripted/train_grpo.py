@@ -89,8 +89,7 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=machine.last_state(Path(trainer.args.output_dir)))
     machine.save(trainer.accelerator, trainer.model_wrapped, chosen.model, chosen.out, lora=chosen.lora)
-    if trainer.accelerator.is_main_process:
-        machine.done(chosen.out)
+    machine.finish(trainer.accelerator, chosen.out)
 
 
 def early(trainer: Any, chosen: Any, workspace: Path) -> None:

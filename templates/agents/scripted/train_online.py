@@ -51,9 +51,7 @@ def main() -> None:
     with Pool(source, episodes.workers_here(machine.processes())) as pool:
         run = Run(policy, goals, held_out, pool, meta["recipe"], sizes, given.out, workspace)
         run.train(moment, given.iterations or NEVER)
-    if policy.accelerator.is_main_process:
-        machine.done(given.out)
-    policy.accelerator.end_training()
+    machine.finish(policy.accelerator, given.out)
 
 
 class Run:
