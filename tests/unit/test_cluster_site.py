@@ -12,7 +12,6 @@ from autorl_hpc.records.cluster import ClusterProfile
 
 clients = ourjobs.clients
 
-
 PARTITIONS = [
     "PartitionName=gpu AllowGroups=ALL Default=NO DefaultTime=01:00:00 MaxNodes=UNLIMITED MaxTime=1-00:00:00 State=UP",
     "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=NONE OverTimeLimit=NONE MaxTime=04:00:00 State=UP",

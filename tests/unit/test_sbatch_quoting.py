@@ -16,7 +16,6 @@ from autorl_hpc.errors import AutorlError
 
 no_habits = jobscripts.no_habits
 
-
 AWKWARD = [
     "plain",
     "with space",

@@ -20,7 +20,6 @@ from autorl_hpc.launch.environment import job_environment
 
 no_habits = jobscripts.no_habits
 
-
 STORED = Path(__file__).parent / "scripts"
 RENEW = "AUTORL_RENEW_SCRIPTS"
 
@@ -57,7 +56,7 @@ def test_no_stored_script_is_left_over() -> None:
     assert {path.stem for path in STORED.iterdir()} == set(CASES)
 
 
-# reading a script as sbatch does
+# what is asked for
 
 
 def test_what_an_agents_job_asks_for() -> None:
