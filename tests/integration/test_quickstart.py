@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.files.jobs import alive_jobs
-from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
 from autorl_hpc.launch.cancel import cancel_runs
@@ -30,11 +31,23 @@ def newcomer(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])}
 
 
-def view_of(experiment: ExperimentDir, agent: str) -> RunView:
+def run_of(experiment: ExperimentDir, agent: str) -> RunDir:
     """The run of one agent."""
     runs: list[str] = json.loads(experiment.resolved.read_text())["runs"]
     (run_id,) = [run_id for run_id in runs if run_id.startswith(f"arithmetic-{agent}-tiny-")]
-    return RunView.of(Ledger(experiment.run(run_id)).read())
+    return experiment.run(run_id)
+
+
+def view_of(experiment: ExperimentDir, agent: str) -> RunView:
+    """What its ledger says."""
+    return RunView.of(Ledger(run_of(experiment, agent)).read())
+
+
+def story_of(experiment: ExperimentDir, agent: str) -> dict[str, Any]:
+    """What its report tells."""
+    summary: dict[str, Any] = json.loads((run_of(experiment, agent).path / "report" / "summary.json").read_text())
+    story: dict[str, Any] = summary["story"]
+    return story
 
 
 def report_score(experiment: ExperimentDir, agent: str) -> float:
@@ -102,3 +115,5 @@ def _ends_soon(experiment: ExperimentDir) -> bool:
     while alive_jobs(experiment) and time.monotonic() < deadline:
         time.sleep(0.2)
     return not alive_jobs(experiment)
+    for agent in ("sft", "sft-grpo"):  # conditions in a start script are no failures of its programs
+        assert story_of(experiment, agent)["skill"]["recovered_from"] == 0

@@ -40,9 +40,9 @@ finished() {
   echo "$1: finished before, kept"
 }
 
-# played: whether the task is played in episodes.
+# played: whether the task is played in episodes. Said, not shown by an exit code: a program that fails would count as a failure of the agent's.
 played() {
-  python3 -c 'import json; raise SystemExit(not json.load(open("run_meta.json"))["recipe"].get("max_steps"))'
+  [[ "$(python3 -c 'import json; print(bool(json.load(open("run_meta.json"))["recipe"].get("max_steps")))')" == True ]]
 }
 
 # train_sft FROM SHARE: supervised training of the model folder FROM with that share of the time left, to output/sft. For a task
