@@ -11,12 +11,13 @@ from autorl_hpc.gateway import headers as head
 from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.call import Call
 from autorl_hpc.gateway.driver import Driver, DriverLost, Sent
+from autorl_hpc.gateway.keyhidden import KeyHidden
 from autorl_hpc.gateway.routes import Route
 from autorl_hpc.gateway.usage import Meter, unpacked
 from autorl_hpc.gateway.usage_stream import WithoutUsage
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, web
+    from aiohttp import web
 
 log = logging.getLogger("autorl_hpc.gateway")
 
@@ -120,7 +121,7 @@ class Passing:
             await made.prepare(request)
         except ConnectionError:
             call.left = True
-        call.whole = await self._pieces(response, made, call, call.meter, without)
+        call.whole = await self._pieces(sent, made, call, call.meter, without)
         if not call.whole and not call.left:
             call.error, call.fault = "the driver's answer broke off", "cluster"
             if request.transport is not None:
@@ -128,12 +129,12 @@ class Passing:
         return made
 
     async def _pieces(
-        self, response: ClientResponse, made: web.StreamResponse, call: Call, meter: Meter, without: WithoutUsage | None
+        self, sent: Sent, made: web.StreamResponse, call: Call, meter: Meter, without: WithoutUsage | None
     ) -> bool:
         """Whether the answer came to its end."""
         from aiohttp import ClientError
 
-        content = response.content
+        content, hidden = sent.response.content, KeyHidden(sent.key)
         deadline = float("inf")
         try:
             while True:
@@ -146,14 +147,18 @@ class Passing:
                     break
                 if call.first_byte_s is None:
                     call.first_byte_s = self._since(call)
-                passed = part if without is None else without.feed(part)
+                shown = hidden.feed(part)
+                passed = shown if without is None else without.feed(shown)
                 if passed and not call.left:
                     call.left = not await _write(made, passed)
                 meter.feed(part)
                 call.answer_bytes += len(part)
                 if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
-                    call.bodies[1].extend(part)
-            if without is not None and (rest := without.end()) and not call.left:
+                    call.bodies[1].extend(shown)
+            rest = hidden.end()
+            if without is not None:
+                rest = without.feed(rest) + without.end()
+            if rest and not call.left:
                 call.left = not await _write(made, rest)
             return True
         except (ClientError, OSError, asyncio.TimeoutError) as error:

@@ -76,11 +76,13 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
     console.print(Text(f"A: {versus.a.name} ({versus.a.counted} of {versus.a.runs} runs counted)"))
     console.print(Text(f"B: {versus.b.name} ({versus.b.counted} of {versus.b.runs} runs counted)"))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    boards = len({one.leaderboard for one in versus.tasks}) > 1
     for name in ("task", "A", "B", "A less B", "p", "Holm", "least p", "P(A better)"):
         table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
     for one in versus.tasks:
         better = one.probability_of_improvement
-        cells = [" ".join(part for part in (one.task, one.what) if part), _over(one.a), _over(one.b)]
+        board = f"leaderboard {one.leaderboard}" if boards else ""
+        cells = [" ".join(part for part in (one.task, one.what, board) if part), _over(one.a), _over(one.b)]
         cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_least))]
         table.add_row(*(Text(cell) for cell in [*cells, fmt.UNKNOWN if better is None else f"{better:.2f}"]))
     console.print(table)

@@ -546,6 +546,17 @@ def test_a_key_that_a_driver_sends_back_in_a_header_stays_here(tmp_path: Path) -
     assert (answer.status, answer.body, answer.headers["X-Echo"]) == (200, b"{}", "Bearer ***")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_key_that_a_driver_quotes_is_stars_of_its_length(tmp_path: Path, stream: bool) -> None:
+    words = f'{{"choices":[{{"delta":{{"content":"you are {KEY}, {KEY[:9]}"}}}}]}}'
+    body = f"data: {words}\n\ndata: [DONE]\n\n" if stream else words
+    kind = "text/event-stream" if stream else "application/json"
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    answer, call = _fixed(tmp_path, (head + body).encode())
+    assert answer.body.decode() == body.replace(KEY, "*" * len(KEY)) and call.status == 200
+    assert KEY[:9] in answer.body.decode(), "a part of it is nothing"
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
 def test_a_packed_error_is_read_before_it_passes(tmp_path: Path, encoding: str) -> None:
     packed = gzip.compress(f"no such key: {KEY}".encode())

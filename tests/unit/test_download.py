@@ -1,85 +1,36 @@
-"""Downloads from a real server on loopback that breaks off, lies, is busy and hangs; and a token that goes nowhere else."""
+"""Downloads from a real server on loopback that breaks off, lies, is busy and hangs; and on a disk that fills up."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from email.utils import formatdate
 from pathlib import Path
 
+import downloads
 import pytest
-from helpers import PATIENCE_S, wait_for
+from downloads import DATA, OTHER, QUICK, SHA, fails, get, left
+from helpers import wait_for
 from web_server import (
     Answer,
     LoopbackServer,
-    clean_environment,
     code,
     cut,
     hangs,
     no_ranges,
-    served,
-    to,
     whole,
 )
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import space
-from autorl_hpc.stage.download import Patience, Pin, fetch
-from autorl_hpc.stage.sources import Address, address_of, hub_file, hub_token
-from autorl_hpc.stage.web import NoNetwork, range_start, range_total, retry_after_s
+from autorl_hpc.stage.download import Pin, fetch
+from autorl_hpc.stage.sources import Address
 from autorl_hpc.stage.work import alone
 
-DATA = bytes(range(256)) * 1000
-SHA = hashlib.sha256(DATA).hexdigest()
-OTHER = DATA[:-1] + b"\0"
-QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.5)
-"""It waits for an answer as long as a busy machine may need for one, and not between two tries."""
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SECRET = "hf_secretsecretsecret"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
-    clean_environment(monkeypatch, tmp_path)
-    with served() as running:
-        yield running
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    made = tmp_path / "place"
-    made.mkdir()
-    return made
-
-
-def get(
-    server: LoopbackServer, place: Path, *answers: Answer, pin: Pin | None = None, patience: Patience = QUICK
-) -> tuple[str, str]:
-    """Fetches /file, which the server answers in turn by `answers`; returns its sha256 and what was said."""
-    if answers:
-        server.answers["/file"] = list(answers)
-    lines: list[str] = []
-    wanted = Pin(sha256=SHA) if pin is None else pin
-    done = fetch(Address(server.url("/file")), place / "file", wanted, say=lines.append, patience=patience)
-    return done.sha256, "\n".join(lines)
-
-
-def fails(server: LoopbackServer, place: Path, *answers: Answer, pin: Pin | None = None) -> AutorlError:
-    with pytest.raises(AutorlError) as caught:
-        get(server, place, *answers, pin=pin)
-    assert caught.value.next_step and not (place / "file").exists()
-    return caught.value
-
-
-def left(place: Path) -> list[str]:
-    return sorted(os.listdir(place))
+server, place = downloads.server, downloads.place
 
 
 def test_a_file_comes_in(server: LoopbackServer, place: Path) -> None:
@@ -266,85 +217,6 @@ def test_packed_bytes_are_refused(server: LoopbackServer, place: Path) -> None:
     assert "sends it packed (gzip)" in error.what
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port at which nobody listens, and that nobody else gets."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "no-such-host.invalid"])
-def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, closed_port: int, host: str) -> None:
-    url = "http://" + host.format(port=closed_port) + "/file?key=abc"
-    with pytest.raises(NoNetwork, match="this node can't reach") as caught:
-        fetch(Address(url), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
-    assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT
-    assert not (place / "file").exists()
-
-
-def test_proxies_of_the_environment_are_used(
-    server: LoopbackServer, place: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", server.url())
-    server.answers["http://files.invalid/file"] = [whole(DATA)]
-    fetch(Address("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert server.seen[0][0] == "http://files.invalid/file"
-    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
-    with pytest.raises(NoNetwork):
-        fetch(Address("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
-
-
-def test_redirects_are_followed(server: LoopbackServer, place: Path) -> None:
-    server.answers["/elsewhere"] = [cut(DATA, 1000), whole(DATA)]
-    assert get(server, place, to(server.url("/elsewhere")))[0] == SHA
-    assert [headers.get("Range") for headers in server.seen_at("/elsewhere")] == [None, "bytes=1000-"]
-
-
-def test_a_redirect_in_a_circle_ends(server: LoopbackServer, place: Path) -> None:
-    assert "answers 302" in fails(server, place, to(server.url("/file"))).what
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:,x"])
-def test_a_redirect_to_something_else_is_refused(server: LoopbackServer, place: Path, url: str) -> None:
-    fails(server, place, to(url))
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl for a certificate")
-    made = (tmp_path / "cert.pem", tmp_path / "key.pem")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run(
-        [*command.split(), "-out", str(made[0]), "-keyout", str(made[1])],
-        check=True,
-        capture_output=True,
-    )
-    return made
-
-
-def test_from_https_only_https_is_followed(
-    server: LoopbackServer, place: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served(certificate) as safe:
-        safe.answers["/good"] = [whole(DATA)]
-        with pytest.raises(AutorlError, match="certificate can't be verified") as caught:
-            fetch(Address(safe.url("/good")), place / "file", Pin(sha256=SHA), patience=QUICK)
-        assert "SSL_CERT_FILE" in (caught.value.next_step or "")
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-        safe.answers["/to-https"] = [to(safe.url("/good"))]
-        fetch(Address(safe.url("/to-https")), place / "file", Pin(sha256=SHA), patience=QUICK)
-        safe.answers["/to-http"] = [to(server.url("/file"))]
-        server.answers["/file"] = [whole(DATA)]
-        with pytest.raises(AutorlError, match="only https is followed"):
-            fetch(Address(safe.url("/to-http")), place / "other", Pin(sha256=SHA), patience=QUICK)
-    assert not server.seen
-
-
 # --- the disk ---
 
 
@@ -390,171 +262,3 @@ def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Pat
     ):
         get(server, place, whole(DATA))
     assert get(server, place)[0] == SHA
-
-
-# --- the Hub's token ---
-
-
-@pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LoopbackServer) -> Path:
-    path = tmp_path / "token"
-    path.write_text(SECRET + "\n")
-    monkeypatch.setenv("HF_TOKEN_PATH", str(path))
-    monkeypatch.setenv("HF_ENDPOINT", server.url())
-    return path
-
-
-def gated(then: Answer) -> Answer:
-    def answer(handler: object) -> None:
-        if handler.headers.get("Authorization") == f"Bearer {SECRET}":  # type: ignore[attr-defined]
-            then(handler)  # type: ignore[arg-type]
-        else:
-            handler.plain(401, b"who are you")  # type: ignore[attr-defined]
-
-    return answer
-
-
-def test_a_gated_file_is_had_with_the_token_and_no_other_host_sees_it(
-    server: LoopbackServer, token: Path, place: Path
-) -> None:
-    with served() as cdn:
-        cdn.answers["/blob"] = [whole(DATA)]
-        server.answers["/org/m/resolve/v1/w"] = [gated(to(server.url("/here")))]
-        server.answers["/here"] = [gated(to(cdn.url("/blob")))]
-        fetch(hub_file("org/m", "v1", "w"), place / "file", Pin(sha256=SHA), patience=QUICK)
-        assert [path for path, _ in cdn.seen] == ["/blob"]
-        assert not any("authorization" in name.lower() for _, headers in cdn.seen for name in headers)
-        assert not any(SECRET in value for _, headers in cdn.seen for value in headers.values())
-    asked = [headers.get("Authorization") for headers in server.seen_at("/org/m/resolve/v1/w")]
-    assert asked == [None, f"Bearer {SECRET}"], "it is shown once it is asked for"
-
-
-def test_an_open_file_is_had_without_the_token(server: LoopbackServer, token: Path, place: Path) -> None:
-    server.answers["/org/m/resolve/v1/w"] = [whole(DATA)]
-    fetch(hub_file("org/m", "v1", "w"), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert "Authorization" not in server.seen[0][1]
-
-
-def test_other_servers_are_not_shown_the_token(server: LoopbackServer, token: Path, place: Path) -> None:
-    with served() as other:
-        other.answers["/file"] = [code(401)]
-        with pytest.raises(AutorlError, match="answers 401"):
-            fetch(address_of(other.url("/file")) or Address(""), place / "file", Pin(sha256=SHA), patience=QUICK)
-        assert len(other.seen) == 1 and "Authorization" not in other.seen[0][1]
-
-
-def test_a_refused_token_stands_in_no_message(server: LoopbackServer, token: Path, place: Path) -> None:
-    server.answers["/org/m/resolve/v1/w"] = [code(403)]
-    lines: list[str] = []
-    with pytest.raises(AutorlError, match="gated and your token doesn't open it") as caught:
-        fetch(hub_file("org/m", "v1", "w"), place / "file", Pin(sha256=SHA), say=lines.append, patience=QUICK)
-    assert SECRET not in f"{caught.value}{caught.value.as_json()}{lines}"
-    assert len(server.seen) == 2
-
-
-@pytest.mark.parametrize("content", ["", "two words", "a\nb", "é", "x" * 5000])
-def test_a_token_file_that_holds_something_else(token: Path, content: str) -> None:
-    token.write_text(content)
-    with pytest.raises(AutorlError, match="must hold the token alone") as caught:
-        hub_token()
-    assert caught.value.where == str(token) and (not content or content not in str(caught.value))
-
-
-def test_a_token_file_that_is_not_there(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token.unlink()
-    with pytest.raises(AutorlError, match="can't be read"):
-        hub_token()
-    monkeypatch.delenv("HF_TOKEN_PATH")
-    assert hub_token() is None
-
-
-# --- addresses ---
-
-
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        ("hf://org/name@v1/a b.json", "https://huggingface.co/org/name/resolve/v1/a%20b.json"),
-        (
-            f"hf://datasets/org/name@{COMMIT}/d/x.csv",
-            f"https://huggingface.co/datasets/org/name/resolve/{COMMIT}/d/x.csv",
-        ),
-        ("https://host/x?y=1", "https://host/x?y=1"),
-        ("https://github.com/o/r/blob/abc/d/x.json", "https://raw.githubusercontent.com/o/r/abc/d/x.json"),
-        ("https://github.com/o/r/releases/download/v1/x.zip", "https://github.com/o/r/releases/download/v1/x.zip"),
-        ("https://github.com/o/r", None),
-        ("https://github.com/o/r/tree/abc/d", None),
-        ("https://github.com/o/r/blob/abc/x.py (through bin/make)", None),
-        ("the web page of the authors", None),
-        ("ftp://host/x", None),
-    ],
-)
-def test_addresses(text: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    found = address_of(text)
-    assert (found.url if found else None) == url
-    assert found is None or found.hub == ("huggingface" in found.url)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf://name@v1/x",
-        "hf://org/name/x",
-        "hf://org/name@/x",
-        "hf://org/name@v1/../../x",
-        "hf://org/name@a/b/c/..",
-        "https://u:p@h/x",
-    ],
-)
-def test_addresses_that_are_none(text: str) -> None:
-    with pytest.raises(AutorlError) as caught:
-        address_of(text)
-    assert "u:p" not in str(caught.value) and caught.value.next_step
-
-
-def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
-    assert hub_file("org/m", "v1", "x").url == "https://mirror.example/hub/org/m/resolve/v1/x"
-    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
-    with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
-        hub_file("org/m", "v1", "x")
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"), [(None, None), ("5", 5.0), ("-3", 0.0), ("soon", None), ("", None), ("nan", 0.0)]
-)
-def test_retry_after(value: str | None, seconds: float | None) -> None:
-    assert retry_after_s(value) == seconds
-
-
-def test_retry_after_as_a_date() -> None:
-    found = retry_after_s(formatdate(time.time() + 100, usegmt=True))
-    assert found is not None and 90 < found < 101
-    assert retry_after_s(formatdate(0, usegmt=True)) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("value", "start", "total"),
-    [
-        ("bytes 5-9/10", 5, 10),
-        ("bytes */10", None, 10),
-        ("bytes 5-9/*", 5, None),
-        ("", None, None),
-        ("bytes x-y/z", None, None),
-    ],
-)
-def test_content_range(value: str, start: int | None, total: int | None) -> None:
-    assert (range_start(value), range_total(value)) == (start, total)
-
-
-def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autorl_hpc.stage import progress
-
-    lines: list[str] = []
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    shown: Callable[[int, int | None], None]
-    with progress.progress("file", lines.append) as shown:
-        shown(1500, 3000)
-        shown(2_000_000, None)
-    assert lines == ["file: 1.5 kB of 3.0 kB (50 %)", "file: 2.0 MB"]

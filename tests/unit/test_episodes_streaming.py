@@ -7,11 +7,23 @@ import random
 import threading
 from pathlib import Path
 
+import counting_environment
 import pytest
+from counting_environment import (
+    ENVIRONMENT,
+    TROUBLES,
+    count,
+    goal,
+    limit_s,
+    marks_the_last,
+    outcomes,
+    play,
+    stuck,
+    warm,
+)
 from helpers import wait_for
 from players import Player
 from streaming import StreamingPlayer
-from test_episodes import ENVIRONMENT, TROUBLES, count, goal, limit_s, marks_the_last, outcomes, play, stuck, warm
 
 from autorl_hpc.rollouts import desk
 from autorl_hpc.rollouts.desk import Call, Desk
@@ -20,12 +32,7 @@ from autorl_hpc.rollouts.episode import MAX_ATTEMPTS
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
-
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    file = tmp_path / "environment.py"
-    file.write_text(ENVIRONMENT)
-    return Source(file, "Environment", tmp_path)
+source = counting_environment.source
 
 
 # --- the same outcomes ---

@@ -150,3 +150,16 @@ def test_one_row_and_one_task_are_told_as_one(tmp_path: Path) -> None:
     shown = io.StringIO()
     print_comparison(found, Console(file=shown, width=200), tmp_path)
     assert "over 1 task, leaderboard" in shown.getvalue()
+
+
+def test_rows_of_two_leaderboards_are_told_apart_on_the_terminal(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "x")
+    for model in ("org/tiny", "org/larger"):
+        for seed in range(2):
+            tree.finished(seed, 50 + seed, base_model=model)
+            tree.finished(seed, 60 + seed, agent="other", base_model=model)
+    found = api.compare(api.build([tree.path]), "sft", "other")
+    shown = io.StringIO()
+    print_comparison(found, Console(file=shown, width=200), tmp_path)
+    rows = [line.split("leaderboard ")[1][0] for line in shown.getvalue().splitlines() if line.startswith("arithmetic")]
+    assert sorted(rows) == ["1", "2"]

@@ -1,4 +1,4 @@
-"""The scripts that sbatch gets: byte for byte as stored, and closed to whatever stands in a profile.
+"""The scripts that sbatch gets: byte for byte as stored, and what they ask for.
 
 After a wanted change, `AUTORL_RENEW_SCRIPTS=1 pytest tests/unit/test_sbatch_scripts.py` writes tests/unit/scripts/ anew (the tests
 fail and say so); look at the difference before it is committed.
@@ -8,79 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
+import jobscripts
 import plans
 import pytest
+from jobscripts import CONTAINER, MODULES, PLAIN, of, one, options, scripts
 
-from autorl_hpc.cluster.site import Site
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.launch.environment import job_environment
-from autorl_hpc.launch.jobs import JobPlan
-from autorl_hpc.launch.scripts import Scripts
-from autorl_hpc.records.run import ExperimentRecord
+
+no_habits = jobscripts.no_habits
 
 STORED = Path(__file__).parent / "scripts"
 RENEW = "AUTORL_RENEW_SCRIPTS"
-
-PLAIN: dict[str, Any] = {
-    "partition": "gpu",
-    "account": "proj42",
-    "gpu_type": "a100",
-    "agent": {"gpus": 2, "cpus": 16, "memory": "64G"},
-    "grader": {"gpus": 1, "cpus": 4, "memory": "32G"},
-    "report": {"partition": "cpu"},
-}
-MODULES: dict[str, Any] = {
-    **PLAIN,
-    "gpu_wording": "gpus-per-node",
-    "qos": "normal",
-    "constraint": "a100|h100",
-    "modules": ["cuda/12.4", "python/3.11.6"],
-    "setup": "ulimit -c 0\nexport HF_HUB_OFFLINE=1 OMP_NUM_THREADS=8\n",
-    "sbatch": {"mail-type": "END,FAIL", "licenses": "scratch:1", "exclusive": True},
-    "python": "$HOME/my venv/bin/python",
-    "requeue": False,
-}
-CONTAINER: dict[str, Any] = {
-    **PLAIN,
-    "gpu_wording": "none",
-    "container": {
-        "image": "$SHARED/images/autorl it's.sif",
-        "options": ["--nv", "--bind=/opt/data set"],
-        "python": "/opt/venv/bin/python",
-    },
-}
-
-
-@pytest.fixture(autouse=True)
-def _no_habits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the person who runs the tests has in the environment."""
-    for name in list(os.environ):
-        if name.startswith(("SBATCH_", "SLURM_", "AUTORL_SBATCH_")):
-            monkeypatch.delenv(name)
-
-
-def scripts(record: ExperimentRecord, site: Site | None = None) -> list[tuple[JobPlan, str]]:
-    """Every job with its script; job numbers are 101, 102, ..."""
-    assert record.cluster is not None
-    made = Scripts(plans.folder(record), record, record.cluster, plans.UID)
-    jobs = plans.plan(record, site)
-    numbers = {job.key: str(100 + job.submitted.number) for job in jobs}
-    return [(job, made.text(job, numbers)) for job in jobs]
-
-
-def one(record: ExperimentRecord, role: str, link: int = 1) -> str:
-    """The script of one job."""
-    return next(t for job, t in scripts(record) if (job.submitted.role, job.submitted.link) == (role, link))
-
-
-def of(profile: dict[str, Any], runs: int = 3, **fields: Any) -> ExperimentRecord:
-    return plans.experiment(runs, plans.profile(**profile), **{"parallel": 2, **fields})
-
 
 CASES = {
     "agents": lambda: one(of(PLAIN), "agents"),
@@ -115,48 +56,7 @@ def test_no_stored_script_is_left_over() -> None:
     assert {path.stem for path in STORED.iterdir()} == set(CASES)
 
 
-# reading a script as sbatch does
-
-
-def options(text: str) -> dict[str, str]:
-    """The options of a script's head, by sbatch's own reading: a quote holds until the same one, a backslash escapes in quotes
-    too, `#` ends a line outside them; reading ends at the first command."""
-    found: dict[str, str] = {}
-    for line in text.split("\n"):
-        if line.startswith("#SBATCH"):
-            for argument in _arguments(line.removeprefix("#SBATCH")):
-                name, _, value = argument.removeprefix("--").partition("=")
-                assert name not in found, f"{name} stands twice"
-                found[name] = value
-        elif line.strip() and not line.lstrip().startswith("#"):
-            break
-    return found
-
-
-def _arguments(line: str) -> list[str]:
-    found, word, quote, escaped, begun = [], "", "", False, False
-    for char in line:
-        if escaped:
-            word, escaped = word + char, False
-        elif char == "\\":
-            escaped = begun = True
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                word += char
-        elif char in "\"'":
-            quote, begun = char, True
-        elif char == "#":
-            break
-        elif char.isspace():
-            if word or begun:
-                found.append(word)
-            word, begun = "", False
-        else:
-            word += char
-    assert not quote, f"a quote is open at the line's end: {line}"
-    return [*found, *([word] if word or begun else [])]
+# what is asked for
 
 
 def test_what_an_agents_job_asks_for() -> None:
@@ -238,203 +138,6 @@ def test_requeue_is_said_either_way() -> None:
     assert "no-requeue" in asked and "requeue" not in asked
 
 
-# nothing gets out of its place
-
-AWKWARD = [
-    "plain",
-    "with space",
-    "it's",
-    'say "x"',
-    "'; touch pwned; '",
-    '"; touch pwned; "',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "${x:-$(touch pwned)}",
-    "$[$(touch pwned)]",
-    "$((x[$(touch pwned)]))",
-    "a;touch pwned",
-    "a&touch pwned",
-    "a|touch pwned",
-    "a>pwned",
-    "# comment",
-    "a #b",
-    "--array=0-9",
-    "x --dependency=never",
-    "$HOME",
-    "!x",
-    "*",
-    "~",
-    "\u00fcml\u00e4ut \u2028 x",
-]
-
-
-@pytest.mark.parametrize("value", AWKWARD)
-@pytest.mark.parametrize("field", ["partition", "account", "qos", "constraint", "reservation", "gpu_type", "licenses"])
-def test_a_value_stays_in_its_option(field: str, value: str) -> None:
-    given = {"sbatch": {"licenses": value}} if field == "licenses" else {field: value}
-    plain = options(one(of({}), "agents"))
-    asked = options(one(of(given), "agents"))
-    name, expected = ("gres", f"gpu:{value}:1") if field == "gpu_type" else (field, value)
-    assert asked == {**plain, name: expected}
-
-
-@pytest.mark.parametrize("char", ["\n", "\r", "\t", "\x00", "\x1b", "\x7f"])
-@pytest.mark.parametrize(
-    "field", ["partition", "account", "gpu_type", "scratch", "python", "modules", "setup", "image", "licenses"]
-)
-def test_a_line_can_not_become_two(field: str, char: str) -> None:
-    text = f"a{char}touch pwned"
-    given: dict[str, Any] = {
-        "modules": {"modules": [text]},
-        "setup": {"setup": [text]},
-        "image": {"container": {"image": text}},
-        "licenses": {"sbatch": {"licenses": text}},
-    }.get(field, {field: text})
-    with pytest.raises(AutorlError, match="one line without control characters"):
-        plans.profile(**given)
-
-
-def test_a_backslash_in_an_option_is_refused() -> None:
-    """sbatch takes it for an escape inside quotes too, so a value could end its quote."""
-    with pytest.raises(AutorlError, match=r"field `account`: must not hold a backslash"):
-        plans.profile(account="x\\' --array=0-5")
-    with pytest.raises(AutorlError, match="must not hold a backslash"):
-        plans.profile(sbatch={"licenses": "x\\"})
-
-
-OURS = ["job-name", "comment", "array", "dependency", "output", "error", "open-mode", "parsable", "wait", "test-only"]
-
-
-@pytest.mark.parametrize("name", [*OURS, "wrap", "cluster", "clusters", "quiet", "time-min"])
-def test_an_option_that_the_suite_needs_can_not_be_changed(name: str) -> None:
-    with pytest.raises(AutorlError, match=rf"field `agent\.sbatch`: `{name}` can't be changed"):
-        plans.profile(agent={"sbatch": {name: "x"}})
-
-
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [("time", "time"), ("mem", "memory"), ("cpus-per-task", "cpus"), ("signal", "signal_before_end"), ("qos", "qos")],
-)
-def test_an_option_with_a_field_names_it(name: str, field: str) -> None:
-    with pytest.raises(AutorlError, match=rf"`{name}` has a field of its own: `{field}`"):
-        plans.profile(sbatch={name: "x"})
-
-
-@pytest.mark.parametrize("name", ["Mail-Type", "mail_type", "-x", "a b", "a=b", "x\ny", "", "a;b"])
-def test_an_options_name_is_a_name(name: str) -> None:
-    with pytest.raises(AutorlError, match="field `sbatch"):
-        plans.profile(sbatch={name: "x"})
-
-
-SHOW = '#!/bin/bash\nprintf "%s\\0" "$PWD" "$PYTHONPATH" "$AUTORL_ROOT" "$SUBMITIT_EXECUTOR" "$0" "$@" > "$SHOWN"\n'
-
-
-def run_script(text: str, tmp: Path, **env: str) -> list[str]:
-    """What the program that a script starts sees: folder, variables, its path and arguments."""
-    (tmp / "job.sh").write_text(text)
-    shown = tmp / "shown"
-    full = {"PATH": "/usr/bin:/bin", "HOME": str(tmp / "home"), "SHOWN": str(shown), **env}
-    done = subprocess.run(["bash", str(tmp / "job.sh")], cwd=tmp, env=full, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not list(tmp.rglob("pwned")), "something of the profile was run"
-    return shown.read_text().split("\0")[:-1]
-
-
-def program(path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(SHOW)
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize("value", [value for value in AWKWARD if "$HOME" not in value and "/" not in value])
-def test_a_python_and_a_root_are_taken_as_they_are_written(tmp_path: Path, value: str) -> None:
-    root = tmp_path / f"root {value}"
-    python = program(tmp_path / f"bin {value}" / "python")
-    record = plans.experiment(1, plans.profile(python=python), root=str(root))
-    here = plans.folder(record).path
-    here.mkdir(parents=True)
-    text = one(record, "agents")
-    code = str(plans.folder(record).code / record.code_hash)
-    experiment = str(plans.folder(record).path)
-    assert run_script(text, tmp_path) == [
-        *(str(here), code, str(root), "slurm", python),
-        *("-m", "autorl_hpc", "job", "task", experiment, "2"),
-    ]
-
-
-@pytest.mark.parametrize("given", ["$BASE/bin/python", "${BASE}/bin/python", "~/bin/python", "$HOME/bin/python"])
-def test_variables_and_home_are_those_of_the_job(tmp_path: Path, given: str) -> None:
-    base = tmp_path / "home" if "~" in given or "HOME" in given else tmp_path / "a base"
-    python = program(base / "bin" / "python")
-    record = plans.experiment(1, plans.profile(python=given), root=str(tmp_path / "root"))
-    plans.folder(record).path.mkdir(parents=True)
-    assert run_script(one(record, "report"), tmp_path, BASE=str(tmp_path / "a base"))[4] == python
-
-
-@pytest.mark.parametrize("value", [value for value in AWKWARD if "$HOME" not in value])
-def test_a_container_gets_its_image_and_options_as_they_are_written(tmp_path: Path, value: str) -> None:
-    runtime = program(tmp_path / "bin" / "apptainer")
-    container = {"image": f"/images/{value}.sif", "options": ["--nv", value], "python": f"/opt/{value}"}
-    cluster = plans.profile(container=container)
-    record = plans.experiment(1, cluster, root=str(tmp_path / "root"), scratch=str(tmp_path / value))
-    plans.folder(record).path.mkdir(parents=True)
-    seen = run_script(one(record, "agents"), tmp_path, PATH=f"{Path(runtime).parent}:/usr/bin:/bin")
-    binds = sorted({record.root, str(plans.folder(record).path), str(record.scratch)})
-    assert seen[5:] == [
-        *("exec", "--nv", value, *(f"--bind={folder}" for folder in binds), f"/images/{value}.sif"),
-        *(f"/opt/{value}", "-m", "autorl_hpc", "job", "task", str(plans.folder(record).path), "2"),
-    ]
-
-
-@pytest.mark.parametrize("value", [value for value in AWKWARD if " " not in value])
-def test_a_module_is_one_word_to_the_shell(tmp_path: Path, value: str) -> None:
-    python = program(tmp_path / "bin" / "python")
-    function = f"module() {{ printf '%s\\n' \"$@\" >> {shlex.quote(str(tmp_path / 'modules'))}; }}"
-    (tmp_path / "env").write_text(function)
-    record = plans.experiment(1, plans.profile(python=python, modules=[value]), root=str(tmp_path / "root"))
-    plans.folder(record).path.mkdir(parents=True)
-    run_script(one(record, "report"), tmp_path, BASH_ENV=str(tmp_path / "env"))
-    assert (tmp_path / "modules").read_text() == f"load\n{value}\n"
-
-
-def test_modules_on_one_line_are_several() -> None:
-    text = one(of({"modules": "cuda/12.4 python/3.11"}), "agents")
-    assert [line for line in text.splitlines() if line.startswith("module ")] == [
-        "module load cuda/12.4",
-        "module load python/3.11",
-    ]
-
-
-def test_packages_of_modules_come_after_the_frozen_code(tmp_path: Path) -> None:
-    python = program(tmp_path / "bin" / "python")
-    cluster = plans.profile(python=python, setup=["export PYTHONPATH=/site/packages"])
-    record = plans.experiment(1, cluster, root=str(tmp_path / "root"))
-    plans.folder(record).path.mkdir(parents=True)
-    code = str(plans.folder(record).code / record.code_hash)
-    assert run_script(one(record, "agents"), tmp_path)[1] == f"{code}:/site/packages"
-    bare = plans.experiment(1, plans.profile(python=python), root=str(tmp_path / "root"))
-    assert run_script(one(bare, "agents"), tmp_path, PYTHONPATH="/mine")[1] == code, "not what the submitting shell had"
-
-
-def test_a_setup_line_is_bash_and_runs_before_the_payload(tmp_path: Path) -> None:
-    python = program(tmp_path / "bin" / "python")
-    setup = ["export SHOWN=$SHOWN", "cd /", "AUTORL_ROOT=wrong"]
-    record = plans.experiment(1, plans.profile(python=python, setup=setup), root=str(tmp_path / "root"))
-    here = plans.folder(record).path
-    here.mkdir(parents=True)
-    seen = run_script(one(record, "agents"), tmp_path)
-    assert seen[0] == str(here) and seen[2] == record.root, "what the suite needs is set after them"
-
-
-def test_a_warning_that_comes_before_the_payload_does_not_end_the_job(tmp_path: Path) -> None:
-    """A preemption while modules are loaded: a job that ends by itself is not put back in line."""
-    python = program(tmp_path / "bin" / "python")
-    record = plans.experiment(1, plans.profile(python=python, setup="kill -USR2 $$"), root=str(tmp_path / "root"))
-    plans.folder(record).path.mkdir(parents=True)
-    assert run_script(one(record, "agents"), tmp_path)[4] == python
-
-
 # a user's own defaults
 
 
@@ -458,6 +161,7 @@ def test_other_defaults_of_sbatch_are_no_ones(monkeypatch: pytest.MonkeyPatch) -
 
 
 # the environment in which they are submitted
+
 
 SECRETS = ["HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "WANDB_APIKEY", "GOOGLE_CREDENTIALS"]
 SECRETS += ["SSH_PASSPHRASE", "MY_JWT", "DEPLOY_KEY"]

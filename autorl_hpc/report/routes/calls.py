@@ -1,21 +1,19 @@
-"""What single calls and statements mean for a route: trainers, own loops, samplings, copies, averages, files."""
+"""What single calls and statements mean for a route: files, programs, texts, averages. Trainings and samples have their own."""
 
 from __future__ import annotations
 
 import ast
-import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from autorl_hpc.report.routes import given, losses, trainers
+from autorl_hpc.report.routes import given, samples, trainings
 from autorl_hpc.report.routes.averages import averaging, changes_weights
 from autorl_hpc.report.routes.commands import split, understood
-from autorl_hpc.report.routes.events import Event, What
-from autorl_hpc.report.routes.flow import Flow, about_samples, filters, flow, generates, judges
-from autorl_hpc.report.routes.kinds import Const, Lib, Lit, Made, Value
-from autorl_hpc.report.routes.names import API_CLIENTS
+from autorl_hpc.report.routes.events import event
+from autorl_hpc.report.routes.flow import about_samples, filters, flow, generates, judges
+from autorl_hpc.report.routes.kinds import Lib, Lit, Made, Value
 from autorl_hpc.report.routes.scopes import Scope, statements
 from autorl_hpc.report.routes.shell import Arms
 from autorl_hpc.report.routes.values import Values
@@ -44,24 +42,9 @@ _BECOMES = re.compile(r"^os\.(exec|spawn|posix_spawn)(l|v)?p?e?$")
 _WRITERS = frozenset(
     {"to_json", "save_to_disk", "to_parquet", "to_csv", "write_text", "dump", "write", "writelines", "to_jsonl"}
 )
-COPIED = re.compile(r"model|ckpt|checkpoint|base|weights|output|src|qwen|llama|smol|gemma|mistral", re.I)
-"""Words of a copied folder that may be a model's."""
-
-OWN_LOOP = "own loop"
-_STEPS = re.compile(
-    r"step\(|optim|\bopt\b|apply_gradients|_foreach_|Trainer|\.grad\b[^\n]{0,80}\b(?:lr|rate|eta)\b|\b(?:lr|rate|eta)\b[^\n]{0,80}\.grad\b"
-)
-"""What code says that goes from gradients to weights: a step, an optimiser, a learning rate times a gradient."""
 
 MAX_SETTINGS = 500
 """Noted of one script."""
-_MODEL_WORDS = ("model", "policy", "net", "actor", "critic", "backbone", "llm")
-
-
-def event(what: What, call: ast.AST, scope: Scope, arms: Arms, **more: object) -> Event:
-    """An event at a place in the code."""
-    line = getattr(call, "lineno", 0)
-    return Event(what, scope.source.path, line, scope.source.line(line), arms=arms, **more)  # type: ignore[arg-type]
 
 
 def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arms: Arms) -> None:
@@ -69,14 +52,14 @@ def call(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arm
     func = node.func
     attr = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     names = {t.name for t in targets if isinstance(t, Lib)}
-    _trainer_made(walk, node, targets, scope, arms)
+    trainings.trainer_made(walk, node, targets, scope, arms)
     _note(walk, given.of_call(node, targets, attr, scope, walk.values))
     if attr in ("train", "step", "fit") and isinstance(func, ast.Attribute):
-        _trained(walk, func, scope, arms)
+        trainings.trained(walk, func, scope, arms)
     if attr == "backward" and isinstance(func, ast.Attribute):
-        _loop(walk, node, func, scope, arms)
+        trainings.loop(walk, node, func, scope, arms)
     if generates(node, scope, walk.values):
-        walk.add(_sampling(node, scope, arms, walk.values))
+        walk.add(samples.sampling(node, scope, arms, walk.values))
     if attr in _PROCESSES and any(
         n.startswith(("os.", "subprocess.", "asyncio.")) or n.endswith(".system") for n in names | {_root(func)}
     ):
@@ -106,169 +89,7 @@ def _root(func: ast.expr) -> str:
     return f"{at.id}." if isinstance(at, ast.Name) else ""
 
 
-# -- trainers ------------------------------------------------------------------------------------------------------
-
-
-def _trainer_made(walk: Walk, node: ast.Call, targets: Sequence[Value], scope: Scope, arms: Arms) -> None:
-    told_of = [trainers.of_class(target, node, scope, walk.values) for target in targets]
-    several = list({told.route: told for told in reversed(told_of) if told is not None}.values())[::-1]
-    known = walk.trainers.get(id(node))
-    if known is not None and (len(several) != 1 or known.route is (several[0].route or Route.UNKNOWN)):
-        return
-    walk.trained.discard(id(node))
-    for number, told in enumerate(several):  # which class it is may be undecided: each is a branch of its own
-        own = arms if len(several) == 1 else (*arms, (f"{scope.source.path}:{node.lineno}:class", number))
-        made = event("made", node, scope, own, route=told.route or Route.UNKNOWN, why=told.why)
-        made.tags.add("policy" if told.route is not None else "no-policy")
-        made.models = trainers.models(node, scope, walk.values)
-        made.objects = trainers.objects(node, scope, walk.values)
-        made.writes = frozenset(_names(trainers.outputs(node, scope, walk.values)))
-        if trainers.is_idle(node, scope, walk.values):
-            made.tags.add("idle")
-        _told_by_data(made, node, scope, walk.values)
-        if number == 0:
-            walk.trainers[id(node)] = first = made
-        else:
-            walk.beside.setdefault(id(first), []).append(made)
-
-
-def _told_by_data(made: Event, node: ast.Call, scope: Scope, values: Values) -> None:
-    """Whether a trainer's data is made of samples, and how they were kept."""
-    data = next((k.value for k in node.keywords if k.arg in ("train_dataset", "dataset", "train_data")), None)
-    if data is None:
-        return
-    _told_by_flow(made, flow(data, scope, values), values)
-
-
-def _told_by_flow(made: Event, found: Flow, values: Values) -> None:
-    made.reads |= paths(found, values)
-    samples = [(n, s) for n, s in found.nodes if generates(n, s, values)]
-    made.sampled = bool(samples)
-    made.kept = made.sampled and filters(found, values) is not None
-    for sample, where in samples[:5]:
-        assert isinstance(sample, ast.Call)
-        asked = _sampling(sample, where, (), values)
-        made.elsewhere |= asked.elsewhere
-        if asked.models and made.models and not asked.models & made.models:
-            made.elsewhere = True
-
-
-def handed_over(walk: Walk, what: ast.expr, scope: Scope, arms: Arms) -> None:
-    """`Thread(target=trainer.train)`: whoever gets it runs it."""
-    if not isinstance(what, ast.Attribute) or what.attr != "train":
-        return
-    if any(isinstance(v, Made) and id(v.call) in walk.trainers for v in walk.values.of(what.value, scope)):
-        _trained(walk, what, scope, arms)
-
-
-def _trained(walk: Walk, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
-    receivers = walk.values.of(func.value, scope)
-    made = [walk.trainers[id(r.call)] for r in receivers if isinstance(r, Made) and id(r.call) in walk.trainers]
-    if func.attr == "train" and not receivers and not made and not any(w in words(func.value) for w in _MODEL_WORDS):
-        made = [t for key, t in walk.trainers.items() if key not in walk.trained][-1:]
-    now = walk.current(func.value, scope, made)
-    for trainer in [each for one in now for each in (one, *walk.beside.get(id(one), ()))]:
-        if func.attr == "step" and trainer.route is not Route.PPO:
-            continue
-        walk.trained |= {key for key, value in walk.trainers.items() if value is trainer}
-        what: What = "no-policy" if "no-policy" in trainer.tags else "zero" if "idle" in trainer.tags else "train"
-        ran = Event(
-            what,
-            trainer.path,
-            trainer.line,
-            trainer.says,
-            trainer.route,
-            trainer.why,
-            (*trainer.arms, *(a for a in arms if a not in trainer.arms)),
-        )
-        ran.reads, ran.models, ran.objects = trainer.reads, trainer.models, trainer.objects
-        ran.writes = trainer.writes
-        ran.sampled, ran.kept, ran.elsewhere = trainer.sampled, trainer.kept, trainer.elsewhere
-        walk.add(ran)
-
-
-def _loop(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms: Arms) -> None:
-    """An own training loop, told by what flows into its loss."""
-    start = node.args[0] if node.args else func.value
-    found = flow(start, scope, walk.values)
-    told = losses.route_of(signals := losses.signals(found, walk.values))
-    if told is None:
-        walk.add(event("train", node, scope, arms, why="a loss that tells nothing", sure=0.3))
-        return
-    route, word, why = told
-    path, line = signals.lines[word]
-    source = walk.values.sources.get(path)
-    what: What = "zero" if trainers.optimiser_is_idle(walk.reached, walk.values) else "train"
-    made = Event(what, path, line, source.line(line) if source else "", route, f"{OWN_LOOP}: {why}", arms, sure=0.85)
-    _told_by_flow(made, found, walk.values)
-    walk.add(made)
-
-
-def ended(walk: Walk) -> None:
-    """Trainers that were made and never run, and losses of which nothing is learned: nobody makes a step from them."""
-    if not any(_STEPS.search(text) for text in {s.source.path: s.source.text for s in walk.reached}.values()):
-        for each in walk.events:
-            if each.what == "train" and each.why.startswith(OWN_LOOP):
-                each.what = "made"
-    for key, made in walk.trainers.items():
-        if key not in walk.trained:
-            walk.add(made)
-
-
-# -- samples, files ------------------------------------------------------------------------------------------------
-
-
-def _sampling(node: ast.Call, scope: Scope, arms: Arms, values: Values) -> Event:
-    made = event("generate", node, scope, arms, sampled=True)
-    func = node.func
-    receiver = func.value if isinstance(func, ast.Attribute) else func
-    models: set[str] = set()
-    for expr, where in islice(flow(receiver, scope, values).nodes, 400):
-        if not isinstance(expr, ast.Call):
-            continue
-        for target in values.of(expr.func, where):
-            if isinstance(target, Lib):
-                made.elsewhere |= target.name.split(".", 1)[0] in API_CLIENTS and not _is_local(expr, where, values)
-                if target.last in ("LLM", "from_pretrained", "pipeline", "AsyncLLM", "Engine", "LLMEngine"):
-                    models |= trainers.models(expr, where, values)
-    made.models = frozenset(models)
-    return made
-
-
-def _is_local(client: ast.Call, scope: Scope, values: Values) -> bool:
-    """Whether a client's or a request's model runs on this node: `base_url="http://localhost:8000/v1"`."""
-    root = client
-    for _ in range(12):
-        inner = root.func
-        while isinstance(inner, ast.Attribute):
-            inner = inner.value
-        made = [v.call for v in values.of(inner, scope) if isinstance(v, Made)]
-        if any(k.arg in ("base_url", "api_base") for k in root.keywords) or not made:
-            break
-        root = made[0]
-    urls = [values.text(k.value, scope) or "" for k in root.keywords if k.arg in ("base_url", "api_base")]
-    return any(host in url for url in urls for host in ("localhost", "127.0.0.1", "0.0.0.0", "[::1]"))
-
-
-def paths(found: Flow, values: Values) -> frozenset[str]:
-    """Base names of files and folders named in a flow."""
-    names: set[str] = set()
-    for node, scope in islice(found.nodes, 2_000):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= _names([node.value])
-        elif isinstance(node, (ast.Attribute, ast.Name, ast.JoinedStr, ast.Call)):
-            names |= _names([v.value for v in values.of(node, scope) if isinstance(v, Const)])
-    return frozenset(names)
-
-
-def _names(texts: Iterable[object]) -> set[str]:
-    found = set()
-    for text in texts:
-        if isinstance(text, str) and 2 < len(text) < 300 and "\n" not in text and ("/" in text or "." in text[1:]):
-            name = posixpath.basename(text.rstrip("/"))
-            if len(name) > 2 and not name.startswith("?"):
-                found.add(name)
-    return found
+# -- files ---------------------------------------------------------------------------------------------------------
 
 
 def _files(walk: Walk, node: ast.Call, attr: str, names: set[str], scope: Scope, arms: Arms) -> None:
@@ -277,7 +98,7 @@ def _files(walk: Walk, node: ast.Call, attr: str, names: set[str], scope: Scope,
     elif attr == "save_pretrained" and isinstance(node.func, ast.Attribute):
         if not _is_tokenizer(node.func.value, scope, walk.values):
             written = [walk.values.text(each, scope) for each in node.args[:1]]
-            walk.add(event("save", node, scope, arms, writes=frozenset(_names(written))))
+            walk.add(event("save", node, scope, arms, writes=frozenset(samples.base_names(written))))
     elif attr in ("copytree", "copy", "copy2", "copyfile", "symlink") and any(
         n.startswith(("shutil.", "os.")) for n in names
     ):
@@ -305,9 +126,9 @@ def _written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scope, arms
         content = func.value
     found = flow(content, scope, walk.values)
     made = event("write", node, scope, arms)
-    _told_by_flow(made, found, walk.values)
+    samples.told_by_flow(made, found, walk.values)
     target = _target_of(node, func)
-    made.writes = paths(flow(target, scope, walk.values), walk.values) if target is not None else frozenset()
+    made.writes = samples.paths(flow(target, scope, walk.values), walk.values) if target is not None else frozenset()
     if made.writes and (made.sampled or made.reads):
         made.kept = filters(found, walk.values) is not None or _kept_around(node, scope, walk.values)
         made.reads -= made.writes
@@ -320,7 +141,7 @@ def _script_written(walk: Walk, node: ast.Call, func: ast.Attribute, scope: Scop
     text = walk.values.text(node.args[0], scope)
     if text is None or "\n" not in text:
         return
-    for name in sorted(paths(flow(func.value, scope, walk.values), walk.values)):
+    for name in sorted(samples.paths(flow(func.value, scope, walk.values), walk.values)):
         if name.endswith((".py", ".sh")):
             walk.files[name] = text
 

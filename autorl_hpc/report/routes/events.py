@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autorl_hpc.report.routes.scopes import Scope
 from autorl_hpc.report.routes.shell import Arms
 from autorl_hpc.states import Route
 
@@ -44,6 +46,12 @@ class Event:
     objects: frozenset[int] = frozenset()
     """Calls that load the model that is trained: two trainings of one object follow each other."""
     tags: set[str] = field(default_factory=set)
+
+
+def event(what: What, call: ast.AST, scope: Scope, arms: Arms, **more: object) -> Event:
+    """An event at a place in the code."""
+    line = getattr(call, "lineno", 0)
+    return Event(what, scope.source.path, line, scope.source.line(line), arms=arms, **more)  # type: ignore[arg-type]
 
 
 def exclusive(one: Arms, other: Arms) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from autorl_hpc.report.routes import calls, clis
+from autorl_hpc.report.routes import calls, clis, trainings
 from autorl_hpc.report.routes.commands import Command
 from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.flow import bind
@@ -67,7 +67,7 @@ class Walk:
         self.reached.append(scope)
         self._body(source.tree.body, scope, ())
         self._commands_of_clis(scope)
-        calls.ended(self)
+        trainings.ended(self)
         return self.events
 
     def _commands_of_clis(self, scope: Scope) -> None:
@@ -254,7 +254,7 @@ class Walk:
         """Functions given to others (a pool, a launcher, a thread, a trainer) are run by these."""
         elements = argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]
         for element in elements[:20]:
-            calls.handed_over(self, element, scope, arms)
+            trainings.handed_over(self, element, scope, arms)
             if isinstance(element, (ast.Name, ast.Attribute, ast.Lambda)):
                 for value in self.values.of(element, scope):
                     if isinstance(value, Func):

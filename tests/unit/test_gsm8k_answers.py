@@ -1,27 +1,18 @@
-"""The two GSM8K scorers: a table of awkward answers, random text, hostile text, and the official files."""
+"""How an answer to GSM8K is read: a table of awkward ones, in every dress, and the official files."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import re
-import time
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.scoring.gsm8k import MAX_TEXT_CHARS, read_answer, read_gold, score_item
-from autorl_hpc.scoring.marked import read_marked, score_marked
 from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
-from autorl_hpc.scoring.outcome import Context, Outcome
-from autorl_hpc.scoring.registry import SCORERS, scorer
-from autorl_hpc.tasks.heldout import Item
 
-MAX_HOSTILE_S = 5.0
 HALF = Fraction(1, 2)
 
 ANSWERS: list[tuple[str, Fraction | int | None]] = [
@@ -243,93 +234,6 @@ def test_refuses_a_gold_answer_that_is_no_number(answer: str) -> None:
         read_gold(answer)
 
 
-OPENCOMPASS: list[tuple[str, str]] = [
-    ("The answer is 18", "18"),
-    ("The answer is 18.0.", "18.0"),
-    ("It is 18.", "18"),
-    (r"\boxed{8,000}", "000"),
-    ("18. (9 - 3 = 6 left)", "6"),
-    ("10-3", "-3"),
-    ("$29.00.", "29.00"),
-    ("½", "NULL"),
-    ("", "NULL"),
-    ("no number", "NULL"),
-    ("The answer is 18\nQuestion: 3 + 4?", "18"),
-    ("Question: 3 + 4?\nAnswer: 7", "NULL"),
-    ("<think>7</think> 18 <think>9</think>", "18"),
-    ("7</think>18", "18"),
-    ("7</think>18</think>", "NULL"),
-    ("<think>it may be 7", "7"),
-    ("</think>7<think>8", "8"),
-    ("<think>1<think>2</think>3</think>4", "4"),
-    ("\u0661\u0668", "\u0661\u0668"),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), OPENCOMPASS)
-def test_opencompass_keeps_the_faults(text: str, expected: str) -> None:
-    assert opencompass_extract(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("pred", "gold", "expected"),
-    [
-        ("18", "#### 18", True),
-        ("18.0", "#### 18", True),
-        ("18.0000001", "#### 18", True),
-        ("18.1", "#### 18", False),
-        ("1234", "#### 1,234", True),
-        ("000", "#### 8,000", False),
-        ("NULL", "#### 18", False),
-        ("9" * 500, "#### 18", False),
-        ("2.5", "#### 2.5", True),
-        ("2.50", "#### 2.5", False),
-        ("18", "#### 18\nx #### 19", False),
-        ("18", "#### " + "9" * 400, False),
-    ],
-)
-def test_opencompass_compares_as_the_reference(pred: str, gold: str, expected: bool) -> None:
-    assert opencompass_correct(pred, gold) is expected
-
-
-def test_opencompass_refuses_a_row_without_gold() -> None:
-    with pytest.raises(ValueError, match="check the task's data"):
-        opencompass_correct("18", "18")
-
-
-def _reference_extract(text: str) -> str:
-    """The reference's two steps with its own (partly quadratic) expressions."""
-    if "<think>" not in text and "</think>" in text:
-        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = re.sub(r"<think>(.*?)</think>", "", text, flags=re.DOTALL).strip()
-    numbers: list[str] = re.findall(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0])
-    return numbers[-1] if numbers else "NULL"
-
-
-CHARS = "0123456789,.-/$%#()[]{}=*+^_\\ \n\t\x00'\"e½⅓\xa0\u2009\u2212\u2013\uff15\u0665\ud800\U0001f600"
-WORDS = "####|#### |<think>|</think>|Question:|answer|answer is |Answer: |18|1,234|7.5|</think"
-LATEX = r"\boxed{|\frac{1}{2}|\text{| or | and |<<|>>|USD |Rs. |wörd"
-PIECES = (*CHARS, *WORDS.split("|"), *LATEX.split("|"))
-
-
-def _random_text(rng: random.Random) -> str:
-    if rng.random() < 0.2:
-        return "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(60)))
-    return "".join(rng.choices(PIECES, k=rng.randrange(40)))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_text_never_raises(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(2500):
-        text = _random_text(rng)
-        answer = read_answer(text)
-        assert answer is None or type(answer) is Fraction, ascii(text)
-        assert opencompass_extract(text) == _reference_extract(text), ascii(text)
-        assert opencompass_correct(opencompass_extract(text), "#### 18") in (True, False)
-
-
 DRESSES = [
     *("{}", "9 + 9 = {}.", "#### {}", "#### ${}", "#### {} eggs.", "x\n#### {}\n\nQuestion: 3?\n#### 4"),
     *(
@@ -350,49 +254,6 @@ def test_an_answer_reads_the_same_in_every_dress(seed: int) -> None:
         for number in (f"{value}", f"{value:,}", f"{value:,}.00", f"{value:,}".replace(",", "\u202f")):
             for dress in DRESSES:
                 assert score_item("So: 3 + 4 = 7.\n" + dress.format(number), f"#### {value:,}"), dress.format(number)
-
-
-HOSTILE_WORDS = (
-    r"#### { } 9 9. 9, , . - ( ) () (9) 1( )9 <think> </think> <think></think> Question: \boxed{ "
-    r"\boxed{9} \frac{ \frac{1}{2} \ $ answer << <<1 ½ 9½ 1/2 1/ /2 1e3 1' 😀 = 9= * _ a US"
-)
-HOSTILE = [
-    *HOSTILE_WORDS.split(),
-    *("Rs.", "!", "((9))"),
-    *("#### ", "#### x", "#### 1. a ", "9 ", "- ", r"\boxed{9 ", "$ ", "answer ", "answer is "),
-    *("answer is 5 or ", "Answer: 1 2 ", "is ", " ", "\n", "9 or ", "or ", "\xa0", "9\xa0", "\x00"),
-    *("\u0301", "a ", "\ud800", "1 1/2 ", "9 and "),
-]
-
-
-def _hostile_texts(piece: str) -> list[str]:
-    size = 250_000  # squared, this is minutes
-    full = piece * (size // len(piece))
-    marks = ("#### ", r"\boxed{", "The answer is ", "18 (")
-    return [full, full + "18", *(mark + full for mark in marks)]
-
-
-@pytest.mark.parametrize("piece", HOSTILE, ids=[ascii(piece)[1:-1] for piece in HOSTILE])
-@pytest.mark.parametrize("read", [read_answer, opencompass_extract, read_marked])
-def test_hostile_text_takes_linear_time(read: Callable[[str], object], piece: str) -> None:
-    for text in _hostile_texts(piece):
-        start = time.process_time()
-        read(text)
-        assert time.process_time() - start < MAX_HOSTILE_S, ascii(text[:60])
-
-
-def test_a_wide_alphabet_takes_linear_time() -> None:
-    text = "".join(map(chr, range(0x80, 0x80 + 1_000_000)))
-    read_answer("")
-    start = time.process_time()
-    read_answer(text)
-    assert time.process_time() - start < MAX_HOSTILE_S
-
-
-def test_comparing_a_long_number_takes_linear_time() -> None:
-    start = time.process_time()
-    assert not opencompass_correct("9" * 1_000_000, "#### 18")
-    assert time.process_time() - start < MAX_HOSTILE_S
 
 
 def _rows(split: str) -> list[dict[str, str]]:
@@ -423,36 +284,3 @@ def test_a_rationale_alone_mostly_ends_with_its_answer(split: str, floor: float)
     rows = _rows(split)
     right = sum(score_item(row["answer"].rpartition("\n#### ")[0], row["answer"]) for row in rows)
     assert right / len(rows) > floor
-
-
-MARKED: list[tuple[str, Fraction | int | None]] = [
-    ("3 + 4 = 7\n#### 7", 7),
-    ("#### 7\n#### 8", 7),
-    ("####-12", -12),
-    ("#### 1,234.", 1234),
-    ("#### 16.0", 16),
-    ("3 + 4 = 7", None),
-    ("The answer is 7.", None),
-    ("#### seven", None),
-    ("#### .", None),
-    ("#### 1.2.3", None),
-    ("#### " + "9" * 100_000, None),
-    ("", None),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), MARKED)
-def test_the_strict_scorer_reads_the_mark_alone(text: str, expected: Fraction | int | None) -> None:
-    assert read_marked(text) == expected
-    assert score_marked(text, "work\n#### 7") is (expected == 7)
-
-
-def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
-    versions = {name: make().version for name, make in SCORERS.items()}
-    expected = {"gsm8k": "1", "gsm8k-marked": "1", "gsm8k-opencompass": "a5acc4bb"}
-    assert {name: version for name, version in versions.items() if name in expected} == expected
-    assert all(versions.values())
-    found = scorer("gsm8k-marked", "1").score([Item("a", "", "#### 7")], [["#### 7", "8"]], Context())
-    assert found == [Outcome(0.5)], "of several samples the mean"
-    with pytest.raises(AutorlError, match="version 2"):
-        scorer("gsm8k", "2")

@@ -1,0 +1,29 @@
+"""The scripted experts' pieces, imported by name, and the tiny model."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TINY = REPO / "templates" / "models" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def piece() -> Iterator[Any]:
+    """Imports a module of the experts' by name."""
+    sys.path.insert(0, str(REPO / "templates" / "agents" / "scripted"))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    try:
+        yield load
+    finally:
+        sys.path.pop(0)

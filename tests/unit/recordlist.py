@@ -1,0 +1,243 @@
+"""One record of each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autorl_hpc.agents import AgentFile
+from autorl_hpc.records import cluster, driver, evidence, exchange, experiment, ledger, recorded, run, task
+from autorl_hpc.records.base import Strict
+from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, QueueKind, SandboxLevel, Split
+
+HASH = "0123456789abcdef" * 4
+
+RECIPE = task.Recipe(
+    name="default",
+    version=1,
+    prompt="{question}",
+    sampling=task.Sampling(max_new_tokens=32, stop=("\n",)),
+    scorer="gsm8k",
+    scorer_version="1",
+)
+PIN = task.SplitPin(n=3, sha256=HASH)
+SCIENCE = run.Science(
+    task="arithmetic",
+    agent="null",
+    driver="none",
+    base_model="autorl/tiny",
+    mode="free",
+    seed=3,
+    budget=experiment.Budget(wall_clock_s=60.0),
+    protocol=Protocol.TWO_SPLIT,
+    recipe=RECIPE,
+    splits={"feedback": PIN, "report": PIN},
+    base_model_content_hash=HASH,
+)
+SPEC = experiment.ExperimentSpec(
+    name="exp",
+    matrix=experiment.Matrix(task=("arithmetic",), agent=("null", "sft"), base_model=("autorl/tiny",), seed=(0, 1)),
+    exclude=({"agent": "sft", "seed": [1]},),
+    budget=experiment.Budget(wall_clock_s=90.0),
+    recipe={"arithmetic": "default"},
+)
+SEEN: dict[str, Any] = {"elapsed_s": 12.0, "at": "2026-01-01T00:00:00.000+00:00"}
+EVALUATION = ledger.Evaluation(
+    split=Split.FEEDBACK, content_hash=HASH, score=12.5, n=8, correct=1, recipe_hash=HASH, engine_hash=HASH
+)
+HEADS = evidence.Heads(experiment="exp", runs=(evidence.RunHead(run_id="a", entries=3, head=HASH),))
+RECORDS: list[Strict] = [
+    exchange.Manifest(model_path="output/v1 é 漢", id="v1", note="a note", final=True),
+    SPEC,
+    run.RunRecord(
+        run_id=SCIENCE.run_id(),
+        experiment="exp",
+        index=0,
+        science=SCIENCE,
+        recipe_hash=RECIPE.hash(),
+        task_hash=HASH,
+        agent_hash=HASH,
+        code_hash=HASH,
+        created_at="2026-01-01T00:00:00.000+00:00",
+    ),
+    run.ExperimentRecord(
+        spec=SPEC,
+        spec_sha256=HASH,
+        root="root",
+        code_hash=HASH,
+        created_at="now",
+        runs=("a", "b"),
+        grader=experiment.GraderSpec(device="cpu"),
+        host={"name": "node1"},
+    ),
+    cluster.ClusterProfile(
+        name="site",
+        partition="gpu",
+        setup="source x\nexport Y=1",
+        sbatch={"mail-type": "END", "exclusive": True},
+        container=cluster.Container(image="$HOME/a.sif"),
+        limits=cluster.Limits(max_time="2d"),
+        agent=cluster.JobKind(gpus=2, memory="64G"),
+    ),
+    cluster.SlurmJobs(
+        uid="0123456789ab",
+        cluster="site",
+        submitted=(cluster.Submitted(name="exp.agents-1.0", role="agents", runs=("a",), number=1, job_id="12"),),
+    ),
+    cluster.SeenJobs(
+        counter=2, jobs=(cluster.SeenJob(name="exp.agents-1.0", job_id="12_0", index=0, state="RUNNING"),)
+    ),
+    ledger.Entry(
+        seq=1,
+        prev=HASH,
+        kind=EntryKind.SCORE,
+        at="now",
+        writer=ledger.Writer(role="grader", host="node1", pid=1),
+        body={"a": [1, 2.5, None, {"b": True}]},
+    ),
+    HEADS,
+    evidence.Anchor(heads=HEADS, made_at="now", hmac_sha256=HASH),
+    evidence.EvidenceManifest(
+        tool_version="1",
+        run_id="a",
+        experiment="exp",
+        head=HEADS.runs[0],
+        base_model="org/model",
+        base_model_content_hash=HASH,
+        weights=evidence.ExportedWeights(submission_id=1, content_hash=HASH, not_in_hash=("lm_head.weight",)),
+        emptied=("root",),
+        files=(exchange.StoreFile(path="experiment/experiment.json", sha256=HASH, size_bytes=1),),
+    ),
+    ledger.AttemptStarted(attempt=1, elapsed_s=0.0, workspace="w"),
+    ledger.AttemptEnded(attempt=1, elapsed_s=1.5, reason="signal 15"),
+    ledger.Submission(
+        submission_id=1,
+        manifest_id="v1",
+        status="accepted",
+        model_path="output/v1",
+        elapsed_s=0.1 + 0.2,
+        content_hash=HASH,
+        ignored_files=("optimizer.pt", "logs/"),
+    ),
+    ledger.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
+    ledger.SandboxUsed(
+        attempt=1,
+        level=SandboxLevel.BWRAP,
+        network=Network.NONE,
+        holes=("h",),
+        start_s=0.1,
+        refused={"apptainer": "no"},
+    ),
+    ledger.Fingerprint(submission_id=1, content_hash=HASH, flags=("untrained_copy",), relative_delta=1e-9, parent=None),
+    ledger.Contamination(
+        submission_id=3,
+        also=(2,),
+        items={Split.FEEDBACK: 0, Split.REPORT: 2},
+        whole={Split.FEEDBACK: 0, Split.REPORT: 1},
+        of={Split.FEEDBACK: 300, Split.REPORT: 500},
+        found=(
+            ledger.Contaminated(file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1", "r-2")),
+        ),
+        complete=False,
+        reason="limit of the look: time",
+    ),
+    ledger.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
+    ledger.Sealed(
+        submissions=(),
+        ended_by=EndedBy.TOKENS,
+        exit_code=None,
+        elapsed_s=60.0,
+        given_back_s=1.0,
+        gpu_hours=0.5,
+        driver=ledger.DriverUse(tokens_in=10, tokens_out=1, tokens_cached=4, cost_usd=0.25, calls=1, refused=2),
+        exit_codes=(0, None),
+        reprompts=1,
+    ),
+    ledger.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
+    exchange.QueueEntry(
+        kind=QueueKind.BASELINE, task="arithmetic", base_model="autorl/tiny", recipe_hash=HASH, split=Split.REPORT
+    ),
+    exchange.Claim(entry="f-run--000001", generation=1, grader="g", host="node1", pid=1),
+    exchange.Heartbeat(grader="g", host="node1", pid=1, counter=10**12, state="idle"),
+    driver.DriverEndpoint(
+        name="local",
+        url="http://node1:40001/v1",
+        model="org/m",
+        generation=2,
+        host="node1",
+        pid=1,
+        state="ready",
+        counter=7,
+    ),
+    exchange.Trouble(entry="f-run--000001", failures=3, fault=Fault.GRADER, problem="no key", grader="g"),
+    exchange.Clock(attempt=1, elapsed_s=1e-9, host="node1", pid=1),
+    exchange.Clock(
+        attempt=2,
+        elapsed_s=60.0,
+        gpus=2,
+        gpu_s=120.0,
+        progress=exchange.Progress(
+            exit_codes=(None, 0),
+            warnings=(exchange.BudgetWarning(budget="tokens", percent=100, elapsed_s=59.5, says="used up"),),
+            out_of=EndedBy.TOKENS,
+            out_at_s=59.5,
+        ),
+        host="node1",
+        pid=1,
+    ),
+    exchange.Baseline(
+        key=HASH,
+        task="arithmetic",
+        base_model="autorl/tiny",
+        evaluation=EVALUATION,
+        repeat_score=12.0,
+        engine=exchange.Engine(backend="transformers", versions={"torch": "2"}, device="cpu", dtype="float32"),
+        grader="g",
+    ),
+    exchange.StoreManifest(
+        name="autorl/tiny",
+        kind="model",
+        source="here",
+        files=(exchange.StoreFile(path="a", sha256=HASH, size_bytes=1),),
+    ),
+    exchange.EnvironmentPointer(name="torch", content_hash=HASH),
+    exchange.BundleManifest(
+        parts=(
+            exchange.BundlePart(name="autorl/tiny", kind="model", content_hash=HASH),
+            exchange.BundlePart(
+                name="torch",
+                kind="environment",
+                content_hash=HASH,
+                environment=exchange.EnvironmentFacts(kind="venv", python="cp311-linux-x86_64"),
+            ),
+        ),
+        files=(exchange.StoreFile(path="store/models/autorl/tiny/config.json", sha256=HASH, size_bytes=1),),
+    ),
+    task.TaskFile(
+        name="t",
+        title="T",
+        source="s",
+        licence="MIT",
+        sources=(task.SourceFile(file="a.jsonl", sha256=HASH),),
+        train_files={"train/a": HASH},
+        splits={"feedback": PIN, "report": PIN},
+        recipes=(RECIPE,),
+    ),
+    AgentFile(name="a", description="d", include=("scripted",), needs=("torch",), trace="codex"),
+    recorded.TraceEvent(**SEEN, kind="usage", source="agent.log", offset=0, format="codex", tokens_in=3, tokens_out=1),
+    recorded.TraceEvent(**SEEN, kind="position", source="agent.log", offset=7, format="", skipped=2),
+    recorded.TraceEvent(
+        **SEEN, kind="tool_result", source="a.traj.json", offset=4, format="mini", session="s", duration_s=1.5, ok=False
+    ),
+    recorded.UsageSample(**SEEN, cpu_s=1.5, gpus=(recorded.GpuSample(index=0, used_share=0.5),)),
+    recorded.ProcessSeen(
+        **SEEN, pid=7, parent=1, what="ended", command="python code/train.py", began_s=1.0, exit_code=-9
+    ),
+    recorded.TrainingPoint(
+        **SEEN, source="agent.log", trainer="GRPOTrainer", step=5, reward=0.5, more={"entropy": 0.1}
+    ),
+    recorded.CodeRevision(**SEEN, revision=HASH[:40], submission_id=1, files=2, changed=1),
+]
+
+
+def named(record: Strict) -> str:
+    return type(record).__name__

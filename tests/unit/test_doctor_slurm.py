@@ -1,0 +1,237 @@
+"""What the doctor says of Slurm, from made-up answers of its clients: configuration, limits, partitions, probes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import patients
+import pytest
+from patients import Fake, by_name, profile, state
+
+from autorl_hpc.doctor import (
+    limits,
+    pairing,
+    partitions,
+    slurm,
+)
+from autorl_hpc.doctor.finding import Finding
+from autorl_hpc.doctor.submission import Request, script
+
+fake = patients.fake
+
+
+# --- Slurm's configuration ---
+
+
+CONFIG = {
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "JobRequeue": "1",
+    "KillWait": "30 sec",
+    "MaxArraySize": "1001",
+    "MinJobAge": "300 sec",
+    "PreemptType": "preempt/none",
+    "SLURM_VERSION": "23.11.4",
+    "DefMemPerNode": "UNLIMITED",
+}
+
+
+def test_accounting(fake: Fake) -> None:
+    fake("sacct", "exit 0")
+    assert state(slurm.accounting(CONFIG)) == "ok"
+    fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    none = slurm.accounting({**CONFIG, "AccountingStorageType": "accounting_storage/none"})
+    assert state(none) == "note" and "300 sec" in none.so_what
+    broken = slurm.accounting(CONFIG)
+    assert state(broken) == "warning" and "disabled" in broken.value
+    assert state(slurm.accounting({})) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("look", "change", "expected"),
+    [
+        (slurm.min_job_age, {"MinJobAge": "2 sec"}, "note"),
+        (slurm.min_job_age, {"MinJobAge": "0 sec"}, "ok"),
+        (slurm.min_job_age, {"MinJobAge": "soon"}, "unknown"),
+        (slurm.kill_wait, {"KillWait": "5 sec"}, "note"),
+        (slurm.kill_wait, {"KillWait": ""}, "unknown"),
+        (slurm.version, {"SLURM_VERSION": "19.05.2"}, "warning"),
+        (slurm.version, {"SLURM_VERSION": "?"}, "unknown"),
+        (slurm.version, {}, "ok"),
+        (slurm.preemption, {}, "ok"),
+        (slurm.preemption, {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
+    ],
+)
+def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dict[str, str], expected: str) -> None:
+    assert state(look({**CONFIG, **change})) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "expected"),
+    [("1001", None, "ok"), ("10", 20, "problem"), ("10", 5, "ok"), ("0", None, "problem"), ("many", None, "unknown")],
+)
+def test_array_size(text: str, own: int | None, expected: str) -> None:
+    wanted = profile(limits={"max_array_size": own}) if own else profile()
+    assert state(slurm.max_array_size({"MaxArraySize": text}, wanted)) == expected
+
+
+def test_memory_of_jobs() -> None:
+    assert state(slurm.memory_default(CONFIG, None)) == "note"
+    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
+    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
+    named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
+    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
+
+
+def test_clients_missing_in_part_or_at_all(fake: Fake) -> None:
+    fake(alone=True)
+    assert state(slurm.clients()) == "note"
+    fake("sbatch")
+    assert state(slurm.clients()) == "problem"
+
+
+# --- limits ---
+
+
+ROW = dict.fromkeys([*limits.ASSOCIATION, *limits.QOS], "")
+
+
+@pytest.mark.parametrize(
+    ("row", "enforced", "expected"),
+    [
+        ({}, "limits", "ok"),
+        ({"GrpTRES": "cpu=64,gres/gpu=1"}, "associations,limits", "warning"),
+        ({"MaxTRESPU": "gres/gpu:a100=1"}, "limits,qos", "warning"),
+        ({"GrpTRES": "gres/gpu=1"}, "none", "ok"),
+        ({"GrpTRES": "gres/gpu=8"}, "limits", "note"),
+        ({"MaxJobs": "1"}, "limits", "warning"),
+        ({"MaxSubmit": "5"}, "safe", "warning"),
+        ({"MaxSubmit": "-"}, "limits", "note"),
+        ({"MaxWall": "1-00:00:00"}, "limits", "note"),
+    ],
+)
+def test_a_limit_against_what_one_run_needs(row: dict[str, str], enforced: str, expected: str) -> None:
+    assert state(limits.judge("x", {**ROW, **row}, limits.Need(gpus=2), enforced)) == expected
+
+
+def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
+    fake(
+        "sacctmgr",
+        """case "$*" in
+        *qos*) echo 'normal|||||||gres/gpu=4|'; echo 'normal||||||||'; echo 'torn|line' ;;
+        *user=\\ *) echo 'lab||||||||||gres/gpu=1|'; echo 'lab|somebody||||||||||' ;;
+        *) echo 'lab|me||normal||500|||||||'; echo 'lab|me||normal||500||||||' ;;
+        esac""",
+    )
+    config = {**CONFIG, "AccountingStorageEnforce": "associations,limits", "ClusterName": "c"}
+    found = by_name(limits.everything(config, profile(account="other")))
+    assert state(found["your accounts"]) == "problem" and "lab; the profile says other" in found["your accounts"].value
+    assert "500 jobs submitted" in found["account lab"].value
+    assert state(found["account lab, all users"]) == "warning"
+    assert "step" in found["account lab, all users"].do_this
+    assert state(found["qos normal"]) == "ok"
+
+
+@pytest.mark.parametrize("lines", ["echo '<html>404</html>'", "printf '\\377\\376\\n'", "exit 1", "kill -9 $$"])
+def test_garbage_from_sacctmgr(fake: Fake, lines: str) -> None:
+    fake("sacctmgr", lines)
+    assert [state(f) for f in limits.everything(CONFIG, profile())] == ["unknown"]
+
+
+def test_no_accounting_no_limits(fake: Fake) -> None:
+    fake("sacctmgr", "exit 9")
+    assert state(limits.everything({"AccountingStorageType": "accounting_storage/none"}, None)[0]) == "ok"
+
+
+# --- partitions and GPUs by name ---
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(null)", {}),
+        ("gpu:4", {"": 4}),
+        ("gpu:a100:4(S:0-1)", {"a100": 4}),
+        ("gpu:a100:4(S:0-1),gpu:v100:2(S:0,3),lscratch:1", {"a100": 4, "v100": 2}),
+        ("gpu:1g.10gb:7,mps:100", {"1g.10gb": 7}),
+        ("gpu", {"": 1}),
+        ("gpu:h100", {"h100": 1}),
+        ("shard:gpu:4,,", {}),
+    ],
+)
+def test_gres_of_a_node(text: str, expected: dict[str, int]) -> None:
+    assert partitions.gres(text) == expected
+
+
+SCONTROL = """PartitionName=gpu Default=YES GraceTime=0 MaxTime=1-00:00:00 PreemptMode=OFF State=UP
+PartitionName=old Default=NO MaxTime=UNLIMITED PreemptMode=CANCEL GraceTime=60 State=DOWN
+PartitionName=cpu MaxTime=30 State=UP
+nonsense
+"""
+SINFO = "gpu|2/1/1/4|gpu:a100:4(S:0-1)\ngpu|0/1/0/1|gpu:1g.10gb:7\ncpu|0/0/2/2|(null)\nold|x/y|gpu:2\ntorn\n"
+
+
+def test_partitions_as_told() -> None:
+    known = partitions.read(SCONTROL, SINFO)
+    gpu, old, cpu = known["gpu"], known["old"], known["cpu"]
+    assert (gpu.usable, gpu.nodes, gpu.gpus, gpu.max_time_s) == (4, 5, {"a100": 4, "1g.10gb": 7}, 86400)
+    assert (old.up, old.max_time_s, old.grace_s) == (False, None, 60)
+    lines = by_name(partitions.lines(known, profile(report={"partition": "cpu"}), preempts=True))
+    assert state(lines["partition gpu"]) == "ok"
+    assert state(lines["partition cpu"]) == "warning" and "0 of 2 nodes" in lines["partition cpu"].value
+    assert state(lines["partition old"]) == "note"
+    assert state(by_name(partitions.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
+    assert state(partitions.lines({}, None, True)[0]) == "problem"
+    assert cpu.max_time_s == 1800
+
+
+def test_many_partitions_take_one_line() -> None:
+    many = {f"p{i}": partitions.Partition(f"p{i}", default=i == 0) for i in range(40)}
+    assert [f.check for f in partitions.lines(many, None, False)] == ["partition p0", "further partitions"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"partition": "gpu", "gpu_type": "a100"}, "ok"),
+        ({"partition": "gpu"}, "note"),  # two kinds, none named
+        ({"partition": "gpu", "gpu_type": "h100"}, "problem"),
+        ({"partition": "gpu", "gpu_type": "a100", "agent": {"gpus": 8}}, "problem"),
+        ({"partition": "cpu"}, "problem"),
+        ({"partition": "gpu", "gpu_wording": "none"}, "note"),
+        ({"partition": "cpu", "gpu_wording": "none"}, "ok"),
+    ],
+)
+def test_gpus_asked_for_and_there(fields: dict[str, Any], expected: str) -> None:
+    assert state(partitions.gpu_names(partitions.read(SCONTROL, SINFO), profile(**fields))) == expected
+
+
+def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
+    fake("sbatch", 'cat >/dev/null; echo "sbatch: Job 7 to start at 2001-01-01T00:00:00 using $*" >&2')
+    found = partitions.dry(profile(account="lab"))
+    assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
+    fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
+    refused = partitions.dry(None)[0]
+    assert state(refused) == "problem" and "account" in refused.do_this
+
+
+def test_what_a_probe_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    wanted = profile(
+        partition="gpu",
+        gpu_type="a100",
+        sbatch={"exclusive": True, "mail-type": "END", "hint": "x y", "nice": False},
+        modules=["cuda/12 gcc", "x;rm"],
+        python="$HOME/`id`/$(id)/python",
+    )
+    first = pairing.requests(wanted)[0]
+    options = first.options()
+    assert {"--partition=gpu", "--account=mine", "--gres=gpu:a100:1", "--exclusive", "--hint=x y"} <= set(options)
+    assert not any(option.startswith(("--mail", "--nice")) for option in options)
+    assert Request(profile(gpu_wording="gpus-per-node"), first.kind).options().count("--gpus-per-node=1") == 1
+    text = script(wanted, tmp_path / "a b", "a", 1, [])
+    assert "module load 'x;rm'" in text and "module load gcc" in text
+    assert '"$HOME/\\`id\\`/\\$(id)/python"' in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0

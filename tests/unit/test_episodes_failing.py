@@ -1,0 +1,194 @@
+"""Environments and dialogues that fail: what is tried again, whose fault it is, and when a run is given up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import counting_environment
+import pytest
+from counting_environment import ENVIRONMENT, TROUBLES, count, goal, limit_s, outcomes, play
+from players import Player
+
+from autorl_hpc.rollouts.episodes import MAX_BEGINNINGS
+from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+
+source = counting_environment.source
+
+
+# --- environments that fail ---
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_an_environment_that_fails_once_changes_no_outcome(source: Source, tmp_path: Path, name: str) -> None:
+    trouble, _ = TROUBLES[name]
+    calm = [goal(number, n=4) for number in range(6)]
+    troubled = [
+        {**g, "trouble": trouble, "at": 2, "once": str(tmp_path / "once")} if g["id"] == "g3" else g for g in calm
+    ]
+    with Pool(source, 2, call_limit_s=limit_s(name)) as pool:
+        episodes = play(source, troubled, pool=pool)
+    assert (tmp_path / "once").exists()
+    assert outcomes(episodes) == outcomes(play(source, calm))
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_an_environment_that_always_fails_is_no_zero_and_no_harm_to_others(source: Source, name: str) -> None:
+    trouble, reason = TROUBLES[name]
+    goals = [goal(0, n=4), goal(1, n=4, trouble=trouble, at=2), goal(2, n=4), goal(3, n=4)]
+    with Pool(source, 2, call_limit_s=limit_s(name)) as pool:
+        first, failed, *others = play(source, goals, pool=pool)
+        assert failed.reward is None and failed.problem is not None
+        assert failed.problem.endswith(f"; begun {MAX_BEGINNINGS} times")
+        assert [e.reward for e in (first, *others)] == [1.0] * 3
+        assert [e.reward for e in play(source, goals[2:], pool=pool)] == [1.0, 1.0], "the pool is of no use any more"
+    assert re.search(reason, failed.problem)
+
+
+def test_an_environment_that_fails_in_reset(source: Source) -> None:
+    (failed,) = play(source, [goal(0, trouble="fail('no door')", at=0)])
+    assert failed.reward is None and "RuntimeError: no door" in str(failed.problem) and failed.steps == 0
+    (failed,) = play(source, [goal(0, trouble="42", at=0)])
+    assert failed.reward is None and "an observation is text, not int" in str(failed.problem)
+
+
+def test_an_action_that_is_no_text_is_named(source: Source, tmp_path: Path) -> None:
+    text = Path(source.file).read_text().replace("return completion.strip()", "return None")
+    file = tmp_path / "mute.py"
+    file.write_text(text)
+    (failed,) = play(replace(source, file=file), [goal(0)])
+    assert failed.reward is None and "an action is text, not NoneType" in str(failed.problem)
+
+
+def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None:
+    goals = [goal(number, n=6) for number in range(8)]
+    with Pool(source, 2) as pool:
+        engine = Player(count)
+
+        def kills(prompt: str) -> str:
+            if len(engine.batches) == 3 and prompt.startswith("g0"):
+                process = pool._workers[pool.worker_of(0) or 0].process
+                assert process is not None
+                process.kill()
+            return count(prompt)
+
+        engine.act = kills
+        episodes = play(source, goals, engine, pool=pool, gather_s=30)
+    assert len(engine.batches) > 6, "nothing was begun again"
+    assert outcomes(episodes) == outcomes(play(source, goals))
+
+
+def test_an_environment_that_dies_everywhere_ends_the_run_soon(source: Source) -> None:
+    with pytest.raises(EnvironmentBroken, match=r"13 workers were lost in one run; the last one: .*SIGKILL"):
+        play(source, [goal(number, trouble="die(9)", at=1) for number in range(40)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def broken(:", "SyntaxError"),
+        ("class Other: pass", "has no class Environment"),
+        ("class Environment:\n    def __init__(self): raise ValueError('no games here')", "ValueError: no games here"),
+    ],
+)
+def test_an_environment_that_cant_be_made_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(text + "\n\n\nclass Dialogue:\n    pass\n" if "(:" not in text else text)
+    with pytest.raises(EnvironmentBroken, match=r"environment\.py") as caught:
+        play(Source(file, "Environment", tmp_path), [goal(0)])
+    assert words in str(caught.value)
+
+
+# --- dialogues that fail: the task's fault, in the workers, never the engine's ---
+
+
+DIALOGUE_TROUBLES = {
+    "raises": ("fail('no words')", r"Dialogue.action raised RuntimeError: no words"),
+    "ends": ("sys.exit('enough')", r"Dialogue.action raised SystemExit: enough"),
+    "no text": ("7", r"Dialogue.action|an action is text, not int"),
+    "hangs": ("time.sleep(600)", r"gave no answer within 1 s"),
+    "killed": ("die(9)", r"process died \(signal SIGKILL\)"),
+}
+
+
+def with_dialogue(source: Source, method: str, trouble: str) -> Source:
+    """A dialogue that fails at the words `2`, whoever says them."""
+    usual = "completion.strip()" if method == "action" else "transcript.first"
+    when = "completion.strip() == '2'" if method == "action" else "len(transcript.turns) == 2"
+    own = f"    def {method}(self, {'completion' if method == 'action' else 'transcript'}):\n"
+    text = ENVIRONMENT.replace(
+        "class Environment:",
+        f"class Spoilt(Dialogue):\n{own}        return {trouble} if {when} else {usual}\n\n\nSpoilt.__name__ = 'Dialogue'\n\n\nclass Environment:",
+    )
+    Path(source.file).write_text(text + "\n\nDialogue = Spoilt\n")
+    return source
+
+
+@pytest.mark.parametrize("name", DIALOGUE_TROUBLES)
+def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, name: str) -> None:
+    trouble, reason = DIALOGUE_TROUBLES[name]
+    spoilt = with_dialogue(source, "action", trouble)
+    with Pool(spoilt, 2, call_limit_s=limit_s(name)) as pool:
+        episodes = play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool)
+        assert episodes[0].reward == 1.0 and episodes[1].reward is None
+        assert re.search(reason, str(episodes[1].problem)), episodes[1].problem
+        with pytest.raises(EnvironmentBroken, match="episode g1: "):
+            play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["fail('no prompt')", "7", "[{'role': 'user'}]", "[{'role': 'user', 'content': 7}]", "None"]
+)
+def test_a_prompt_that_is_none_is_the_tasks_failure(source: Source, trouble: str) -> None:
+    spoilt = with_dialogue(source, "prompt", trouble)
+    (episode,) = play(spoilt, [goal(0, n=3)], Player(lambda prompt: "1"), max_steps=5)
+    spoken = str(episode.problem)
+    assert episode.reward is None and ("Dialogue.prompt raised" in spoken or "AssertionError" in spoken)
+
+
+@pytest.mark.parametrize("line", ["sys.exit('at import')", "os._exit(3)", "raise KeyError('x')"])
+def test_a_file_that_ends_its_interpreter_ends_no_other(source: Source, line: str) -> None:
+    Path(source.file).write_text(ENVIRONMENT + f"\n\n{line}\n")
+    with pytest.raises(EnvironmentBroken, match="can't be loaded"):
+        play(source, [goal(0)])
+
+
+def test_a_file_that_hangs_at_import_is_given_up(source: Source) -> None:
+    Path(source.file).write_text(ENVIRONMENT + "\n\ntime.sleep(600)\n")
+    with Pool(source, 1, start_limit_s=1) as pool, pytest.raises(EnvironmentBroken, match="no answer within 1 s"):
+        play(source, [goal(0)], pool=pool)
+
+
+def test_the_tasks_code_runs_in_the_workers_alone(source: Source) -> None:
+    Path(source.file).write_text(ENVIRONMENT + "\n\nassert 'autorl_hpc.rollouts.episodes' not in sys.modules\n")
+    assert [e.reward for e in play(source, [goal(0)])] == [1.0]
+
+
+# --- where no score can come of it ---
+
+
+def test_all_or_none_stops_at_the_first_episode_without_a_reward(source: Source) -> None:
+    engine = Player(count)
+    goals = [goal(0, n=30, trouble="fail('broken door')"), *(goal(number, n=30) for number in range(1, 40))]
+    with pytest.raises(EnvironmentBroken, match=r"episode g0: .*broken door; begun 3 times"):
+        play(source, goals, engine, max_steps=30, all_or_none=True, gather_s=30)
+    assert sum(map(len, engine.batches)) <= 4 * 40, "the others were played to their end"
+
+
+def test_an_environment_that_raises_everywhere_ends_the_run_soon(source: Source) -> None:
+    engine = Player(count)
+    with pytest.raises(EnvironmentBroken, match=r"13 calls failed in one run; the last one: RuntimeError: broken door"):
+        play(source, [goal(number, trouble="fail('broken door')") for number in range(40)], engine)
+
+
+def test_what_cant_be_reached_is_not_asked_again(source: Source) -> None:
+    Path(source.file).write_text(
+        ENVIRONMENT.replace("import Step", "import Step, Unavailable").replace(
+            "raise RuntimeError", "raise Unavailable"
+        )
+    )
+    (episode,) = play(source, [goal(0, trouble="fail('away')")])
+    assert episode.reward is None and str(episode.problem).endswith("Unavailable: away; begun once")

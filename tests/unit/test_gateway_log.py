@@ -1,0 +1,145 @@
+"""The log of a driver's calls, and the totals that are added up from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_answers import PATHS
+
+from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
+from autorl_hpc.gateway.asked import Asked
+from autorl_hpc.gateway.books import Books
+from autorl_hpc.gateway.call import Call
+from autorl_hpc.gateway.settings import Settings
+from autorl_hpc.gateway.usage import Meter
+
+
+def call(number: int, **fields: Any) -> DriverCall:
+    return DriverCall(at="x", number=number, dialect="anthropic", path="/v1/messages", **{"status": 200, **fields})
+
+
+def put(writer: LogWriter, one: DriverCall) -> bool:
+    return writer.write(one.model_dump_json().encode())
+
+
+def test_totals_are_those_of_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "driver.jsonl"
+    writer = LogWriter(path)
+    put(writer, call(1, tokens_in=10, tokens_out=2, tokens_cached=4, cost_usd=0.5, elapsed_s=10, total_s=3))
+    put(writer, call(2, status=403, refused="hosted_tool"))
+    put(writer, call(3, status=500, fault="cluster"))
+    put(writer, call(4, tokens_in=20, tokens_out=3, estimated=True, elapsed_s=20, total_s=1))
+    put(writer, call(5))
+    totals = add_up_calls(read_calls(path))
+    assert (totals.calls, totals.refused, totals.failed, totals.estimated, totals.last_number) == (2, 1, 1, 1, 5)
+    assert (totals.tokens_in, totals.tokens_out, totals.tokens_cached, totals.cost_usd) == (30, 5, 4, 0.5)
+    assert totals.points == ((10.0, 12, 0.5), (20.0, 35, 0.5))
+    assert totals.spans == ((7.0, 10.0), (19.0, 20.0))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_request_that_never_ended_counts_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "driver.jsonl"
+    writer = LogWriter(path)
+    for number in (1, 2, 3):
+        put(writer, call(number, tokens_in=100, tokens_out=50, estimated=True, under_way=True, status=0))
+    put(writer, call(2, tokens_in=10, tokens_out=5))
+    put(writer, call(3, status=502, fault="cluster"))
+    totals = add_up_calls(read_calls(path))
+    assert (totals.tokens_in, totals.tokens_out, totals.calls, totals.estimated) == (110, 55, 2, 1)
+    assert (totals.failed, totals.last_number) == (1, 3)
+
+
+def books_over(call: Call, log: Path, *pieces: bytes) -> Books:
+    """Of a gateway that has sent a request, of whose answer so much has come."""
+    told = {"token": "x" * 16, "upstream": {"url": "http://127.0.0.1:1/v1"}, "model": "m", "log": log}
+    books = Books(Settings.model_validate(told))
+    call.number, call.generates = books.number(), True
+    books.sending(call)
+    call.sent_at, call.reached = time.monotonic(), True
+    if pieces:
+        call.meter, call.status = Meter("text/event-stream"), 200
+    for piece in pieces:
+        assert call.meter is not None
+        call.meter.feed(piece)
+    return books
+
+
+def test_of_an_answer_under_way_what_came_is_not_forgotten(tmp_path: Path) -> None:
+    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 100_000, True, False, 10))
+    words = json.dumps({"choices": [{"delta": {"content": "x" * 200_000}}]}).encode()
+    books = books_over(call, tmp_path / "driver.jsonl", b"data: %s\n\n" % words)
+    books.note_growth()
+    books.note_growth()
+    books.end()  # and no line of its end: the gateway died
+    lines = list(read_calls(tmp_path / "driver.jsonl"))
+    assert [(line.tokens_in, line.tokens_out, line.under_way) for line in lines] == [(10, 50_001, True)]
+    assert (tmp_path / "driver.jsonl").read_text().count("\n") == 2, "no line where nothing grew"
+
+
+def test_of_a_long_silence_what_may_have_been_written_is_counted(tmp_path: Path) -> None:
+    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 100_000, False, False, 10))
+    books = books_over(call, tmp_path / "driver.jsonl")
+    call.sent_at = time.monotonic() - 300
+    books.note_growth()
+    books.end()
+    (line,) = read_calls(tmp_path / "driver.jsonl")
+    assert 30_000 <= (line.tokens_out or 0) <= 100_000
+
+
+@pytest.mark.parametrize(
+    "fields, out", [({}, 700), ({"reached": False}, None), ({"status": 500}, None), ({"fault": "cluster"}, None)]
+)
+def test_a_request_that_the_gateways_end_cuts_off_is_counted(
+    tmp_path: Path, fields: dict[str, Any], out: int | None
+) -> None:
+    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 700, False, False, 10))
+    books = books_over(call, tmp_path / "driver.jsonl")
+    for name, value in fields.items():
+        setattr(call, name, value)
+    books.close(call)
+    books.end()
+    (line,) = read_calls(tmp_path / "driver.jsonl")
+    assert not line.under_way and line.tokens_out == out and line.estimated == (out is not None)
+
+
+def test_a_damaged_log_loses_only_its_damaged_lines(tmp_path: Path) -> None:
+    path = tmp_path / "driver.jsonl"
+    put(LogWriter(path), call(1, tokens_in=1, tokens_out=1))
+    with open(path, "ab") as file:
+        file.write(b'\xff\xfe{"at"\n[1]\n' + b"x" * 100_000 + b'\n{"at": "cut in the mid')
+    put(LogWriter(path), call(2, tokens_in=1, tokens_out=1))
+    assert [one.number for one in read_calls(path)] == [1, 2]
+
+
+def test_lines_that_cant_be_written_come_later(tmp_path: Path) -> None:
+    folder = tmp_path / "away"
+    writer = LogWriter(folder / "driver.jsonl")
+    assert not put(writer, call(1, tokens_in=1, tokens_out=1))
+    assert not put(writer, call(2, tokens_in=1, tokens_out=1))
+    folder.mkdir()
+    assert put(writer, call(3, tokens_in=1, tokens_out=1))
+    assert [one.number for one in read_calls(folder / "driver.jsonl")] == [1, 2, 3]
+
+
+def test_a_line_of_which_a_part_was_written_comes_again(tmp_path: Path) -> None:
+    """As on a full disk: a limit on the file's size takes a part of a write."""
+    import resource
+    import signal
+
+    writer, path = LogWriter(tmp_path / "driver.jsonl"), tmp_path / "driver.jsonl"
+    put(writer, call(1, tokens_in=1, tokens_out=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
+        assert not put(writer, call(2, tokens_in=2, tokens_out=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert put(writer, call(3, tokens_in=3, tokens_out=1))
+    assert [one.tokens_in for one in read_calls(path)] == [1, 2, 3]

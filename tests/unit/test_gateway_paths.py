@@ -1,0 +1,193 @@
+"""Paths, queries and headers pass by lists of what is known, and nothing passes without the run's token."""
+
+from __future__ import annotations
+
+import pytest
+from bodies import NOTHING
+from draws import OFTEN
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autorl_hpc.gateway.allowed import Allowed
+from autorl_hpc.gateway.headers import check_beta, shown_key, to_client, to_driver, with_key
+from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
+from autorl_hpc.gateway.routes import route, split
+
+# ------------------------------------------------------------------------------------------------------------------ paths
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/",
+        "",
+        "*",
+        "/v1",
+        "/v2/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/responses/resp_1",
+        "/v1/responses/",
+        "/v1/chat/completions/",
+        "/v1//chat/completions",
+        "//v1/chat/completions",
+        "/v1/../v1/files",
+        "/v1/chat/../files",
+        "/v1/./chat/completions",
+        "/v1/chat%2fcompletions",
+        "/v1/%2e%2e/files",
+        "/v1/messages/batches",
+        "/v1/messages%00",
+        "/v1/messages\\..\\files",
+        "/v1/messages;x=1",
+        "/V1/messages",
+        "http://evil.example/v1/messages",
+        "https://api.openai.com/v1/messages",
+        "evil.example:443",
+        "/v1beta/models/m:batchGenerateContent",
+        "/v1beta/models/../files:generateContent",
+        "/v1beta/models/m:generateContent/x",
+        "/v1beta/cachedContents",
+        "/v1beta/models:generateContent",
+        "/upload/v1beta/files",
+        "/v1/messages#x",
+        "/v1/realtime",
+        "/v1/messages\n",
+        "/v1/mes sages",
+        "/v1/messäges",
+    ],
+)
+def test_other_paths_dont_pass(target: str) -> None:
+    with pytest.raises(Refusal):
+        route("POST", split(target))
+    for method in ("GET", "DELETE", "OPTIONS", "CONNECT"):
+        try:
+            found = route(method, split(target))
+        except Refusal:
+            continue
+        assert found.kind == "models", "which the gateway answers itself"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "dialect", "path", "query"),
+    [
+        ("POST", "/v1/chat/completions", CHAT, "/chat/completions", ""),
+        ("POST", "/v1/responses", RESPONSES, "/responses", ""),
+        ("POST", "/v1/messages?beta=true", ANTHROPIC, "/messages", "?beta=true"),
+        ("POST", "/v1/messages/count_tokens", ANTHROPIC, "/messages/count_tokens", ""),
+        (
+            "POST",
+            "/v1beta/models/g-2.5:streamGenerateContent?key=t&alt=sse",
+            GEMINI,
+            "/models/g-2.5:streamGenerateContent",
+            "?alt=sse",
+        ),
+        ("POST", "/v1beta/models/org/g:generateContent", GEMINI, "/models/org/g:generateContent", ""),
+    ],
+)
+def test_known_paths_pass(method: str, target: str, dialect: str, path: str, query: str) -> None:
+    found = route(method, split(target))
+    assert (found.dialect, found.path, found.query) == (dialect, path, query)
+
+
+@pytest.mark.parametrize(
+    "query", ["a=1", "alt=media", "beta=true&beta=true", "alt=sse&alt=json", "beta", "$alt=sse", "%61lt=sse&x=%ff"]
+)
+def test_other_queries_dont_pass(query: str) -> None:
+    with pytest.raises(Refusal):
+        route("POST", split(f"/v1/messages?{query}"))
+
+
+@OFTEN
+@given(st.text(max_size=40))
+def test_a_path_that_passes_is_a_known_one(text: str) -> None:
+    for target in (text, f"/v1/{text}", f"/v1beta/models/{text}:generateContent", f"/v1/messages/{text}"):
+        try:
+            found = route("POST", split(target))
+        except Refusal:
+            continue
+        assert found.path in ("/chat/completions", "/responses", "/messages", "/messages/count_tokens") or (
+            found.path.startswith("/models/")
+            and "//" not in found.path
+            and "%" not in found.path
+            and not {".", "..", ""} & set(found.path[1:].split("/"))
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- headers
+
+
+def test_headers_pass_by_a_list() -> None:
+    given_headers = [
+        ("User-Agent", "codex"),
+        ("anthropic-beta", "a"),
+        ("Anthropic-Version", "2023-06-01"),
+        ("X-Stainless-Lang", "js"),
+        ("Host", "evil"),
+        ("Cookie", "c"),
+        ("X-HTTP-Method-Override", "DELETE"),
+        ("X-Forwarded-For", "1"),
+        ("Connection", "x"),
+        ("Transfer-Encoding", "chunked"),
+        ("Authorization", "Bearer t"),
+        ("x-api-key", "t"),
+        ("OpenAI-Organization", "o"),
+        ("Proxy-Authorization", "p"),
+        ("x-goog-user-project", "p"),
+        ("Range", "bytes=0-"),
+        ("accept", "x\x7f"),
+        ("anthropic-beta", "b"),
+    ]
+    assert to_driver(given_headers) == {
+        "user-agent": "codex",
+        "anthropic-beta": "a",
+        "anthropic-version": "2023-06-01",
+        "x-stainless-lang": "js",
+    }
+    answered = [
+        ("Content-Type", "x"),
+        ("Set-Cookie", "s"),
+        ("openai-organization", "o"),
+        ("Retry-After", "3"),
+        ("Transfer-Encoding", "chunked"),
+    ]
+    assert to_client(answered) == [("Content-Type", "x"), ("Retry-After", "3")]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "shown", "bearer", "made"),
+    [
+        (CHAT, {"authorization": "Bearer tok"}, False, {"authorization": "Bearer KEY"}),
+        (CHAT, {"x-api-key": "tok"}, False, {"authorization": "Bearer KEY"}),
+        (ANTHROPIC, {"x-api-key": "tok"}, False, {"x-api-key": "KEY"}),
+        (ANTHROPIC, {"authorization": "bearer tok"}, False, {"authorization": "Bearer KEY"}),
+        (ANTHROPIC, {"x-api-key": "tok"}, True, {"x-api-key": "KEY", "authorization": "Bearer KEY"}),
+        (GEMINI, {"x-goog-api-key": "tok"}, False, {"x-goog-api-key": "KEY"}),
+        (GEMINI, {"authorization": "Bearer other", "x-goog-api-key": "tok"}, False, {"x-goog-api-key": "KEY"}),
+    ],
+)
+def test_the_key_takes_the_tokens_place(
+    dialect: str, shown: dict[str, str], bearer: bool, made: dict[str, str]
+) -> None:
+    assert with_key(dialect, shown_key(shown, (), "tok"), "KEY", bearer=bearer) == made
+
+
+def test_a_window_that_costs_more_is_refused_unless_allowed() -> None:
+    for beta in ("context-1m-2025-08-07", "a, Context-1M-2025-08-07"):
+        with pytest.raises(Refusal) as caught:
+            check_beta([("Anthropic-Beta", beta)], NOTHING)
+        assert caught.value.code == "hosted_tool"
+        check_beta([("Anthropic-Beta", beta)], Allowed(("context-1m",)))
+    check_beta([("anthropic-beta", "a,context-management-2025-06-27"), ("x", "context-1m")], NOTHING)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [{}, {"authorization": "Bearer "}, {"authorization": "tok"}, {"x-api-key": "tok "}, {"authorization": "Basic tok"}],
+)
+def test_without_the_token_nothing_passes(shown: dict[str, str]) -> None:
+    with pytest.raises(Refusal) as caught:
+        shown_key(shown, (), "tok")
+    assert caught.value.status == 401

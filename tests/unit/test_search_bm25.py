@@ -1,0 +1,147 @@
+"""BM25 against a plain computation; snippets; a corpus and its damage."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+
+import corpora
+import numpy as np
+import pytest
+
+from autorl_hpc.rollouts.search.backend import Result
+from autorl_hpc.rollouts.search.bm25 import (
+    K1,
+    B,
+    Bm25,
+    Corpus,
+    Document,
+    Index,
+    read_corpus,
+    snippet,
+    terms,
+    write_corpus,
+)
+
+no_connections = corpora.no_connections
+
+
+def brute_force(texts: list[str], query: str, k: int) -> list[tuple[int, float]]:
+    """BM25 by its formula, one text after the other."""
+    split = [terms(text) for text in texts]
+    average = sum(map(len, split)) / len(split)
+    scored = []
+    for number, words in enumerate(split):
+        score = 0.0
+        for term in terms(query):
+            holding = sum(term in other for other in split)
+            times = words.count(term)
+            if times:
+                idf = math.log(1 + (len(split) - holding + 0.5) / (holding + 0.5))
+                score += idf * times * (K1 + 1) / (times + K1 * (1 - B + B * len(words) / average))
+        if score:
+            scored.append((number, score))
+    return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bm25_ranks_as_the_formula_does(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    vocabulary = [f"w{n}" for n in range(30)]
+    texts = [" ".join(draw.choice(vocabulary, size=draw.integers(1, 40))) for _ in range(60)]
+    index = Index(texts)
+    for _ in range(20):
+        query = " ".join(draw.choice([*vocabulary, "unknown"], size=draw.integers(1, 6)))
+        expected = brute_force(texts, query, 10)
+        found = index.best(query, 10)
+        assert [score for _, score in found] == pytest.approx([score for _, score in expected])
+        # Equal scores may differ in the last bit by the order of addition.
+        assert Counter(number for number, _ in found) == Counter(number for number, _ in expected) or not distinct(
+            expected
+        )
+
+
+def distinct(scored: list[tuple[int, float]]) -> bool:
+    scores = [score for _, score in scored]
+    return all(abs(a - b) > 1e-9 for a, b in itertools.pairwise(scores))
+
+
+def test_equal_scores_stand_in_the_corpus_order_and_what_holds_no_term_is_not_found() -> None:
+    index = Index(["red apple", "blue", "red apple", "apple red"])
+    assert [number for number, _ in index.best("apple", 3)] == [0, 2, 3]
+    assert [number for number, _ in index.best("apple", 2)] == [0, 2]
+    assert index.best("green", 3) == index.best("the of", 3) == index.best("", 3) == []
+    assert Index([]).best("x", 3) == Index(["", "the"]).best("the", 3) == []
+
+
+def test_terms_know_no_case_and_no_width_and_keep_numbers() -> None:
+    assert terms("The ÉCOLE of \uff32\uff24 2,023 Straße, don't") == ["école", "rd", "2", "023", "strasse", "don", "t"]
+
+
+def corpus(*texts: str) -> Corpus:
+    return Corpus(tuple(Document(f"T{n}", f"u{n}", text) for n, text in enumerate(texts)), "0" * 64)
+
+
+def test_titles_are_searched_too() -> None:
+    assert Bm25(corpus("one", "two")).search("t1", 3) == [Result("T1", "u1", "two")]
+
+
+LONG = " ".join(f"word{n}" for n in range(300))
+
+
+@pytest.mark.parametrize("query", ["word150", "word0", "word299", "nothing", "word10 word12 word200", ""])
+@pytest.mark.parametrize("chars", [40, 100, 300])
+def test_a_snippet_shows_where_the_words_are(query: str, chars: int) -> None:
+    part = snippet(LONG, query, chars)
+    assert len(part) <= chars and part in LONG and len(part) > chars // 2
+    assert all(word in LONG.split() for word in part.split()), "a word was cut"
+    if query.startswith("word"):
+        assert query.split(maxsplit=1)[0] in part.split()
+
+
+def test_a_snippet_prefers_the_place_with_more_of_the_words() -> None:
+    text = f"alpha {'x ' * 200}alpha beta {'y ' * 200}"
+    assert "alpha beta" in snippet(text, "beta alpha", 60)
+    assert snippet("short text", "x", 300) == "short text"
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, "İ" * 500 + " istanbul", "a\n\nb\t" * 200])
+def test_a_snippet_of_odd_text_keeps_its_limit(text: str) -> None:
+    assert len(snippet(text, "istanbul x", 100)) <= 100
+
+
+def test_a_corpus_hash_is_that_of_its_bytes(tmp_path: Path) -> None:
+    documents = [Document("A", "u:a", "x"), Document("B", "u:b", "y\u2028z")]
+    write_corpus(tmp_path / "corpus.jsonl", documents)
+    read = read_corpus(tmp_path / "corpus.jsonl")
+    assert list(read.documents) == documents
+    assert read.sha256 == hashlib.sha256((tmp_path / "corpus.jsonl").read_bytes()).hexdigest()
+    parts = tmp_path / "parts"
+    write_corpus(parts / "2.jsonl", documents[1:])
+    write_corpus(parts / "1.jsonl", documents[:1])
+    (parts / "notes.txt").write_text("no part of it")
+    assert read_corpus(parts) == read
+
+
+def test_documents_without_an_address_get_their_number(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"title": "A", "text": "x"}\n\n{"title": "B", "text": "y", "more": 1}\n')
+    assert [document.url for document in read_corpus(tmp_path / "c.jsonl").documents] == ["doc:0", "doc:1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"title": "A"', "line 1: no JSON"),
+        ('{"title": "A"}', "title` and `text"),
+        ('{"title": 1, "text": "x"}', "title` and `text"),
+        ('["A"]', "title` and `text"),
+        ("", "no documents"),
+    ],
+)
+def test_a_damaged_corpus_is_named(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "c.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=words):
+        read_corpus(tmp_path / "c.jsonl")

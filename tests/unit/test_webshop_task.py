@@ -1,0 +1,163 @@
+"""The shop's tasks: their recipes, their splits, and what agents get of the shop."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import minishop
+import pytest
+from minishop import Row, buy, rows, wish
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.rollouts.environment import Transcript, Turn
+from autorl_hpc.rollouts.source import Source
+from autorl_hpc.rollouts.webshop import dialogue
+from autorl_hpc.rollouts.webshop.environment import Environment
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.loader import load_task
+from autorl_hpc.tasks.staged import verify_staged_task
+
+root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["webshop", "webshop-mini"])
+def test_the_recipes_hold_the_dialogue_s_words(name: str) -> None:
+    """So that a changed prompt is another recipe hash."""
+    task = load_task(name)
+    module = ast.parse((task.folder / "environment.py").read_text(encoding="utf-8"))
+    own = {n.targets[0].id: n.value.value for n in module.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)}  # type: ignore[attr-defined]  # fmt: skip
+    for recipe in task.file.recipes:
+        assert recipe.prompt == own.get("PROMPT", dialogue.PROMPT)
+        assert recipe.system == (None if "PROMPT" in own else dialogue.SYSTEM)
+        assert recipe.options["catalogue"] == task.file.vault_files["catalogue.jsonl"]
+        assert (recipe.scorer, recipe.scorer_version) == ("episodes", "1")
+    assert [recipe.options["threshold"] for recipe in task.file.recipes][:2] in ([1.0, 0.5], [1.0])
+
+
+def test_the_mini_shop_s_prompts_fit_the_tiny_model(vault: Path, wishes: list[Row]) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(REPO / "templates" / "models" / "tiny" / "tokenizer.json"))
+    task = load_task("webshop-mini")
+    source = Source(task.folder / "environment.py", "Environment", vault, True, dict(task.file.recipes[0].options))
+    shop, talk = source.environment(), source.dialogue()
+    limit = int(task.file.recipes[0].options["max_prompt_tokens"])
+    for row in wishes:
+        transcript = Transcript(row, shop.reset(row, 0))
+        kind = row["product"].rstrip("12345").lower()
+        for action in (
+            f"search[{kind}]",
+            f"click[{row['product']}]",
+            *(f"click[{v}]" for v in row["options"].values()),
+        ):
+            transcript.turns.append(Turn(action, shop.step(action).observation))
+            prompt = talk.prompt(transcript)
+            assert isinstance(prompt, str) and "[SEP]" not in prompt and prompt.count(row["question"]) == 1
+            assert len(tokenizer.encode(prompt).ids) <= limit, prompt
+        assert shop.step("click[buy now]").reward == 1.0
+
+
+def test_a_copied_task_folder_works_alone(tmp_path: Path, train: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(load_task("webshop-mini").folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shop = Source(folder / "environment.py", "Environment", train).environment()
+    assert "WebShop" in shop.reset(rows(train / "goals.jsonl")[0], 0)
+
+
+def test_the_engine_imports_nothing_of_the_suite() -> None:
+    folder = REPO / "autorl_hpc" / "rollouts" / "webshop"
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autorl_hpc"):
+                assert (node.module or "").startswith("autorl_hpc.rollouts"), path
+
+
+def test_an_agent_s_copy_works_under_another_name(tmp_path: Path, train: Path) -> None:
+    for path in (REPO / "autorl_hpc" / "rollouts").rglob("*.py"):
+        copy = tmp_path / "autorl_rollouts" / path.relative_to(REPO / "autorl_hpc" / "rollouts")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text(encoding="utf-8").replace("autorl_hpc.rollouts", "autorl_rollouts"))
+    own = (load_task("webshop").folder / "environment.py").read_text(encoding="utf-8")
+    (tmp_path / "environment.py").write_text(own.replace("autorl_hpc.rollouts", "autorl_rollouts"))
+    script = (
+        "import json, pathlib, sys\n"
+        "from environment import Dialogue, Environment\n"
+        "data = pathlib.Path(sys.argv[1])\n"
+        "goal = json.loads((data / 'goals.jsonl').read_text().split('\\n')[0])\n"
+        "shop = Environment(data); shop.reset(goal); print(shop.step('search[tea]').observation.count('[SEP]'))\n"
+        "print([name for name in sys.modules if name.startswith('autorl_hpc')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(train)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    count, modules = done.stdout.splitlines()
+    assert int(count) > 10 and modules == "[]"
+
+
+def test_splits_share_no_product(vault: Path, train: Path) -> None:
+    parts_ = [rows(train / "goals.jsonl"), *(rows(vault / split / "items.jsonl") for split in ("feedback", "report"))]
+    products = [{row["product"] for row in part} for part in parts_]
+    assert [len(part) for part in products] == [15, 6, 9]
+    assert len(set().union(*products)) == 30
+
+
+def test_agents_get_no_attribute_and_no_wish_of_held_out_products(vault: Path, train: Path) -> None:
+    held_out = [row for split in ("feedback", "report") for row in rows(vault / split / "items.jsonl")]
+    numbers = {row["product"] for row in held_out}
+    for row in rows(train / "catalogue.jsonl"):
+        told = {"attributes", "instruction", "wanted"} & set(row)
+        assert told == (set() if row["asin"] in numbers else {"attributes", "instruction", "wanted"})
+    everything = b"".join(path.read_bytes() for path in train.iterdir())
+    for row in held_out:
+        assert row["question"].encode() not in everything
+    assert (vault / "catalogue.jsonl").is_file() and not list(train.rglob("items.jsonl"))
+
+
+def test_an_agent_trains_on_its_own_catalogue(train: Path, vault: Path, wishes: list[Row]) -> None:
+    shop = Environment(train, held_out=False, options={"catalogue": "of the grader"})
+    for row in rows(train / "goals.jsonl"):
+        assert buy(shop, row, row["product"], *row["options"].values()) == 1.0
+    assert (
+        buy(shop, wish(wishes, "HAT1", "small", "red"), "HAT1", "small", "red") == 0.8
+    )  # one attribute is told in a text
+    with pytest.raises(ValueError, match="withholds the attributes of 15 products"):
+        Environment(train, held_out=True)
+
+
+def test_a_changed_catalogue_is_not_graded_with(vault: Path, tmp_path: Path) -> None:
+    options = dict(load_task("webshop-mini").file.recipes[0].options)
+    Environment(vault, held_out=True, options=options)
+    (tmp_path / "catalogue.jsonl").write_bytes((vault / "catalogue.jsonl").read_bytes() + b"\n")
+    with pytest.raises(ValueError, match="the recipe pins"):
+        Environment(tmp_path, held_out=True, options=options)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "catalogue.jsonl").write_text('{"asin": "x"}\n')
+    with pytest.raises(ValueError, match="is no catalogue"):
+        Environment(tmp_path / "2", held_out=True)
+    with pytest.raises(OSError):
+        Environment(tmp_path / "3", held_out=True)
+
+
+def test_a_vault_file_is_pinned_as_items_are(tmp_path: Path) -> None:
+    own = Root(tmp_path / "root")
+    task = load_task("webshop-mini")
+    staged = stage_task(own, task, None)
+    assert "catalogue.jsonl" in {file.path for file in staged.vault.files}
+    assert {file.path for file in staged.store.files} == {"train/catalogue.jsonl", "train/goals.jsonl"}
+    path = own.task_vault("webshop-mini") / "catalogue.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o400
+    other = type(task)(task.folder, task.file.model_copy(update={"vault_files": {"catalogue.jsonl": "0" * 64}}))
+    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of task webshop-mini was staged by another version"):
+        verify_staged_task(own, other)
+    with pytest.raises(AutorlError, match=r"prepare\.py made another catalogue\.jsonl than task\.yaml pins"):
+        stage_task(own, other, None, again=True)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of webshop-mini has"):
+        verify_staged_task(own, task)
