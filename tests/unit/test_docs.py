@@ -137,3 +137,13 @@ def test_the_smallest_experiment_is_one() -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", page("experiments.md"), re.DOTALL | re.MULTILINE)
     spec = ExperimentSpec.model_validate(yaml.safe_load(block))
     assert (spec.name, spec.matrix.mode, spec.matrix.driver) == ("first", ("free",), ("none",))
+
+
+def test_tests_that_the_docs_name_are_there() -> None:
+    for path in [REPO / "README.md", *DOCS.rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"tests/[\w/]+\.py", text):
+            assert (REPO / name).is_file(), f"{path.name} names {name}"
+        for name, word in re.findall(r"pytest [^`\n]*?(tests/[\w/]+\.py) -k (\w+)", text):
+            found = re.findall(r"def (test_\w+)", (REPO / name).read_text(encoding="utf-8"))
+            assert any(word in test for test in found), f"{path.name}: no test of {name} has {word!r} in its name"
