@@ -87,6 +87,10 @@ ADVICE = (
     ("job violates accounting/qos policy", "your account's limits forbid it: fewer jobs, shorter, or another qos"),
     ("unable to contact slurm controller", "the scheduler is down: the same command again, later"),
     ("socket timed out", "the scheduler is busy or down: the same command again, later"),
+    (
+        "establish a configuration source",
+        "this host has no slurm.conf: go to a login node of the cluster, or set SLURM_CONF",
+    ),
 )
 """What sbatch is known to say, and what helps."""
 

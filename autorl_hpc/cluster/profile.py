@@ -28,11 +28,11 @@ def profile_names() -> list[str]:
     return sorted({path.stem for folder in profile_folders() for path in folder.glob(f"*{SUFFIX}")})
 
 
-def load_profile(name: str) -> ClusterProfile:
-    """The profile of that name, or in that file.
+def profile_path(name: str) -> Path:
+    """The file of the profile of that name, or that file.
 
     Raises:
-        AutorlError: there is none, or it is wrong; the field is named.
+        AutorlError: there is no profile of that name.
     """
     if name.endswith(SUFFIX) or os.sep in name:
         path: Path | None = Path(name).absolute()
@@ -45,6 +45,16 @@ def load_profile(name: str) -> ClusterProfile:
             where=share("jobs") / "clusters",
             next_step=f"choose one of: {', '.join(profile_names())}; or put yours into jobs/clusters/ or ${PATH_VARIABLE}",
         )
+    return path
+
+
+def load_profile(name: str) -> ClusterProfile:
+    """The profile of that name, or in that file.
+
+    Raises:
+        AutorlError: there is none, or it is wrong; the field is named.
+    """
+    path = profile_path(name)
     value = read_yaml(path)
     profile = parse_record(ClusterProfile, value, path, next_step="see docs/clusters.md for every field")
     if profile.name != path.stem:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autorl_hpc import __version__
 from autorl_hpc.agents import load_agent
-from autorl_hpc.cluster.profile import load_profile, scratch_folder
+from autorl_hpc.cluster.profile import load_profile, profile_path, scratch_folder
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.frozen import code_hash, frozen_is_whole
@@ -94,7 +94,8 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
             where=path,
             next_step="use `job`, or a Slurm cluster",
         )
-    return (None if profile.scheduler == "local" else profile), scratch_folder(profile, path)
+    scratch = scratch_folder(profile, profile_path(name or spec.cluster))
+    return (None if profile.scheduler == "local" else profile), scratch
 
 
 def prepare(

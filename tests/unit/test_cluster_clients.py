@@ -92,6 +92,7 @@ REFUSALS = [
     ("{policy}", "another qos"),
     ("Unable to contact slurm controller (connect failure)", "later"),
     ("Socket timed out on send/recv operation", "later"),
+    ("sbatch: fatal: Could not establish a configuration source", "a login node"),
     ("something nobody has seen", "the scheduler's words"),
 ]
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"

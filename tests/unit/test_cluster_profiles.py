@@ -14,6 +14,8 @@ import yaml
 from autorl_hpc.cluster.profile import PATH_VARIABLE, load_profile, profile_names, scratch_folder
 from autorl_hpc.cluster.site import Site
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import Root
+from autorl_hpc.launch.launcher import plan
 from autorl_hpc.launch.scripts import Scripts
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
 
@@ -241,3 +243,14 @@ def test_a_scratch_that_nodes_would_not_find_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(AutorlError, match=words) as caught:
         scratch(text)
     assert caught.value.where == "exp.yaml" and caught.value.next_step
+
+
+def test_launch_names_the_profiles_file_for_a_scratch_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    profile = tmp_path / "jobs" / "clusters" / "mine.yaml"
+    write(profile, scratch="$NOT_SET_HERE/x")
+    with pytest.raises(AutorlError, match="field `scratch`") as caught:
+        plan(REPO / "jobs" / "quickstart.yaml", Root(tmp_path), cluster="mine")
+    assert caught.value.where == str(profile), "the file that is to be mended, not the experiment's"
