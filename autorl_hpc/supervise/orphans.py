@@ -20,6 +20,7 @@ from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.chain import Chain, Superseded
 from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.sealing import Seals
+from autorl_hpc.supervise.stops import is_cancelled
 from autorl_hpc.supervise.workspace import Workspace
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -60,6 +61,9 @@ def seal_orphan(experiment: ExperimentDir, run_id: str, ended_by: EndedBy, fault
             _intake(experiment, record, chain, seals, view, workspace).poll(patient=False)
         except (AutorlError, OSError, Superseded) as error:
             log.warning("what %s had dropped last can't be taken in: %s", run_id, error)
+    if ended_by is EndedBy.CRASHED and is_cancelled(experiment, run_id):
+        # `cancel` took its job away: a scheduler that has forgotten the job by now lost nothing.
+        ended_by, fault, reason = EndedBy.CANCELLED, None, f"cancelled; {reason}"
     seals.without_agent(ended_by, fault, reason)
 
 

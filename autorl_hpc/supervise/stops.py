@@ -49,7 +49,7 @@ class Stops:
 
     def cancelled(self) -> bool:
         """Whether the user cancelled the run."""
-        return bool({"all", self.run_id} & set(reading.list_names(self.experiment.cancel)))
+        return is_cancelled(self.experiment, self.run_id)
 
     def ended_agent(self, exit_code: int | None) -> bool:
         """Whether an agent's death by a signal is part of what stops this whole job."""
@@ -74,3 +74,8 @@ class Stops:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
+
+
+def is_cancelled(experiment: ExperimentDir, run_id: str) -> bool:
+    """Whether the user cancelled a run."""
+    return bool({"all", run_id} & set(reading.list_names(experiment.cancel)))

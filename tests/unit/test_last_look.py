@@ -17,6 +17,7 @@ from autorl_hpc.files import atomic
 from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.view import RunView
+from autorl_hpc.grading import watcher
 from autorl_hpc.grading.watcher import ENTRY, Watcher, seal_what_is_lost
 from autorl_hpc.launch.task import run_task
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
@@ -83,6 +84,18 @@ def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, cl
     assert sealed_by(desk) is EndedBy.CANCELLED
 
 
+@pytest.mark.parametrize(("marked", "ended_by"), [(True, EndedBy.CANCELLED), (False, EndedBy.CRASHED)])
+def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
+    desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch, marked: bool, ended_by: EndedBy
+) -> None:
+    monkeypatch.setattr(watcher, "JUST_SUBMITTED_S", 0.0)
+    clients.says("squeue", "")
+    if marked:
+        (desk.experiment.cancel / desk.record.run_id).touch()
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    assert sealed_by(desk) is ended_by
+
+
 def test_where_nothing_is_left_to_seal_one_look_is_enough(desk: Desk, clients: Clients) -> None:
     seal_what_is_lost(desk.experiment, PAUSE_S)
     before = len(clients.calls("squeue"))
@@ -92,9 +105,9 @@ def test_where_nothing_is_left_to_seal_one_look_is_enough(desk: Desk, clients: C
 
 def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:
     """Its grader has given back its claims by then, and nobody would drop this one."""
-    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
-    watcher.end()
-    assert not watcher.step()
+    ended = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
+    ended.end()
+    assert not ended.step()
     assert claimed_entries(desk.experiment.claims) == {}
 
 
