@@ -173,7 +173,7 @@ class ContaminationWatch:
         while last.is_alive() and not stop() and time.monotonic() < deadline:
             last.join(0.1)
         self._closed.set()
-        self._end_scanner()
+        self._end_scanner(self._scanner)
         if last.is_alive() and not stop():
             self._write(Contamination(complete=False, reason="no look: the last one hung"), None, [])
 
@@ -186,7 +186,7 @@ class ContaminationWatch:
                 scanner.interrupt()
                 self._thread.join(SETTLE_S)
             if self._thread.is_alive():
-                self._end_scanner()  # it hangs in a file
+                self._end_scanner(self._scanner)  # it hangs in a file
                 self._thread.join(1.0)
         try:
             body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
@@ -232,7 +232,7 @@ class ContaminationWatch:
                 log.warning("no look for held-out items: %s", what)
                 if scanner is not None and scanner.at is not None:
                     self._avoid.append(scanner.at)
-                self._end_scanner()
+                self._end_scanner(scanner)
         return Contamination(complete=False, reason=f"no look: {what}"[:500])
 
     def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
@@ -245,7 +245,10 @@ class ContaminationWatch:
         except (OSError, AutorlError) as error:
             log.warning("a look for held-out items could not be recorded: %s", error)
 
-    def _end_scanner(self) -> None:
-        scanner, self._scanner = self._scanner, None
-        if scanner is not None:
-            scanner.kill()
+    def _end_scanner(self, scanner: ScannerProcess | None) -> None:
+        """Ends this one: a look that was given up may hear of it when the next one has another."""
+        if scanner is None:
+            return
+        if self._scanner is scanner:
+            self._scanner = None
+        scanner.kill()
