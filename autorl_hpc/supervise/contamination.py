@@ -26,7 +26,7 @@ from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.states import EntryKind
 from autorl_hpc.supervise.chain import Chain, Superseded
-from autorl_hpc.supervise.processes import OWN
+from autorl_hpc.supervise.processes import OWN, start_own
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -66,17 +66,18 @@ class ScannerProcess:
         # Blocked until the scanner can hear it: an agent may end while its scanner still starts, and need not cost a second start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
-                env=env,
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
+            self._process = start_own(
+                lambda: subprocess.Popen(
+                    [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
+                    env=env,
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                )
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        OWN.add(self._process.pid)
         self._buffer = b""
         self.at: list[int] | None = None
         job = {"experiment": str(experiment.path.absolute()), "run": run_id, "workspace": str(workspace.absolute())}
