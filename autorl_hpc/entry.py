@@ -9,9 +9,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+AGAIN_S = 0.1
+
 
 class Interrupts:
-    """Whether a ctrl-C came. Compiled libraries that are broken into while they load may turn it into an error of their own."""
+    """Whether a ctrl-C came. Compiled libraries that are broken into while they load may turn it into an error of their own; and one
+    that comes in a callback, where Python can raise nothing (it calls some while it imports), comes again a moment later."""
 
     def __init__(self) -> None:
         self.came = False
@@ -20,10 +23,21 @@ class Interrupts:
         """From now on; one that is ignored, as in a shell's background, stays ignored."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
+            sys.unraisablehook = self._on_unraisable
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.came = True
         raise KeyboardInterrupt
+
+    def _on_unraisable(self, lost: Any) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(lost)
+            return
+        import threading
+
+        again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again.daemon = True
+        again.start()
 
 
 def main() -> None:

@@ -70,6 +70,8 @@ class GatewayProcess:
         }  # fmt: skip
         self.stderr = folder / "gateway.err"
         self.posts = 0  # each has a line in the log, soon after its answer
+        self._pings = self._pong = 0
+        self._lock = threading.Lock()
         with open(self.stderr, "ab") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "autorl_hpc.gateway"],
@@ -90,7 +92,11 @@ class GatewayProcess:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append(json.loads(line))
+            value = json.loads(line)
+            if "pong" in value:
+                self._pong = value["pong"]
+            else:
+                self.told.append(value)
 
     def tell(self, value: Any) -> None:
         """One line in."""
@@ -99,7 +105,13 @@ class GatewayProcess:
         self.process.stdin.flush()
 
     def totals(self, calls: int | None = None) -> dict[str, Any]:
-        """The last that it told; waits until it told so many calls."""
+        """The last that it told, of every request that has its answer; waits until it told so many calls."""
+        if (
+            calls is None
+        ):  # it tells in order: what it says of an answer is heard before its word to a question that comes after
+            self._pings += 1
+            self.tell({"ping": self._pings})
+            wait_for(lambda: self._pong == self._pings, what="its answer")
         wait_for(lambda: self.told and (calls is None or self.told[-1]["calls"] >= calls), what=f"{calls} calls")
         return self.told[-1]
 
@@ -135,7 +147,8 @@ class GatewayProcess:
         told = {"Content-Type": "application/json"} if data is not None else {}
         if token is not None:
             told["Authorization"] = f"Bearer {token}"
-        self.posts += method == "POST"
+        with self._lock:
+            self.posts += method == "POST"
         try:
             connection.request(method, path, data, {**told, **(headers or {})})
             answer = connection.getresponse()

@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Iterable
 
 TIMEOUT_S = 1.0
+ANSWER_S = 20.0
+"""For a way out that has to work: three processes have their turn before an answer is there, and a node may be busy."""
+
 LEAST_PID = 64
 """A sandbox with process numbers of its own has lower ones: there the number would be another process's."""
 
@@ -78,8 +81,8 @@ def unix(path: str) -> None:
 
 def answered(port: int) -> None:
     """Whether somebody answers at a way out: the supervisor's bridge, the gateway, or what stands for it."""
-    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as there:
-        there.settimeout(TIMEOUT_S)
+    with socket.create_connection(("127.0.0.1", port), ANSWER_S) as there:
+        there.settimeout(ANSWER_S)
         there.sendall(b"trial\r\n\r\n")
         if not there.recv(1):
             raise OSError("no answer")

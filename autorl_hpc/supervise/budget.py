@@ -88,7 +88,7 @@ class BudgetClock:
         self._counter = 0
         self._now = now
         self._last: float | None = None
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="clock", daemon=True)
 
@@ -179,26 +179,27 @@ class BudgetClock:
 
     def persist(self) -> None:
         """Writes clock.json. A failure is logged and tried again at the next time: the agent goes on."""
-        with self._lock:
-            self._counter += 1
-            record = Clock(
-                attempt=self.attempt,
-                elapsed_s=self._elapsed_s,
-                given_back_s=self._given_back_s,
-                suspended_s=self._suspended_s,
-                gpus=self.gpus,
-                gpu_s=self._gpu_s,
-                progress=self.progress,
-                counter=self._counter,
-                host=host_name(),
-                pid=os.getpid(),
-                boot_id=boot_id(),
-                job_id=job_id(),
-            )
-        try:
-            atomic.write_bytes(self.path, record.canonical() + b"\n")
-        except OSError as error:
-            log.warning("clock not written: %s", error)
+        with self._writing:  # of two threads, the one that looked first writes first
+            with self._lock:
+                self._counter += 1
+                record = Clock(
+                    attempt=self.attempt,
+                    elapsed_s=self._elapsed_s,
+                    given_back_s=self._given_back_s,
+                    suspended_s=self._suspended_s,
+                    gpus=self.gpus,
+                    gpu_s=self._gpu_s,
+                    progress=self.progress,
+                    counter=self._counter,
+                    host=host_name(),
+                    pid=os.getpid(),
+                    boot_id=boot_id(),
+                    job_id=job_id(),
+                )
+            try:
+                atomic.write_bytes(self.path, record.canonical() + b"\n")
+            except OSError as error:
+                log.warning("clock not written: %s", error)
 
     def _loop(self) -> None:
         last_persist = time.monotonic()

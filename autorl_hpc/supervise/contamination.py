@@ -26,7 +26,7 @@ from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.states import EntryKind
 from autorl_hpc.supervise.chain import Chain, Superseded
-from autorl_hpc.supervise.processes import OWN
+from autorl_hpc.supervise.processes import OWN, start_own
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -66,17 +66,18 @@ class ScannerProcess:
         # Blocked until the scanner can hear it: an agent may end while its scanner still starts, and need not cost a second start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
-                env=env,
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
+            self._process = start_own(
+                lambda: subprocess.Popen(
+                    [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
+                    env=env,
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                )
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        OWN.add(self._process.pid)
         self._buffer = b""
         self.at: list[int] | None = None
         job = {"experiment": str(experiment.path.absolute()), "run": run_id, "workspace": str(workspace.absolute())}
@@ -173,7 +174,7 @@ class ContaminationWatch:
         while last.is_alive() and not stop() and time.monotonic() < deadline:
             last.join(0.1)
         self._closed.set()
-        self._end_scanner()
+        self._end_scanner(self._scanner)
         if last.is_alive() and not stop():
             self._write(Contamination(complete=False, reason="no look: the last one hung"), None, [])
 
@@ -186,7 +187,7 @@ class ContaminationWatch:
                 scanner.interrupt()
                 self._thread.join(SETTLE_S)
             if self._thread.is_alive():
-                self._end_scanner()  # it hangs in a file
+                self._end_scanner(self._scanner)  # it hangs in a file
                 self._thread.join(1.0)
         try:
             body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
@@ -232,7 +233,7 @@ class ContaminationWatch:
                 log.warning("no look for held-out items: %s", what)
                 if scanner is not None and scanner.at is not None:
                     self._avoid.append(scanner.at)
-                self._end_scanner()
+                self._end_scanner(scanner)
         return Contamination(complete=False, reason=f"no look: {what}"[:500])
 
     def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
@@ -245,7 +246,10 @@ class ContaminationWatch:
         except (OSError, AutorlError) as error:
             log.warning("a look for held-out items could not be recorded: %s", error)
 
-    def _end_scanner(self) -> None:
-        scanner, self._scanner = self._scanner, None
-        if scanner is not None:
-            scanner.kill()
+    def _end_scanner(self, scanner: ScannerProcess | None) -> None:
+        """Ends this one: a look that was given up may hear of it when the next one has another."""
+        if scanner is None:
+            return
+        if self._scanner is scanner:
+            self._scanner = None
+        scanner.kill()

@@ -33,7 +33,7 @@ from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.states import Fault
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.environment import ALLOWED
-from autorl_hpc.supervise.processes import OWN
+from autorl_hpc.supervise.processes import OWN, start_own
 from autorl_hpc.supervise.spending import read_use
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -245,17 +245,18 @@ class Gateway:
         env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
         self.run.logs.mkdir(exist_ok=True)
         with open(self.run.gateway_log, "ab") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "autorl_hpc.gateway"],
-                env=env,
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                start_new_session=True,
-                pass_fds=[each.fileno() for each in self._sockets],
+            process = start_own(
+                lambda: subprocess.Popen(
+                    [sys.executable, "-m", "autorl_hpc.gateway"],
+                    env=env,
+                    cwd="/",
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    start_new_session=True,
+                    pass_fds=[each.fileno() for each in self._sockets],
+                )
             )
-        OWN.add(process.pid)
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 import time
+from collections.abc import Callable
 
 from autorl_hpc.files.processes import descendants, marked
 
 OWN: set[int] = set()
 """Children of the supervisor that are the suite's: they are not ended with the agent."""
+
+_STARTING = threading.Lock()
+"""Held while one of them is there and not yet noted."""
 
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
@@ -41,6 +47,14 @@ def _pid_namespace(pid: int) -> str | None:
         return None
 
 
+def start_own(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Starts a child of the suite's. Another thread may be ending an agent at this moment: it looks before, or when the child is noted."""
+    with _STARTING:
+        process = start()
+        OWN.add(process.pid)
+    return process
+
+
 def reap() -> None:
     """Collects children that have ended, so that they don't stay as zombies."""
     try:
@@ -61,7 +75,8 @@ def end_all(
     def targets() -> set[int]:
         if collect:
             reap()
-        return (descendants(root) | marked(mark)) - spare - OWN - {root, os.getpid()}
+        with _STARTING:
+            return (descendants(root) | marked(mark)) - spare - OWN - {root, os.getpid()}
 
     if grace_s > 0:
         _send(_asked_to_end(targets()), signal.SIGTERM)

@@ -27,7 +27,7 @@ from autorl_hpc.supervise import budget
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.environment import ALLOWED
 from autorl_hpc.supervise.laying import FOLDERS, TOOLS
-from autorl_hpc.supervise.processes import OWN
+from autorl_hpc.supervise.processes import OWN, start_own
 from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -178,15 +178,16 @@ class Recording:
         # As the keeper's: no secrets, but what Python needs to start on this host.
         env = {name: os.environ[name] for name in (*ALLOWED, *GPUS_OF_JOB) if name in os.environ}
         env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "autorl_hpc.recorder"],
-            env=env,
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+        process = start_own(
+            lambda: subprocess.Popen(
+                [sys.executable, "-m", "autorl_hpc.recorder"],
+                env=env,
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
         )
-        OWN.add(process.pid)
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)  # a recorder that was stopped must not stop who writes to it
         job = Job(

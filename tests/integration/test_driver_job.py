@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -91,6 +93,21 @@ def ask(endpoint: DriverEndpoint, key: str) -> Any:
         return json.loads(answer.read())["choices"][0]["message"]["content"]
 
 
+def answering(
+    world: World, experiment: ExperimentDir, key: str, good: Callable[[DriverEndpoint], bool]
+) -> DriverEndpoint:
+    """The endpoint that has answered: of two jobs, the one that was ready may be the one that steps back."""
+
+    def asked() -> DriverEndpoint | None:
+        found = world.ready(experiment, good)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return found if ask(found, key) == "stand-in" else None
+        return None
+
+    found: DriverEndpoint = wait_for(asked, "an answer")
+    return found
+
+
 def driver_job(experiment: ExperimentDir) -> int:
     """The process id of the one job that serves."""
     (pid,) = (pid for pid, words in processes(experiment).items() if words[0] == "driver")
@@ -153,8 +170,7 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     old = driver_job(here)
     newer = world.start("job", "driver", str(here.path), "local")  # the scheduler started the job a second time
     wait_for(lambda: not alive(old), "the older job to step back")
-    five = world.ready(here, lambda e: e.generation > four.generation)
-    assert ask(five, key) == "stand-in"
+    five = answering(world, here, key, lambda e: e.generation > four.generation)
 
     # A second experiment on this node: ports of their own. TERM ends a job with its server.
     world.lay(name="other")

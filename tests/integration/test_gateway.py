@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gzip
 import http.client
 import json
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
-from helpers import wait_for
+from helpers import PATIENCE_S, alive, wait_for
 
 from autorl_hpc.files.driver_keys import write_key
 from autorl_hpc.files.driver_log import read_calls
@@ -495,8 +496,8 @@ def test_a_key_that_was_corrected_is_read_again(tmp_path: Path) -> None:
 
 
 def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
-    script = [Pace(Turn("late"), after_s=20), Pace(Turn("first, and then nothing"), event_s=20)]
-    with DriverServer(script) as driver, GatewayProcess(tmp_path, {"url": driver.url, "timeout_s": 1.0}) as gateway:
+    script = [Pace(Turn("late"), after_s=600), Pace(Turn("first, and then nothing"), event_s=600)]
+    with DriverServer(script) as driver, GatewayProcess(tmp_path, {"url": driver.url, "timeout_s": 4.0}) as gateway:
         answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
         assert (answer.status, answer.headers["x-should-retry"]) == (504, "true")
         with pytest.raises(http.client.IncompleteRead):
@@ -507,13 +508,19 @@ def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
         assert second.estimated and second.fault == "cluster"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+@contextlib.contextmanager
+def nobodys_port() -> Iterator[int]:
+    """A port that is taken, so that nobody else gets it, and at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 def test_a_driver_that_cant_be_reached(tmp_path: Path) -> None:
-    with GatewayProcess(tmp_path, {"url": f"http://127.0.0.1:{free_port()}/v1", "retries": 2}) as gateway:
+    with (
+        nobodys_port() as port,
+        GatewayProcess(tmp_path, {"url": f"http://127.0.0.1:{port}/v1", "retries": 2}) as gateway,
+    ):
         for dialect, path in PATHS.items():
             answer = gateway.ask(path, request_of(dialect))
             assert (answer.status, answer.headers["Retry-After"]) == (502, "10")
@@ -613,6 +620,7 @@ def test_a_driver_that_dies_and_comes_back_elsewhere(tmp_path: Path) -> None:
         first.kill()
         endpoint(file, first.url, ready=False)
         waiting = [pool.submit(gateway.ask, PATHS["anthropic"], body) for _ in range(5)]
+        wait_for(lambda: sum(call.under_way for call in read_calls(gateway.log)) == 5, what="all of them")
         time.sleep(1.5)
         assert not any(each.done() for each in waiting)
         write_key(key, "key-of-second")
@@ -671,7 +679,7 @@ def test_a_budget_of_tokens_ends_with_a_refusal_and_holds_over_restarts(tmp_path
         with behind(driver, tmp_path, limits=limits, prices=PRICES) as gateway:
             first = [gateway.ask(PATHS["anthropic"], request_of("anthropic")).status for _ in range(2)]
             assert first == [200, 200]
-            gateway.totals(2)
+            gateway.calls(2)  # what it tells is told before its line is written
             gateway.process.kill()
             gateway.process.wait()
         with behind(driver, tmp_path, limits=limits, prices=PRICES, attempt=2, elapsed_s=100.0) as gateway:
@@ -730,19 +738,30 @@ def test_a_budget_of_cost(tmp_path: Path) -> None:
 
 
 def test_requests_at_once_dont_pass_the_limit_together(tmp_path: Path) -> None:
-    def slow(conversation: Conversation) -> Pace:
-        return Pace(Turn("x", tokens_in=20, tokens_out=500), after_s=0.5)
+    """Those that pass are answered when each of the twenty has passed or been told to come again."""
+    over = threading.Event()
 
-    with DriverServer(slow) as driver, behind(driver, tmp_path, limits={"tokens": 2000}) as gateway:
+    class Holds(DriverServer):
+        def _answer(self, handler: Any, asked: Any, dialect: str) -> None:
+            assert over.wait(PATIENCE_S)
+            super()._answer(handler, asked, dialect)
+
+    turn = Turn("x", tokens_in=20, tokens_out=500)
+    with Holds(lambda _: turn) as driver, behind(driver, tmp_path, limits={"tokens": 2000}) as gateway:
         body = request_of("openai-chat", max_tokens=500)
         with concurrent.futures.ThreadPoolExecutor(20) as pool:
-            answers = list(pool.map(lambda _: gateway.ask(PATHS["openai-chat"], body), range(20)))
+            asking = [pool.submit(gateway.ask, PATHS["openai-chat"], body) for _ in range(20)]
+            try:
+                wait_for(lambda: len(driver.asked) + sum(each.done() for each in asking) == 20, what="all of them")
+            finally:
+                over.set()
+            answers = [each.result() for each in asking]
         passed = [each for each in answers if each.status == 200]
         waits = [each for each in answers if each.status == 429]
         assert 1 <= len(passed) <= 5
         assert len(waits) + len(passed) == 20
         assert all(each.refused == "budget_reserved" and each.headers["Retry-After"] for each in waits)
-        assert gateway.totals(len(passed))["tokens_out"] <= 2500
+        assert gateway.totals()["tokens_out"] <= 2500
         while (answer := gateway.ask(PATHS["openai-chat"], body)).status == 200:
             pass
         assert answer.refused == "budget_exhausted"
@@ -839,9 +858,7 @@ def test_it_ends_with_the_supervisor(tmp_path: Path) -> None:
             pid, holder = map(int, supervisor.stdout.readline().split())
             supervisor.kill()
         try:
-            wait_for(
-                lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
-            )
+            wait_for(lambda: not alive(pid), what="the gateway's end")
         finally:
             os.kill(holder, signal.SIGKILL)
 
@@ -934,6 +951,7 @@ def test_a_proxy_is_used_for_other_machines_alone(tmp_path: Path) -> None:
             answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
             assert answer.status == 200 and b"through the proxy" in answer.body
             assert proxy.broken_off == 1
-        upstream = {"url": proxy.url, "key": KEY, "proxy": f"http://127.0.0.1:{free_port()}"}
-        with GatewayProcess(tmp_path, upstream) as gateway:
-            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
+        with nobodys_port() as port:
+            upstream = {"url": proxy.url, "key": KEY, "proxy": f"http://127.0.0.1:{port}"}
+            with GatewayProcess(tmp_path, upstream) as gateway:
+                assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200

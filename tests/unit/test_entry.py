@@ -42,6 +42,43 @@ def test_a_ctrl_c_that_a_library_turns_into_an_error_of_its_own_is_a_ctrl_c() ->
     assert "Traceback" not in done.stderr
 
 
+IN_A_CALLBACK = """
+import os, signal, sys, time, weakref
+from autorl_hpc.entry import Interrupts, guarded
+
+class Thing:
+    pass
+
+def gone(reference):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+def loads():
+    thing = Thing()
+    reference = weakref.ref(thing, gone)
+    del thing
+    time.sleep(3600)
+
+interrupts = Interrupts()
+interrupts.notice()
+sys.exit(guarded(loads, interrupts))
+"""
+
+
+def test_a_ctrl_c_that_comes_where_nothing_can_be_raised_is_a_ctrl_c() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CALLBACK],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 130, done
+    assert done.stderr.startswith("autorl-hpc: interrupted") and "Traceback" not in done.stderr, done
+
+
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IN_A_LIBRARY],
