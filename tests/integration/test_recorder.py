@@ -42,12 +42,16 @@ def one(cluster: Cluster, script: str, **changes: Any) -> str:
     return run_id
 
 
-def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[str]:
+    """The whole lines of a file that somebody may just be writing to."""
     try:
-        lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+        return path.read_text().split("\n")[:-1]
     except OSError:
         return []
-    return [line for line in lines if line["event"] == kind]
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, lines_of(run.events)) if line["event"] == kind]
 
 
 def recorder_pid(run: RunDir) -> int:
@@ -57,11 +61,12 @@ def recorder_pid(run: RunDir) -> int:
 
 
 def revisions(run: RunDir) -> list[CodeRevision]:
-    try:
-        text = run.recorded("revisions").read_text()
-    except OSError:
-        return []
-    return [CodeRevision.model_validate_json(line) for line in text.splitlines()]
+    return [CodeRevision.model_validate_json(line) for line in lines_of(run.recorded("revisions"))]
+
+
+def code_at(run: RunDir, lines: list[CodeRevision]) -> dict[str, bytes]:
+    """The files of the last of them."""
+    return files_at(run.code_git, lines[-1].revision) if lines else {}
 
 
 def go(cluster: Cluster, run_id: str) -> None:
@@ -182,7 +187,8 @@ def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Clu
     run = cluster.run_dir(run_id)
     supervisor = cluster.supervisor(run_id)
     pid = recorder_pid(run)
-    wait_for(lambda: revisions(run), what="the first revision")
+    # All that there is to record: one that is ended between a commit and its line leaves a commit more.
+    wait_for(lambda: code_at(run, revisions(run)) == {"code/train.py": b"1\n"}, what="the revision of what the agent wrote")
     os.kill(pid, signal.SIGTERM)  # what a scheduler sends to all processes of a job doesn't end it
     os.kill(pid, signal.SIGSTOP)
     supervisor.kill()

@@ -273,7 +273,8 @@ def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> Non
     (run_id,) = cluster.prepare(["keeps"])
     first = cluster.supervisor(run_id)
     said = cluster.workspace(run_id) / "code" / "said"
-    wait_for(said.exists, "the agent to begin")
+    # Not only its name: a shell makes the file before it writes the line.
+    wait_for(lambda: said.exists() and said.read_text() == "first\n", "the agent to begin")
     first.send_signal(signal.SIGUSR2)
     assert first.wait(PATIENCE_S) == 75
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
