@@ -15,6 +15,7 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy
 from autorl_hpc.supervise.agent_process import AgentEnd, AgentProcess
 from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.chain import Superseded
 from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.prompts import ENDED_EARLY, INTERRUPTED, Prompts
 from autorl_hpc.supervise.recording import Recording
@@ -67,7 +68,14 @@ class Starts:
     contamination: ContaminationWatch
 
     def work(self) -> WorkEnd:
-        """The agent from its first start in this attempt to the end of its last process."""
+        """The agent from its first start in this attempt to the end of its last process.
+
+        Raises:
+            Superseded: a newer attempt has begun, before the first start.
+        """
+        self.watching.cancelled_now()
+        if self.stops.superseded.is_set():  # while this attempt was prepared
+            raise Superseded
         self.clock.start()
         self.contamination.start()
         try:
@@ -87,7 +95,10 @@ class Starts:
         """Whether the agent is started again."""
         if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or self.stops.asked:
             return False
-        if self.clock.progress.reprompts >= self.record.science.reprompts or self.stops.cancelled():
+        if self.clock.progress.reprompts >= self.record.science.reprompts:
+            return False
+        # A newer attempt, if there is one, has ended our agent: its work is not ours to go on with.
+        if self.watching.cancelled_now() or self.stops.asked:
             return False
         self.watching.limits.look()
         return self.watching.limits.out_of is None

@@ -86,6 +86,11 @@ class Watching:
                 self.tell()
             time.sleep(LOOP_S)
 
+    def cancelled_now(self) -> bool:
+        """Looks at the ledger at once, for what may have come since the last look: a newer attempt, which is noted among the stops,
+        or the user's cancel."""
+        return self._look()
+
     def _why_it_ended(self) -> EndedBy:
         """Of an agent that ended by itself. Many do when their driver refuses, faster than we look: so we look once more."""
         if self.limits.out_of is None:

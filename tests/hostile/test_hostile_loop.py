@@ -113,8 +113,9 @@ def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) ->
     world.agent("one", SUBMITS_ONE)
     (run_id,) = world.prepare(["one"], matrix={"task": "arithmetic"}, grader=GRADER)
     jobs = Jobs(world)
-    jobs.agent("a", run_id)
-    jobs.until(lambda: world.view(run_id).sealed is not None)
+    supervisor = jobs.agent("a", run_id)
+    jobs.until(lambda: supervisor["process"].poll() == 0)  # not its seal alone: this node is lost, and what it owed too
+    assert world.view(run_id).sealed is not None
     node = world.nodes["a"]
     # Its file server hangs when the score is committed: the grader holds the claim and gets no further.
     node.faulty({"errno": "EIO", "ops": ["link"], "match": "/ledger/", "held": True})

@@ -230,7 +230,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     """A secret, a port that nobody may connect to, and a process that must live."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10**6)"])  # until it is ended
         made = World(tmp_path, server.getsockname()[1], bystander.pid)
         made.secret.touch(mode=0o600)
         made.secret.write_text(RIGHT)

@@ -13,6 +13,7 @@ import pytest
 from helpers import PATIENCE_S, wait_for
 from judge_server import JudgeServer, Reply
 
+from autorl_hpc.grading import patience
 from autorl_hpc.grading.patience import RatingOverdue, under_way, within
 from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.scoring.giving_up import GivenUp
@@ -23,13 +24,18 @@ from autorl_hpc.scoring.own import OwnScorer
 from autorl_hpc.scoring.programs.crew import IDLERS
 from autorl_hpc.tasks.heldout import Item
 
-BUSY = """
+LONG_END_S = 300.0
+"""For what is given up to end: a grader waits a moment and goes on, these tests wait until it has ended, also on a busy machine."""
+
+BUSY = f"""
 import sys
+from autorl_hpc.grading import patience
 from autorl_hpc.grading.patience import RatingOverdue, under_way, within
 from autorl_hpc.scoring.programs.limits import Limits, Program
 from autorl_hpc.scoring.programs.runner import run_programs
-busy = [Program(f"N = {n}\\nwhile True: pass", "def check(f): pass", "f") for n in range(20)]
+busy = [Program(f"N = {{n}}\\nwhile True: pass", "def check(f): pass", "f") for n in range(20)]
 limits = Limits(cpu_s=900, wall_s=900.0)
+patience.END_S = {LONG_END_S}
 try:
     within(float(sys.argv[1]), lambda: run_programs(busy, workers=2, limits=limits, layers=()))
 except RatingOverdue:
@@ -73,11 +79,15 @@ def test_ctrl_c_ends_what_is_being_rated_and_removes_its_folders(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(tmp_path: Path) -> None:
+def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "END_S", LONG_END_S)
     mark = tmp_path / "pid"
     (tmp_path / "evaluate.py").write_text(
         "import os, time\n\n\ndef evaluate(question, model_answer, reference):\n"
-        f"    open({str(mark)!r}, 'w').write(str(os.getpid()))\n    time.sleep(900)\n"
+        f"    new = {str(mark) + '.new'!r}\n    open(new, 'w').write(str(os.getpid()))\n"
+        f"    os.rename(new, {str(mark)!r})\n    time.sleep(900)\n"  # it is ended at any moment
     )
     rater, context = OwnScorer("mine", tmp_path, "1"), Context(options={"evaluate_timeout_s": 900})
 
@@ -91,7 +101,10 @@ def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(tmp_path: Path)
         assert not Path(f"/proc/{mark.read_text()}").exists()
 
 
-def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(tmp_path: Path) -> None:
+def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "END_S", LONG_END_S)
     go = threading.Event()
 
     def replies(number: int, body: object) -> Reply:

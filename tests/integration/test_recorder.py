@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.supervise import recording as recordings
 from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.processes import end_all
 from autorl_hpc.supervise.recording import Recording
 
 HEAD = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n'
@@ -42,12 +44,16 @@ def one(cluster: Cluster, script: str, **changes: Any) -> str:
     return run_id
 
 
-def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[str]:
+    """The whole lines of a file that somebody may just be writing to."""
     try:
-        lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+        return path.read_text().split("\n")[:-1]
     except OSError:
         return []
-    return [line for line in lines if line["event"] == kind]
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, lines_of(run.events)) if line["event"] == kind]
 
 
 def recorder_pid(run: RunDir) -> int:
@@ -57,11 +63,12 @@ def recorder_pid(run: RunDir) -> int:
 
 
 def revisions(run: RunDir) -> list[CodeRevision]:
-    try:
-        text = run.recorded("revisions").read_text()
-    except OSError:
-        return []
-    return [CodeRevision.model_validate_json(line) for line in text.splitlines()]
+    return [CodeRevision.model_validate_json(line) for line in lines_of(run.recorded("revisions"))]
+
+
+def code_at(run: RunDir, lines: list[CodeRevision]) -> dict[str, bytes]:
+    """The files of the last of them."""
+    return files_at(run.code_git, lines[-1].revision) if lines else {}
 
 
 def go(cluster: Cluster, run_id: str) -> None:
@@ -182,7 +189,10 @@ def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Clu
     run = cluster.run_dir(run_id)
     supervisor = cluster.supervisor(run_id)
     pid = recorder_pid(run)
-    wait_for(lambda: revisions(run), what="the first revision")
+    # All that there is to record: one that is ended between a commit and its line leaves a commit more.
+    wait_for(
+        lambda: code_at(run, revisions(run)) == {"code/train.py": b"1\n"}, what="the revision of what the agent wrote"
+    )
     os.kill(pid, signal.SIGTERM)  # what a scheduler sends to all processes of a job doesn't end it
     os.kill(pid, signal.SIGSTOP)
     supervisor.kill()
@@ -299,6 +309,27 @@ def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench, monkeyp
     assert not alive(first)
     (bench.code / "a.py").write_text("1")
     wait_for(lambda: bench.held() == {"code/a.py": b"1"}, "a revision of the second recorder")
+
+
+def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, there, ended = subprocess.Popen, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = real(*arguments, **named)
+        there.set()
+        ended.wait(2.0)  # nobody knows yet whose it is
+        return process
+
+    monkeypatch.setattr(recordings, "PAUSES_S", (300.0,))
+    monkeypatch.setattr(recordings.subprocess, "Popen", slow)
+    bench.recording.start()
+    assert there.wait(PATIENCE_S)
+    end_all(os.getpid(), "no such mark")  # as in the thread that keeps the agent
+    ended.set()
+    wait_for(lambda: events(bench.run, "recorder_started") or events(bench.run, "recorder_crashed"), what="its word")
+    assert events(bench.run, "recorder_crashed") == []
 
 
 def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

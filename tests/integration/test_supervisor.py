@@ -22,6 +22,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy, EntryKind, Fault
 from autorl_hpc.supervise import budget as budgets
+from autorl_hpc.supervise import watching
 from autorl_hpc.supervise.budget import BudgetClock, Waits
 from autorl_hpc.supervise.environment import ALLOWED
 
@@ -34,12 +35,13 @@ HASTENED = """
 import sys
 from pathlib import Path
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.supervise import budget, limits, stops, supervisor
-experiment, run_id, over, suspension_s = sys.argv[1:]
+from autorl_hpc.supervise import budget, limits, stops, supervisor, watching
+experiment, run_id, over, suspension_s, look_s, lag_s = sys.argv[1:]
 real = limits.Limits._time_limit_s.fget
 limits.Limits._time_limit_s = property(lambda self: min(1.0, real(self)) if Path(over).exists() else real(self))
 budget.SUSPENSION_S = float(suspension_s)
-stops.SIGNAL_LAG_S = 600.0
+watching.LOOK_S = float(look_s)
+stops.SIGNAL_LAG_S = float(lag_s)
 sys.exit(supervisor.run_agent_job(ExperimentDir(Path(experiment)), run_id))
 """
 """A supervisor whose budget is a second from the moment that a file is there. Its clock goes as ever. It waits for its own signal
@@ -106,9 +108,17 @@ def one(cluster: Cluster, script: str, **changes: Any) -> str:
 class Hastened:
     """A run's supervisor, and the end of its budget when the test says so."""
 
-    def __init__(self, cluster: Cluster, run_id: str, suspension_s: float = budgets.SUSPENSION_S) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        run_id: str,
+        suspension_s: float = budgets.SUSPENSION_S,
+        look_s: float = watching.LOOK_S,
+        lag_s: float = 600.0,
+    ) -> None:
         self._over = cluster.root.path / "over"
-        given = (str(cluster.experiment.path), run_id, str(self._over), str(suspension_s))
+        told = (self._over, suspension_s, look_s, lag_s)
+        given = (str(cluster.experiment.path), run_id, *map(str, told))
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-c", HASTENED, *given], env=cluster.env, cwd=cluster.root.path, start_new_session=True
@@ -265,6 +275,39 @@ def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
     assert not agent_pids(cluster, run_id)
 
 
+def test_an_older_supervisor_starts_its_agent_not_again(cluster: Cluster) -> None:
+    """The newer one ends the older one's agent. That is no early end, after which the agent is asked to go on."""
+    run_id = one(cluster, BASH + "echo $AUTORL_ATTEMPT >> code/starts; exec sleep 600\n", budget=HOUR, reprompts=1)
+    starts = cluster.workspace(run_id) / "code" / "starts"
+    older = Hastened(cluster, run_id, look_s=600.0, lag_s=0.0)  # it has not looked at the ledger for long
+    wait_for(lambda: starts.exists() and starts.read_text() == "1\n", "the agent")
+    newer = Hastened(cluster, run_id)
+    assert older.wait() == 0, cluster.logs()
+    wait_for(lambda: starts.read_text().endswith("2\n"), "the newer one's agent")
+    newer.end_budget()
+    assert newer.wait() == 0, cluster.logs()
+    assert starts.read_text() == "1\n2\n"
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.reprompts == 0
+
+
+def test_an_older_supervisor_that_still_prepares_starts_no_agent(cluster: Cluster) -> None:
+    hold = cluster.root.path / "hold"
+    program = ["bash", "-c", f"[ ! -e {hold} ] || {{ rm {hold}; sleep 600; }}; echo slow 1.0"]
+    cluster.agent("slow", BASH + "echo $AUTORL_ATTEMPT >> code/starts; exec sleep 600\n", program=program)
+    (run_id,) = cluster.prepare(["slow"], budget=HOUR)
+    hold.touch()
+    starts = cluster.workspace(run_id) / "code" / "starts"
+    older = Hastened(cluster, run_id, look_s=600.0)
+    wait_for(lambda: not hold.exists(), "the question for the version, which the newer one ends")
+    newer = Hastened(cluster, run_id)
+    assert older.wait() == 0, cluster.logs()
+    wait_for(lambda: starts.exists() and starts.read_text() == "2\n", "the newer one's agent")
+    newer.end_budget()
+    assert newer.wait() == 0, cluster.logs()
+    assert starts.read_text() == "2\n" and not agent_pids(cluster, run_id)
+
+
 def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> None:
     program = ["bash", "-c", "echo keeps 1.2.3; pwd"]
     cluster.agent("keeps", BASH + "echo first >> code/said\nsleep 600\n", resume="again.sh", program=program)
@@ -273,7 +316,8 @@ def test_an_interrupted_agent_goes_on_by_its_own_script(cluster: Cluster) -> Non
     (run_id,) = cluster.prepare(["keeps"])
     first = cluster.supervisor(run_id)
     said = cluster.workspace(run_id) / "code" / "said"
-    wait_for(said.exists, "the agent to begin")
+    # Not only its name: a shell makes the file before it writes the line.
+    wait_for(lambda: said.exists() and said.read_text() == "first\n", "the agent to begin")
     first.send_signal(signal.SIGUSR2)
     assert first.wait(PATIENCE_S) == 75
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()

@@ -29,7 +29,10 @@ Row = dict[str, Any]
 
 SOURCES = ("items_shuffle_1000.reconstructed.json.gz", "items_ins_v2_1000.json", "title_nouns.en_core_web_sm-3.8.json")
 MIN_CLICKS_A_SECOND, MIN_SEARCHES_A_SECOND = 1000, 300
-"""Of processor time of one core; the targets."""
+"""Of processor time of one core; the targets. A slower core than PLAIN_S tells of may be slower here, too."""
+
+PLAIN_S = 0.1
+"""Of plain Python (see `share_of_speed`), on a core half as fast as one on which both come four times as often as the targets say."""
 
 
 def rows(path: Path) -> list[Row]:
@@ -306,6 +309,17 @@ def _turn(shop: Environment, action: str) -> Turn:
     return Turn(action, shop.step(action).observation)
 
 
+def share_of_speed() -> float:
+    """How fast this core is beside one that takes PLAIN_S for some plain Python; 1 at most. The best of a few: others may share it."""
+    took_s = []
+    for _ in range(5):
+        begun = time.process_time()
+        words = [str(number * 7919) for number in range(150_000)]
+        assert len({word[:3]: word for word in sorted(words)}) < len(words)
+        took_s.append(time.process_time() - begun)
+    return min(1.0, PLAIN_S / min(took_s))
+
+
 def test_speed(vault: Path, held_out: list[Row], record_property: Callable[[str, object], None]) -> None:
     shop = Environment(vault, held_out=True)
     index = Index({asin: product.document for asin, product in shop.shop.catalogue.products.items()})
@@ -330,5 +344,6 @@ def test_speed(vault: Path, held_out: list[Row], record_property: Callable[[str,
     rate = clicks / (time.process_time() - begun)
     record_property("searches_per_s", round(searches))
     record_property("clicks_per_s", round(rate))
-    print(f"\n{searches:.0f} searches and {rate:.0f} clicks a second and core")
-    assert searches > MIN_SEARCHES_A_SECOND and rate > MIN_CLICKS_A_SECOND
+    share = share_of_speed()
+    print(f"\n{searches:.0f} searches and {rate:.0f} clicks a second and core, whose speed is {share:.2f}")
+    assert searches > share * MIN_SEARCHES_A_SECOND and rate > share * MIN_CLICKS_A_SECOND
