@@ -158,7 +158,7 @@ def test_cancel_leaves_nothing_behind(world: MakeWorld, slurm: Sandbox) -> None:
         "budget": {"wall_clock": "1h"},
     }
     done = here.launch(["sleeps"], "--dry-run", **given)
-    assert "its job has 1 GPUs" in done.stdout and "job driver" in done.stdout
+    assert "its job has 1 GPU, " in done.stdout and "job driver" in done.stdout
     here.launch(["sleeps"], **given)
     here.wait_agent(here.runs[0])
     here.wait_agent(here.runs[1])
