@@ -253,5 +253,7 @@ def _line(row: dict[str, Any]) -> str:
     elif row["kind"] == "api":
         parts.append("cost without a limit: set `budget.cost_usd` or `budget.tokens`")
     if row["gpus"] is not None:
-        parts.append(f"its job has {row['gpus']} GPU{'' if row['gpus'] == 1 else 's'}, about {row['gpu_hours']} GPU-hours while agents run")
+        parts.append(
+            f"its job has {row['gpus']} GPU{'' if row['gpus'] == 1 else 's'}, about {row['gpu_hours']} GPU-hours while agents run"
+        )
     return f"driver {row['name']} ({row['kind']}, {row['model']}), {row['runs']} runs: " + "; ".join(parts)
