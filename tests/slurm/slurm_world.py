@@ -63,6 +63,9 @@ LATE_S = 30.0
 LAST_BREATH_S = 30.0
 """What was killed needs a moment on a core before it is gone. No agent of these tests ends by itself so soon."""
 
+END_S = 90.0
+"""For cancelled jobs to be gone from the queue: later tests want it empty."""
+
 SLEEPS = '#!/usr/bin/env bash\ncd "$WORKSPACE"\necho "attempt $AUTORL_ATTEMPT" >> output/attempts\nexec sleep 600\n'
 """An agent that works for ever, and notes each of its starts."""
 
@@ -267,7 +270,7 @@ class World(Cluster):
         try:
             if self.experiment.jobs.is_dir() and read_submitted(self.experiment) is not None:
                 self.sandbox.client("scancel", f"--name={self.names()}", check=False)
-                deadline = time.monotonic() + 15
+                deadline = time.monotonic() + END_S
                 while self.alive_jobs() and time.monotonic() < deadline:
                     time.sleep(0.2)
         except (AssertionError, subprocess.SubprocessError, OSError):

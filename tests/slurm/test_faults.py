@@ -238,16 +238,22 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
 
 @pytest.mark.timeout(1800)
 def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
+    before = slurm.options
     slurm.down()
-    slurm.options = tuple("1001" if option == "10" else option for option in slurm.options)
+    slurm.options = tuple("1001" if option == "10" else option for option in before)
     slurm.up()
-    here = world(slurm, agent={"memory": "256M"})
-    here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
-    here.wait_over(patience_s=1500)
-    here.assert_whole()
-    assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
-    assert set(here.queue().values()) == {"COMPLETED"}
-    assert os.listdir(here.experiment.claims) == []
+    try:
+        here = world(slurm, agent={"memory": "256M"})
+        here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
+        here.wait_over(patience_s=1500)
+        here.assert_whole()
+        assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
+        assert set(here.queue().values()) == {"COMPLETED"}
+        assert os.listdir(here.experiment.claims) == []
+    finally:
+        slurm.down()
+        slurm.options = before
+        slurm.up()
 
 
 def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox) -> None:
