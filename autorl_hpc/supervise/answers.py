@@ -33,6 +33,7 @@ class Answers:
     workspace: Workspace
     _told: dict[str, dict[str, Any]] = field(default_factory=dict)
     _unwritten: dict[str, None] = field(default_factory=dict)
+    _bases: dict[str, float | None] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def refuse(
@@ -57,6 +58,7 @@ class Answers:
         """Tells everything that the view says and that has not been told yet."""
         with self._changed:
             self._write_again()
+            self._bases = {engine: base for engine, base in self._bases.items() if base is not None}
             for submission in view.submissions.values():
                 self.tell(submission, view)
 
@@ -64,10 +66,16 @@ class Answers:
         """Tells one submission's answer, if it has not been told."""
         with self._changed:
             told = self._told.get(submission.manifest_id)
-            if told is None or (
-                told["status"] not in FINAL_STATES and told["status"] != _status(submission, view.score_of(submission))
-            ):
+            if told is None or self._knows_more(told, submission, view.score_of(submission)):
                 self._tell(submission.manifest_id, self._answer(submission, view))
+
+    def _knows_more(self, told: dict[str, Any], submission: Submission, score: Score | None) -> bool:
+        """Whether more is known than was told: another state, or the base model's score, which another grader may find later."""
+        if told["status"] not in FINAL_STATES:
+            return told["status"] != _status(submission, score)
+        if score is None or score.evaluation.score is None or told["baseline_score"] is not None:
+            return False
+        return self._baseline(score.evaluation.engine_hash) is not None
 
     def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
         """The answer to a manifest, once it is accepted or refused (or, with `scored`, has a score); None in time."""
@@ -159,12 +167,15 @@ class Answers:
         return {"asked": science.asked(split), "of": science.splits[split].n}
 
     def _baseline(self, engine_hash: str | None) -> float | None:
+        """Found once, it stays; looked for at most once in an `update`."""
         if engine_hash is None:
             return None
-        science = self.record.science
-        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
-        found = read_baseline(self.baselines, baseline_key(science, split, engine_hash))
-        return None if found is None else found.evaluation.score
+        if engine_hash not in self._bases:
+            science = self.record.science
+            split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+            found = read_baseline(self.baselines, baseline_key(science, split, engine_hash))
+            self._bases[engine_hash] = None if found is None else found.evaluation.score
+        return self._bases[engine_hash]
 
 
 def _status(submission: Submission, score: Score | None) -> SubmissionState:
