@@ -72,7 +72,7 @@ class Answers:
     def _knows_more(self, told: dict[str, Any], submission: Submission, score: Score | None) -> bool:
         """Whether more is known than was told: another state, or the base model's score, which another grader may find later."""
         if told["status"] not in FINAL_STATES:
-            return told["status"] != _status(submission, score)
+            return bool(told["status"] != _status(submission, score))
         if score is None or score.evaluation.score is None or told["baseline_score"] is not None:
             return False
         return self._baseline(score.evaluation.engine_hash) is not None
