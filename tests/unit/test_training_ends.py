@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+
+TRAINERS = Path(__file__).resolve().parents[2] / "templates" / "agents" / "scripted"
 
 SCRIPT = """
 import sys, time
@@ -35,7 +36,7 @@ machine.finish(Accelerator(), Path(sys.argv[2]))
 
 @pytest.mark.parametrize(("rank", "processes", "said"), [(0, 1, "waited, ended"), (0, 2, "waited"), (1, 2, "waited")])
 def test_a_finished_training_is_marked_and_gone(tmp_path: Path, rank: int, processes: int, said: str) -> None:
-    argv = [sys.executable, "-c", SCRIPT, str(REPO / "templates/agents/scripted"), str(tmp_path / "sft")]
+    argv = [sys.executable, "-c", SCRIPT, str(TRAINERS), str(tmp_path / "sft")]
     done = subprocess.run([*argv, str(rank), str(processes)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
     assert (tmp_path / "sft.done").exists() == (rank == 0)
