@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.records.ledger import Contamination
 from autorl_hpc.states import EntryKind
 from autorl_hpc.supervise.chain import Chain, Superseded
@@ -61,21 +59,11 @@ class ScannerProcess:
     """One started scanner, as its supervisor sees it. Used by one thread at a time, but for `interrupt` and `kill`."""
 
     def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Path) -> None:
-        env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-        env.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         # Blocked until the scanner can hear it: an agent may end while its scanner still starts, and need not cost a second start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            self._process = start_own(
-                lambda: subprocess.Popen(
-                    [sys.executable, "-m", "autorl_hpc.supervise.scanner"],
-                    env=env,
-                    cwd="/",
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            )
+            self._process = start_own("autorl_hpc.supervise.scanner", env)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._buffer = b""

@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.driver_keys import key_path
 from autorl_hpc.files.events import append_event
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.gateway.main import listening_at
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.ledger import DriverUse
@@ -242,21 +240,10 @@ class Gateway:
         # As the recorder's: no secrets in it, and what Python and a cluster's proxy need.
         names = (*ALLOWED, *PROXIES, *(name.lower() for name in PROXIES))
         env = {name: self._outer[name] for name in names if name in self._outer}
-        env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
         self.run.logs.mkdir(exist_ok=True)
         with open(self.run.gateway_log, "ab") as said:
-            process = start_own(
-                lambda: subprocess.Popen(
-                    [sys.executable, "-m", "autorl_hpc.gateway"],
-                    env=env,
-                    cwd="/",
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=said,
-                    start_new_session=True,
-                    pass_fds=[each.fileno() for each in self._sockets],
-                )
-            )
+            fds = [each.fileno() for each in self._sockets]
+            process = start_own("autorl_hpc.gateway", env, stderr=said, pass_fds=fds)
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 from autorl_hpc.files.processes import descendants, marked
+from autorl_hpc.files.share import PACKAGE
 
 OWN: set[int] = set()
 """Children of the supervisor that are the suite's: they are not ended with the agent."""
@@ -47,10 +50,24 @@ def _pid_namespace(pid: int) -> str | None:
         return None
 
 
-def start_own(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Starts a child of the suite's. Another thread may be ending an agent at this moment: it looks before, or when the child is noted."""
+def start_own(
+    module: str, env: Mapping[str, str], *, stderr: IO[bytes] | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a module of the suite's as a child, in a session of its own, with pipes to its input and output.
+
+    Another thread may be ending an agent at this moment: it looks before, or when the child is noted.
+    """
     with _STARTING:
-        process = start()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            env={**env, "PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
         OWN.add(process.pid)
     return process
 

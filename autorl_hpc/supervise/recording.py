@@ -12,7 +12,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from typing import Any
 
 from autorl_hpc.files.events import append_event
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.share import PACKAGE
 from autorl_hpc.recorder.job import Job
 from autorl_hpc.supervise import budget
 from autorl_hpc.supervise.budget import BudgetClock
@@ -177,17 +175,7 @@ class Recording:
     def _start(self) -> subprocess.Popen[bytes]:
         # As the keeper's: no secrets, but what Python needs to start on this host.
         env = {name: os.environ[name] for name in (*ALLOWED, *GPUS_OF_JOB) if name in os.environ}
-        env.update(PYTHONPATH=str(PACKAGE.parent), PYTHONDONTWRITEBYTECODE="1")
-        process = start_own(
-            lambda: subprocess.Popen(
-                [sys.executable, "-m", "autorl_hpc.recorder"],
-                env=env,
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
-        )
+        process = start_own("autorl_hpc.recorder", env)
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)  # a recorder that was stopped must not stop who writes to it
         job = Job(

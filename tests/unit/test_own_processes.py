@@ -9,16 +9,17 @@ STARTED_AMID = """
 import os, subprocess, threading, time
 from autorl_hpc.supervise.processes import end_all, start_own
 
-there, found = threading.Event(), []
+there, found, real = threading.Event(), [], subprocess.Popen
 
-def start():
-    child = subprocess.Popen(["sleep", "3600"])
+def slow(*args, **how):
+    child = real(["sleep", "3600"])
     there.set()
     time.sleep(1.0)  # the other thread looks for whom to end
     return child
 
-starting = threading.Thread(target=lambda: found.append(start_own(start)))
-agent = subprocess.Popen(["sleep", "3600"])
+starting = threading.Thread(target=lambda: found.append(start_own("a_module", {})))
+agent = real(["sleep", "3600"])
+subprocess.Popen = slow
 starting.start()
 there.wait()
 left = end_all(os.getpid(), "no-such-mark.")
