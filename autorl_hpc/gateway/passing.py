@@ -156,6 +156,8 @@ class Passing:
                 if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
                     call.bodies[1].extend(shown)
             rest = hidden.end()
+            if call.bodies is not None:
+                call.bodies[1].extend(rest)
             if without is not None:
                 rest = without.feed(rest) + without.end()
             if rest and not call.left:

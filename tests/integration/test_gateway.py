@@ -529,7 +529,7 @@ def test_a_driver_that_cant_be_reached(tmp_path: Path) -> None:
         assert last.tries == 3 and last.fault == "cluster" and "can't be reached" in last.error
 
 
-def _fixed(tmp_path: Path, answer: bytes) -> tuple[Any, Any]:
+def _fixed(tmp_path: Path, answer: bytes, **options: Any) -> tuple[Any, Any]:
     """What a client gets from a driver that answers so to every request, and the log's line of it."""
 
     class Handler(socketserver.StreamRequestHandler):
@@ -542,7 +542,7 @@ def _fixed(tmp_path: Path, answer: bytes) -> tuple[Any, Any]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with GatewayProcess(tmp_path, f"http://127.0.0.1:{server.server_address[1]}/v1") as gateway:
+        with GatewayProcess(tmp_path, f"http://127.0.0.1:{server.server_address[1]}/v1", **options) as gateway:
             found = gateway.ask(PATHS["openai-chat"], request_of("openai-chat")), gateway.calls(1)[0]
         server.shutdown()
     return found
@@ -562,6 +562,13 @@ def test_a_key_that_a_driver_quotes_is_stars_of_its_length(tmp_path: Path, strea
     answer, call = _fixed(tmp_path, (head + body).encode())
     assert answer.body.decode() == body.replace(KEY, "*" * len(KEY)) and call.status == 200
     assert KEY[:9] in answer.body.decode(), "a part of it is nothing"
+
+
+def test_a_kept_answer_is_whole_though_it_ends_as_the_key_begins(tmp_path: Path) -> None:
+    body = f"{{}} {KEY[:5]}".encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    answer, _ = _fixed(tmp_path, head + body, bodies=str(tmp_path / "bodies"))
+    assert answer.body == (tmp_path / "bodies" / "000001.answer").read_bytes() == body
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
