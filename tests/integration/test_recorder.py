@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -334,7 +335,7 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
 
 def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "PAUSES_S", (0.05, 0.1))
-    monkeypatch.setattr(recordings.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     bench.recording.start()
     wait_for(lambda: len(events(bench.run, "recorder_crashed")) == 3, what="three deaths")
     assert [c["again_in_s"] for c in events(bench.run, "recorder_crashed")] == [0.05, 0.1, None]
@@ -344,7 +345,7 @@ def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytes
 
 def test_a_recorder_that_can_t_be_started_is_in_the_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "PAUSES_S", ())
-    monkeypatch.setattr(recordings.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     bench.recording.start()
     (crash,) = wait_for(lambda: events(bench.run, "recorder_crashed"), what="the event")
     assert "No such file" in crash["error"]
