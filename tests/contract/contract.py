@@ -39,7 +39,7 @@ OF_A_STATISTIC = re.compile(r"low|high|best_of|bootstrap|interval|visible_gain|l
 OF_A_TEST = re.compile(r"(^|_)p($|_)|p_value|p_holm")
 """Names of figures that another statistics library may compute a little differently."""
 
-NUMBER = re.compile(r"(?<![\w.])[-−]?\d+\.\d+(?:e[-+]?\d+)?(?![\w.]*[\w])")
+NUMBER = re.compile(r"(?<![\w.])[-\u2212]?\d+\.\d+(?:e[-+]?\d+)?(?![\w.]*[\w])")
 
 
 @dataclass
@@ -63,8 +63,13 @@ class Place:
         }
         return subprocess.run(
             [sys.executable, "-m", "autorl_hpc", *map(str, arguments)],
-            **{"env": full, "cwd": self.path, "capture_output": True, "text": True},
-            **{"stdin": subprocess.DEVNULL, "timeout": LIMIT_S, "check": False},
+            env=full,
+            cwd=self.path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
         )
 
     def facts(self, *arguments: str | Path, code: int = 0) -> Any:
@@ -154,7 +159,7 @@ def _same_line(one: str, other: str) -> bool:
         return False
     for old, new in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True):
         unit = 10.0 ** -len(old.partition(".")[2].partition("e")[0])
-        if abs(float(old.replace("−", "-")) - float(new.replace("−", "-"))) > POINTS + 1.01 * unit:
+        if abs(float(old.replace("\u2212", "-")) - float(new.replace("\u2212", "-"))) > POINTS + 1.01 * unit:
             return False
     return True
 
@@ -240,7 +245,7 @@ def visible(page: str) -> list[str]:
 
 def split_text(lines: list[str]) -> tuple[str, str]:
     """Return the text without what it says of routes, and that alone: columns of tables by their header, other lines by word."""
-    rest, routes, columns = [], [], list[int]()
+    rest, routes, columns = list[str](), list[str](), list[int]()
     for line in lines:
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         of_route = [
