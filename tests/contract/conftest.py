@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contract import Place, damage, golden, listing
+from contract import Place, Stored, damage, golden, listing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write the golden files of tests/contract anew")
-
-
-@dataclass
-class Stored:
-    """A stored experiment after all commands that only read, and after `report`."""
-
-    name: str
-    place: Place
-    folder: Path
-    before: list[str]
-    status: Any
-    verdicts: Any
-    reported: Any
 
 
 @pytest.fixture(scope="session")

@@ -93,6 +93,19 @@ class Place:
         return text
 
 
+@dataclass
+class Stored:
+    """A stored experiment after all commands that only read, and after `report`."""
+
+    name: str
+    place: Place
+    folder: Path
+    before: list[str]
+    status: Any
+    verdicts: Any
+    reported: Any
+
+
 def golden(
     name: str, value: Any, *, write: bool, compare: Callable[[Any, Any, str], Iterator[str]] | None = None
 ) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Stored
-from contract import HERE, Place, listing, rows, split_text, visible, without_routes
+from contract import HERE, Place, Stored, listing, rows, split_text, visible, without_routes
 
 NAMES = ("finished", "damaged", "interrupted", "slurm", "driver")
 each = pytest.mark.parametrize(
