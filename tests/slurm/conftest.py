@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from helpers import PATIENCE_S
 from slurm_world import World
@@ -43,7 +44,7 @@ class Sandbox:
         """Starts it, or what of it is missing; the test skips by name where that can't be."""
         done = self.script("up", *self.options)
         if done.returncode == NOT_HERE:
-            pytest.skip(f"no Slurm sandbox here: {done.stderr.strip().splitlines()[-1]}")
+            needs.skip("slurm", f"no Slurm sandbox here: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stdout + done.stderr
 
     def down(self, *options: str) -> None:

@@ -36,7 +36,7 @@ from autorl_hpc.files.view import RunView
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
 parts()
 
@@ -119,6 +119,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PATH": tools(tmp_path / "tools"), "PYTHONPATH": str(REPO), "HOME": str(tmp_path / "home")}
 
 
+@pytest.mark.soak
 def test_the_day_of_the_tutorial(staged: Path, slurm: Sandbox, env: dict[str, str], tmp_path: Path) -> None:
     evening, nine, half_past_nine, ten, noon, six, thesis = sections()
     assert noon == thesis == [], "blocks that nobody runs"
