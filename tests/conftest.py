@@ -71,8 +71,11 @@ def in_tier(item: pytest.Item, tier: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept = [item for item in items if in_tier(item, config.getoption("--tier"))]
-    if dropped := [item for item in items if item not in set(kept)]:
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        (kept if in_tier(item, config.getoption("--tier")) else dropped).append(item)
+    if dropped:
         config.hook.pytest_deselected(items=dropped)
     count = {"left_out": len(dropped)}
     getattr(config, "workeroutput", config.stash.setdefault(LEFT_OUT, {})).update(count)

@@ -22,7 +22,9 @@ NEVER = "not ranked: sandbox none"
 pytestmark = [pytest.mark.timeout(5400), pytest.mark.xdist_group("cheats")]
 
 
-DIFFER = {"landlock": {"ends-its-forwarder"} | {name for name, cheat in CHEATS.items() if "landlock" in cheat.uncovered}}
+DIFFER = {
+    "landlock": {"ends-its-forwarder"} | {name for name, cheat in CHEATS.items() if "landlock" in cheat.uncovered}
+}
 """Cheats whose outcome at a level is another one than at bwrap; at levels not named here: those that succeed."""
 
 
