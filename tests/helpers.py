@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import warm
 import yaml
 
 from autorl_hpc.files import reading
@@ -104,7 +105,7 @@ class Cluster:
         for part in ("store", "vault"):
             shutil.copytree(staged / part, self.root.path / part)
         self.share = tmp / "share"
-        self.processes: list[subprocess.Popen[Any]] = []
+        self.processes: list[Any] = []
         self.experiment = self.root.experiment("exp")
         self.code: Path | None = None
 
@@ -184,14 +185,17 @@ class Cluster:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a command in a session of its own."""
+    def start(self, *arguments: str, cold: bool = True) -> Any:
+        """Starts a command in a session of its own; unless `cold`, as a fork of a process that has imported torch."""
         role = arguments[1] if len(arguments) > 1 else arguments[0]
-        return self.begin(role, *PYTHON[1:], *arguments)
+        return self.begin(role, *PYTHON[1:], *arguments, cold=cold)
 
-    def begin(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def begin(self, role: str, *arguments: str, cold: bool = True) -> Any:
         """Starts a Python in a session of its own; `role` is in the name of its log."""
         with open(self.root.path / f"log-{len(self.processes)}-{role}.txt", "wb") as log:
+            if not cold and warm.may_fork(arguments, self.env, self.code):
+                self.processes.append(warm.start(arguments, self.env, self.root.path, log))
+                return self.processes[-1]
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env=self.env,
@@ -276,8 +280,8 @@ class Cluster:
                     found.append(int(name))
         return found
 
-    def grader(self) -> subprocess.Popen[bytes]:
-        return self.start("job", "grader", str(self.experiment.path))
+    def grader(self, cold: bool = False) -> Any:
+        return self.start("job", "grader", str(self.experiment.path), cold=cold)
 
     def supervisor(self, run_id: str) -> subprocess.Popen[bytes]:
         return self.start("job", "agent", str(self.experiment.path), run_id)
