@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import needs
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import LAST_BREATH_S, LONG, SLEEPS, World
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class UserWorld(World):
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=SLURM_PATIENCE_S,
             check=False,
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"

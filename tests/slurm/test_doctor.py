@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import PATIENCE_S, wait_for
+from helpers import SLURM_PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -45,7 +45,7 @@ def start(sandbox: Sandbox, root: Path, *options: str) -> subprocess.Popen[str]:
 def doctor(sandbox: Sandbox, root: Path, *options: str) -> tuple[int, Facts]:
     """Its exit code, and the findings by group and check."""
     process = start(sandbox, root, *options)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=SLURM_PATIENCE_S)
     assert process.returncode in (0, 1), err
     value: dict[str, Any] = json.loads(out)
     assert value["problems"] == sum(f["state"] == "problem" for f in value["findings"])
@@ -140,6 +140,6 @@ def test_ctrl_c_leaves_nothing(slurm: Sandbox, tmp_path: Path) -> None:
 
     wait_for(has_a_job, "a job of the doctor's")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
+    process.communicate(timeout=SLURM_PATIENCE_S)
     assert process.returncode == 130
     assert left(slurm, tmp_path) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import LONG, SLEEPS, World
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
     here.until((front / "count.out").exists, "the first call")
     here.until(lambda: (front / "count").read_text().strip() == "3", "the third call")
     launching.send_signal(signal.SIGINT)
-    assert launching.wait(PATIENCE_S) == 130, here.logs()
+    assert launching.wait(SLURM_PATIENCE_S) == 130, here.logs()
     assert here.alive_jobs() == []
     left = [path.name for path in here.experiment.jobs.iterdir() if path.name.startswith(("launching", ".sub"))]
     assert left == []

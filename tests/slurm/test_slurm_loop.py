@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 from vllm_stand_in import make_program
 
@@ -183,7 +183,7 @@ def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> N
     here = world(slurm)
     here.launch(["null"], "--dry-run")
     both = [here.start("launch", "exp.yaml") for _ in range(2)]
-    assert [process.wait(PATIENCE_S) for process in both] == [0, 0], here.logs()
+    assert [process.wait(SLURM_PATIENCE_S) for process in both] == [0, 0], here.logs()
     assert [job.role for job in here.submitted.submitted].count("agents") == 1
     here.wait_over()
     here.assert_whole()
