@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import warm
 import yaml
 
+from autorl_hpc.errors import Exit
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
@@ -53,22 +55,78 @@ SUBMITS_ONE = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS + "var
 """An agent that submits one checkpoint and ends when it is accepted."""
 
 
-PATIENCE_S = 600.0
+def _start_s() -> float:
+    """Measure a cold start of the command line on this machine, as busy as it is; once, pytest's workers are told."""
+    if START not in os.environ:
+        began = time.monotonic()
+        subprocess.run([*PYTHON, "job", "agent", "/nowhere", "none"], capture_output=True, check=False)
+        os.environ[START] = f"{time.monotonic() - began:.2f}"
+    return float(os.environ[START])
+
+
+START = "PYTEST_CLI_START_S"
+STARTS = 300
+"""Cold starts that a test's longest wait may take: a whole run, beside other tests."""
+
+PATIENCE_S = min(600.0, max(180.0, STARTS * _start_s()))
 """How long tests wait for what has to come. Only a failing test waits so long; a busy machine may need a good part of it."""
+
+SLURM_PATIENCE_S = PATIENCE_S + 420.0
+"""The same where Slurm's own clocks come on top, or the installation of its packages."""
+
+GRACE_S = 10.0
+"""How long a wait lasts at least where all processes have ended."""
 
 LONG_ENOUGH = "1h"
 """A budget that no agent of a test uses up on however slow a machine, unless that is what the test is of."""
 
 
-def wait_for(condition: Callable[[], Any], what: str = "", *, patience_s: float = PATIENCE_S) -> Any:
-    """Waits until `condition` gives something true and returns it."""
-    deadline = time.monotonic() + patience_s
+def wait_for(
+    condition: Callable[[], Any], what: str = "", *, patience_s: float = PATIENCE_S, process: Any = None
+) -> Any:
+    """Waits until `condition` gives something true and returns it.
+
+    Fails at once, with the logs' last lines, when it can't come true any more: `process` has ended, or, without one, a process
+    of the test's cluster has ended by a defect, or all of them have ended.
+
+    Args:
+        process: a started process, or a function that tells whether what is waited for goes on.
+    """
+    looked = began = time.monotonic()
+    deadline = began + patience_s
     while time.monotonic() < deadline:
-        value = condition()
+        over = None if process is None else _over(process)
+        if over is None and process is None and time.monotonic() > looked + 1:
+            looked = time.monotonic()
+            over = _all_over(looked - began)
+        value = condition()  # after the look: its last words count
         if value:
             return value
+        if over:
+            raise AssertionError(f"{over}; it was waited for {what or condition}\n{_logs()}")
         time.sleep(0.05)
-    raise AssertionError(f"timed out after {patience_s} s waiting for {what or condition}")
+    raise AssertionError(f"timed out after {patience_s:.0f} s waiting for {what or condition}\n{_logs()}")
+
+
+def _over(process: Any) -> str | None:
+    """Say how a process has ended; None while it goes on."""
+    if callable(process):
+        return None if process() else "it does not go on"
+    return None if process.poll() is None else f"process {process.pid} has ended with {process.returncode}"
+
+
+def _all_over(waited_s: float) -> str | None:
+    """Say why nothing can be expected of the clusters' processes any more; None while something can."""
+    codes = [process.poll() for cluster in Cluster.open for process in cluster.processes]
+    if Exit.INTERNAL in codes:
+        return "a process has ended by a defect"
+    if waited_s < GRACE_S or not codes or None in codes or any(cluster.processes_here() for cluster in Cluster.open):
+        return None
+    return "all processes have ended"
+
+
+def _logs() -> str:
+    return "\n".join(cluster.logs() for cluster in Cluster.open)
 
 
 def free_listener() -> socket.socket:
@@ -98,15 +156,19 @@ def command_of(pid: int) -> bytes:
 class Cluster:
     """A root folder, agents written by the test, and processes started as jobs start them."""
 
+    open: ClassVar[list[Cluster]] = []
+    """Those of the test that runs, and of its module."""
+
     def __init__(self, staged: Path, tmp: Path) -> None:
         self.root = Root(tmp / "root")
         self.root.path.mkdir()
         for part in ("store", "vault"):
             shutil.copytree(staged / part, self.root.path / part)
         self.share = tmp / "share"
-        self.processes: list[subprocess.Popen[Any]] = []
+        self.processes: list[Any] = []
         self.experiment = self.root.experiment("exp")
         self.code: Path | None = None
+        Cluster.open.append(self)
 
     def agent(self, name: str, script: str, **fields: Any) -> None:
         """An agent of the test's own, laid beside the frozen ones."""
@@ -184,14 +246,17 @@ class Cluster:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a command in a session of its own."""
+    def start(self, *arguments: str, cold: bool = True) -> Any:
+        """Starts a command in a session of its own; unless `cold`, as a fork of a process that has imported torch."""
         role = arguments[1] if len(arguments) > 1 else arguments[0]
-        return self.begin(role, *PYTHON[1:], *arguments)
+        return self.begin(role, *PYTHON[1:], *arguments, cold=cold)
 
-    def begin(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def begin(self, role: str, *arguments: str, cold: bool = True) -> Any:
         """Starts a Python in a session of its own; `role` is in the name of its log."""
         with open(self.root.path / f"log-{len(self.processes)}-{role}.txt", "wb") as log:
+            if not cold and warm.may_fork(arguments, self.env, self.code):
+                self.processes.append(warm.start(arguments, self.env, self.root.path, log))
+                return self.processes[-1]
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env=self.env,
@@ -210,7 +275,7 @@ class Cluster:
             "name": "exp",
             "matrix": {"task": "arithmetic", "agent": agents, "base_model": "autorl/tiny"},
             "budget": {"wall_clock": LONG_ENOUGH},
-            # Idle for less than the patience of tests, and for longer than a slow agent leaves a grader without work.
+            # Idle for longer than a slow agent leaves a grader without work.
             "grader": {"device": "cpu", "stale_after_s": 3, "idle_exit_s": 300},
             "parallel": 2,
             "sandbox": {
@@ -276,8 +341,8 @@ class Cluster:
                     found.append(int(name))
         return found
 
-    def grader(self) -> subprocess.Popen[bytes]:
-        return self.start("job", "grader", str(self.experiment.path))
+    def grader(self, cold: bool = False) -> Any:
+        return self.start("job", "grader", str(self.experiment.path), cold=cold)
 
     def supervisor(self, run_id: str) -> subprocess.Popen[bytes]:
         return self.start("job", "agent", str(self.experiment.path), run_id)
@@ -317,6 +382,8 @@ class Cluster:
 
     def end(self) -> None:
         """Kills what is left: the started processes and everything that works on this root."""
+        if self in Cluster.open:
+            Cluster.open.remove(self)
         for process in self.processes:
             if process.poll() is None:
                 process.kill()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+import needs
 
 from autorl_hpc.agents import load_agent
 
@@ -32,7 +32,9 @@ def folder_of(agent: str) -> Path:
         return installed() / "bin"
     given = os.environ.get(ELSEWHERE[agent])
     if not given:
-        pytest.skip(f"{agent} is not here: install it into a venv of its own, and name its bin in ${ELSEWHERE[agent]}")
+        needs.skip(
+            "npm", f"{agent} is not here: install it into a venv of its own, and name its bin in ${ELSEWHERE[agent]}"
+        )
     return Path(given)
 
 
@@ -44,7 +46,7 @@ def installed(names: tuple[str, ...] = tuple(PACKAGES)) -> Path:
     if given := os.environ.get("AUTORL_TEST_AGENTS"):
         return Path(given)
     if shutil.which("npm") is None:
-        pytest.skip("npm is not here: the programs of claude-code and codex can't be installed")
+        needs.skip("npm", "npm is not here: the programs of claude-code and codex can't be installed")
     wanted = [f"{PACKAGES[name]}@{load_agent(name).file.versions[0]}" for name in names]
     prefix = CACHE / "-".join(sorted(f"{name}-{load_agent(name).file.versions[0]}" for name in names))
     if not prefix.is_dir():
@@ -69,6 +71,6 @@ def _npm(*arguments: str) -> None:
     try:
         done = subprocess.run(["npm", *arguments], capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install the agents' programs within {INSTALL_LIMIT_S} s")
+        needs.skip("npm", f"npm did not install the agents' programs within {INSTALL_LIMIT_S} s")
     if done.returncode != 0:
-        pytest.skip(f"npm can't install the agents' programs here: {done.stderr[-300:]}")
+        needs.skip("npm", f"npm can't install the agents' programs here: {done.stderr[-300:]}")

@@ -226,13 +226,13 @@ class World:
     def _run_all(self, clusters: list[Cluster]) -> None:
         """The experiments one after the other, each with its own grader: two are alive at most, that of the honest run too."""
         honest = self.seen["honest"]
-        graders = [clusters[0].grader()]
+        graders = [clusters[0].grader(cold=True)]
         supervisor = honest.cluster.supervisor(honest.run_id)
         honest.pids["supervisor"] = supervisor.pid
         wait_for((honest.workspace / "output" / "v1").is_dir, "the honest run's checkpoint")
         for own in clusters:
             if own is not clusters[0]:
-                graders.append(own.grader())
+                graders.append(own.grader(cold=True))
             here = [seen for seen in self.seen.values() if seen.cluster is own]
             for seen in here:
                 seen.pids["grader"], seen.honest = graders[-1].pid, honest

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from gateways import TOKEN, GatewayProcess
 from helpers import Cluster, alive, wait_for
@@ -38,8 +39,8 @@ VLLM = os.environ.get(PROGRAM_VARIABLE) or shutil.which(
     "vllm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 )
 pytestmark = [
-    pytest.mark.skipif(VLLM is None, reason="no vllm here"),
-    pytest.mark.skipif(not ON_CPU and not cuda_works(), reason="no GPU here"),
+    needs.needs("vllm", VLLM is not None, "no vllm here"),
+    needs.needs("gpu", ON_CPU or cuda_works(), "no GPU here"),
     pytest.mark.timeout(1800),
 ]
 START_S = float(os.environ.get("AUTORL_TEST_DRIVER_PATIENCE_S", "900"))

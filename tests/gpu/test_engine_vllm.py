@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from checkpoints import TINY
@@ -50,8 +51,8 @@ def _has_vllm() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(not _has_vllm(), reason="no vllm here"),
-    pytest.mark.skipif(not ON_CPU and not cuda_works(), reason="no GPU here"),
+    needs.needs("vllm", _has_vllm(), "no vllm here"),
+    needs.needs("gpu", ON_CPU or cuda_works(), "no GPU here"),
     pytest.mark.timeout(1800),
 ]
 DTYPE = "float32" if ON_CPU else "bfloat16"
@@ -332,7 +333,7 @@ def test_a_killed_worker_is_an_engine_that_failed(asked: Asked, world: tuple[Pat
     assert same >= len(given) * (1.0 if ON_CPU else 0.5)
 
 
-@pytest.mark.skipif(ON_CPU, reason="a CPU's memory is not given back")
+@needs.needs("gpu", not ON_CPU, "a CPU's memory is not given back")
 def test_memory_is_given_back_when_idle(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
     import torch
 
@@ -401,8 +402,8 @@ def _long(engine: VllmEngine, base: Path) -> list[list[int]]:
     return [[*heads[number % 8], *draw.choices(known, k=length - len(heads[0]))] for number in range(400)]
 
 
-@pytest.mark.skipif(ON_CPU, reason="a rate is measured on a GPU")
-@pytest.mark.skipif(os.environ.get("AUTORL_TEST_BARE") != "1", reason="AUTORL_TEST_BARE=1 takes two more minutes")
+@needs.needs("gpu", not ON_CPU, "a rate is measured on a GPU")
+@needs.needs("gpu", os.environ.get("AUTORL_TEST_BARE") == "1", "AUTORL_TEST_BARE=1 takes two more minutes")
 def test_the_rate_beside_bare_vllm(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
     pytest.importorskip("vllm")
     from bare_vllm import bare_rate

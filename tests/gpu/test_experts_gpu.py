@@ -12,6 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
+import needs
 import pytest
 from checkpoints import take
 from experts import Workplace
@@ -21,8 +22,8 @@ from autorl_hpc.sandbox.probing import cuda_works
 from autorl_hpc.supervise.basemodel import BaseModel
 
 pytestmark = [
-    pytest.mark.skipif(not cuda_works(), reason="no GPU here"),
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
+    needs.needs("gpu", cuda_works(), "no GPU here"),
+    needs.needs("zero", importlib.util.find_spec("deepspeed") is not None, "deepspeed is not installed"),
 ]
 
 BETTER = """

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import needs
 import numpy as np
 import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.sandbox.probing import cuda_works
 
-pytestmark = pytest.mark.skipif(not cuda_works(), reason="no GPU here")
+pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
 
 REPO = Path(__file__).resolve().parents[2]
 DEVICE = "cuda"

@@ -11,13 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import pytest
 
 from autorl_hpc.recorder.gpus import NvmlGpus
 from autorl_hpc.records.recorded import GpuSample
 from autorl_hpc.sandbox.probing import cuda_works
 
-pytestmark = pytest.mark.skipif(not cuda_works(), reason="no GPU here")
+pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
 
 HELD_BYTES = 4 * 2**30
 LOOP = f"""

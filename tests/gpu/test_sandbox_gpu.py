@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import pytest
 
 from autorl_hpc.sandbox.levels import LEVELS, Level
@@ -19,7 +20,7 @@ from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, devices, lay_way_out, slu
 from autorl_hpc.sandbox.probing import cuda_works, probe
 from autorl_hpc.states import Network, SandboxLevel
 
-pytestmark = pytest.mark.skipif(not cuda_works(), reason="no GPU here")
+pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
 
 CUDA = """
 import json, time, torch
@@ -93,7 +94,7 @@ def test_cuda_and_nccl_work_inside(name: SandboxLevel, plan: Plan) -> None:
         (Path(plan.workspace) / "models").symlink_to(plan.placed[0][0])
     why = level.why_not(plan)
     if why is not None:
-        pytest.skip(f"{name}: {why}")
+        needs.skip("gpu", f"{name}: {why}")
     found = probe(level, plan, environment(plan), secret=[f"{plan.hidden[0]}/t/items"])
     print(f"\n{name}: holes {list(found.holes)}, start {found.start_s} s")
     assert not found.failures
@@ -104,7 +105,7 @@ def test_cuda_and_nccl_work_inside(name: SandboxLevel, plan: Plan) -> None:
     print(f"{name}: {said}, the whole process {time.monotonic() - begun:.1f} s")
     assert said["total"] == sum(range(256)) and 4000 < said["mean"] < 4200
     if said["gpus"] < 2:
-        pytest.skip(f"{name}: CUDA works; NCCL needs two GPUs")
+        needs.skip("gpu", f"{name}: CUDA works; NCCL needs two GPUs")
     begun = time.monotonic()
     done = run(level, plan, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "nccl.py")
     print(f"{name}: NCCL over two GPUs {time.monotonic() - begun:.1f} s: {done.stdout.strip()}")

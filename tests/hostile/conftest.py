@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 pytest.register_assert_rewrite("world")
@@ -20,7 +21,7 @@ def possible() -> None:
     """Skips where mounts or namespaces can't be had."""
     missing = what_is_missing()
     if missing:
-        pytest.skip(f"no lagging file system here: {missing}")
+        needs.skip("fuse", f"no lagging file system here: {missing}")
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def end(world: World, jobs: Jobs, run_ids: list[str], attempts: int | None = Non
     assert all(answers_kept(world, run_id) for run_id in run_ids)
 
 
+@pytest.mark.soak
 def test_plain_lag(world: World) -> None:
     # No node is lost here: a grader that is slow for a while must not look dead, or the base model is measured once more.
     jobs, run_ids = begin(world, budget="60s", stale_after_s=60)
@@ -78,6 +79,7 @@ def test_plain_lag(world: World) -> None:
     assert world.injected() == {}
 
 
+@pytest.mark.soak
 def test_stale_handles_now_and_then(world: World) -> None:
     jobs, run_ids = begin(world)
     world.faulty(*STALE)
@@ -89,6 +91,7 @@ def test_stale_handles_now_and_then(world: World) -> None:
     end(world, jobs, run_ids)
 
 
+@pytest.mark.soak
 def test_a_full_disk_for_some_seconds(world: World) -> None:
     jobs, run_ids = begin(world)
     jobs.until(lambda: bool(world.view(run_ids[1]).accepted()))
@@ -133,6 +136,7 @@ def test_a_grader_lost_with_its_node_is_taken_over_by_the_other(world: World) ->
     assert world.view(run_id).scores[1].generation == 2
 
 
+@pytest.mark.soak
 def test_an_older_supervisor_on_another_node_steps_back(world: World) -> None:
     world.agent("sits", SITS)
     (run_id,) = world.prepare(["sits"], **LOOP, grader=GRADER, budget={"wall_clock": LONG})

@@ -45,6 +45,7 @@ def driver(conversation: Conversation) -> Turn:
 
 
 @pytest.mark.parametrize("agent", ["claude-code", "codex", "openhands"])
+@pytest.mark.soak
 def test_a_real_program_runs_to_the_end_of_a_run(
     cluster: Cluster, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

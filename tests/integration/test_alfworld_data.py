@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from players import Player
 
@@ -29,9 +30,10 @@ from autorl_hpc.tasks.loader import Task, load_task
 
 FILES = ("train.jsonl.xz", "valid_seen.jsonl.xz", "valid_unseen.jsonl.xz", "pddl_domain.in_games.pddl", "grammar.in_games.twl2", "react_prompts.json")  # fmt: skip
 
-needs_textworld = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")),
-    reason="ALFWorld's games need TextWorld: pip install 'autorl-hpc[alfworld]'",
+needs_textworld = needs.needs(
+    "alfworld",
+    all(importlib.util.find_spec(name) is not None for name in ("alfworld", "textworld", "fast_downward")),
+    "ALFWorld's games need TextWorld: pip install 'autorl-hpc[alfworld]'",
 )
 
 
@@ -44,7 +46,7 @@ def task() -> Task:
 def official(data: Path) -> Path:
     folder = data / "alfworld"
     if not folder.is_dir():
-        pytest.skip("the real data are not here: set AUTORL_TEST_DATA to a folder with alfworld/")
+        needs.skip("data", "the real data are not here: set AUTORL_TEST_DATA to a folder with alfworld/")
     return folder
 
 
@@ -155,6 +157,7 @@ def planned(root: Root, task: Task, tmp_path_factory: pytest.TempPathFactory) ->
 
 @needs_textworld
 @pytest.mark.parametrize(("split", "n"), [("report", 134), ("feedback", 140)])
+@pytest.mark.soak
 def test_every_game_is_won_by_its_walkthrough(root: Root, task: Task, planned: Source, split: str, n: int) -> None:
     goals = goals_of(root, task, split)
     with Pool(planned, 2) as pool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import needs
 import pytest
 from driver_server import DriverServer, Turn
 from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, free_listener, wait_for
@@ -90,7 +91,7 @@ def usable(name: SandboxLevel, plan: Plan) -> Level:
         Path(plan.workspace, "models").symlink_to(plan.placed[0][0])
     result = probe(found, plan, environment(plan))
     if result.failures:
-        pytest.skip(f"level {name}: {result.failures[0]}")
+        needs.skip(str(name.value), f"level {name}: {result.failures[0]}")
     return found
 
 
@@ -384,7 +385,7 @@ os.execvpe("bwrap", made + ["--chdir", pwd, "--"] + command, {**os.environ, **en
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if not shutil.which("bwrap"):
-        pytest.skip("the stand-in for apptainer is made of bwrap, which is not here")
+        needs.skip("apptainer", "the stand-in for apptainer is made of bwrap, which is not here")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "apptainer").write_text(STAND_IN)
     (tmp_path / "bin" / "apptainer").chmod(0o755)
@@ -395,7 +396,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_apptainer_gets_the_plan(plan: Plan, stand_in: Path) -> None:
     if not shutil.which("python3", path="/usr/bin"):
-        pytest.skip("the stand-in's image is this machine's /usr, which has no python3")
+        needs.skip("apptainer", "the stand-in's image is this machine's /usr, which has no python3")
     assert probe(apptainer, plan, environment(plan)).failures == ("the run's environment is no image",)
     of_image = Plan(**{**plan.__dict__, "image": str(stand_in)})
     found = probe(apptainer, of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import PATIENCE_S
 
@@ -79,7 +80,7 @@ def test_the_code_of_a_description_runs_as_it_stands(name: str, tmp_path: Path, 
     if name == "alfworld":
         source = request.getfixturevalue("data") / "alfworld"
         if importlib.util.find_spec("fast_downward") is None:
-            pytest.skip("ALFWorld's games need TextWorld: pip install 'autorl-hpc[alfworld]'")
+            needs.skip("alfworld", "ALFWorld's games need TextWorld: pip install 'autorl-hpc[alfworld]'")
     root = Root(tmp_path / "root")
     root.path.mkdir()
     stage_task(root, task, source)

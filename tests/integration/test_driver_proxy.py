@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import needs
 import pytest
 from driver_server import DriverServer, Turn
 from gateways import KEY, MODEL, PATHS, TOKEN, GatewayProcess, request_of
@@ -129,7 +130,7 @@ def test_a_proxy_forwards(tmp_path: Path) -> None:
         assert asked == [f"POST http://{HOST}/v1/chat/completions"]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+@needs.needs("openssl", shutil.which("openssl") is not None, "no openssl to make a certificate")
 def test_a_proxy_tunnels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     with (

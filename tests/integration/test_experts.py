@@ -178,6 +178,7 @@ def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batc
     assert same(place.weights("two"), place.weights("one"), 1e-5)
 
 
+@pytest.mark.soak
 def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "alfworld-mini", "sft-grpo-online", left_s=(3000.0, 3000.0, 20.0))
     place.env["EXPERT_SAMPLER"] = "rows"
@@ -199,6 +200,7 @@ def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Pat
     assert place.submitted()[-1][1] == "--final" and "on the validation part" in told
 
 
+@pytest.mark.soak
 def test_grpo_from_the_base_model_submits_once(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "arithmetic", "grpo", left_s=(40.0,))
     told = place.start()

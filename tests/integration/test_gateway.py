@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
@@ -663,7 +664,7 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     if done.returncode:
-        pytest.skip("there is no openssl here")
+        needs.skip("openssl", "there is no openssl here")
     with DriverServer([Turn("x")]) as driver:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")

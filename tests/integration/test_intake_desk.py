@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from adapters import write_adapter
 from broken import one_value
@@ -108,7 +109,7 @@ def small_desk(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
     disk = str(desk.experiment.artifacts)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode().strip()}")
+        needs.skip("mount", f"mounting a tmpfs is not permitted here: {done.stderr.decode().strip()}")
     try:
         yield desk, desk.experiment.artifacts / "someone-else-s"
     finally:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
@@ -422,7 +423,7 @@ def small_disk(cluster: Cluster) -> Iterator[Path]:
     runs.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m", "autorl-test", str(runs)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
+        needs.skip("mount", "mounting a tmpfs is not permitted here")
     yield runs
     cluster.end()
     subprocess.run(["umount", "-l", str(runs)], check=True)
@@ -494,10 +495,10 @@ def test_folder_that_may_not_be_written(cluster: Cluster) -> None:
     if subprocess.run(
         ["mount", "--bind", "-o", "ro", str(runs), str(runs)], capture_output=True, check=False
     ).returncode:
-        pytest.skip("a read-only bind mount is not permitted here")
+        needs.skip("mount", "a read-only bind mount is not permitted here")
     try:
         if os.access(runs, os.W_OK):
-            pytest.skip("this kernel ignores `ro` of a bind mount")
+            needs.skip("kernel", "this kernel ignores `ro` of a bind mount")
         done = launch(cluster, check=False)
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from autorl_hpc.tasks.loader import load_task
@@ -66,7 +67,7 @@ def zips(official: Path, folder: Path, rows_of: dict[str, int | None]) -> tuple[
 def official(data: Path) -> Path:
     folder = data / "alfworld"
     if not folder.is_dir():
-        pytest.skip("the real data are not here: set AUTORL_TEST_DATA to a folder with alfworld/")
+        needs.skip("data", "the real data are not here: set AUTORL_TEST_DATA to a folder with alfworld/")
     return folder
 
 

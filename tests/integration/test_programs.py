@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import needs
 import pytest
 from helpers import PATIENCE_S
 
@@ -72,7 +73,10 @@ def at(layers: tuple[str, ...], sources: list[str], limits: Limits = LIMITS) -> 
     """The verdicts at one level of isolation; skips by name where this host lacks it."""
     missing = set(layers) - set(probe.isolation().layers)
     if missing:
-        pytest.skip(f"this host has no {', '.join(sorted(missing))} for programs")
+        needs.skip(
+            "landlock" if "landlock" in missing else "kernel",
+            f"this host has no {', '.join(sorted(missing))} for programs",
+        )
     return run_programs([program(source) for source in sources], workers=2, limits=limits, layers=layers)
 
 

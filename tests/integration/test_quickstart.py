@@ -58,6 +58,7 @@ def report_score(experiment: ExperimentDir, agent: str) -> float:
 
 
 @pytest.mark.timeout(HANG_S + 60)
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path) -> None:
     root = tmp_path / "place"
     experiment = ExperimentDir(root / "runs" / "quickstart")

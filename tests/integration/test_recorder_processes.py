@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
 
@@ -147,7 +148,7 @@ def test_begin_end_and_exit_codes(watched: type[Watched]) -> None:
     assert {s.what for s in seen} == {"began", "ended"}
 
 
-@pytest.mark.skipif(KERNEL < (6, 15), reason="pidfds tell of exits from Linux 6.15 on")
+@needs.needs("kernel", KERNEL >= (6, 15), "pidfds tell of exits from Linux 6.15 on")
 def test_a_pidfd_tells_how_a_collected_process_ended() -> None:
     pid = os.fork()
     if pid == 0:
@@ -355,7 +356,7 @@ def test_looks_come_less_often_where_they_cost_more(watched: type[Watched]) -> N
     one.close()
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bwrap here")
+@needs.needs("bwrap", shutil.which("bwrap") is not None, "no bwrap here")
 def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: type[Watched]) -> None:
     one = watched(
         "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--die-with-parent",
@@ -374,7 +375,7 @@ def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched
     one.watch()
     seen = one.close()
     if not any(s.command == "sh -c 'read x < a; exit 6'" for s in seen):
-        pytest.skip("bwrap can't start here: " + (one.folder / "agent.log").read_text()[-200:])
+        needs.skip("bwrap", "bwrap can't start here: " + (one.folder / "agent.log").read_text()[-200:])
     told = {s.exit_code for s in seen if s.what == "ended" and s.command.startswith(("sh -c 'read", "setsid"))}
     assert {6, 8} <= told if KERNEL >= (6, 15) else told
 
@@ -398,7 +399,7 @@ for hides in (0, 1):
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else; everybody else is that already")
+@needs.needs("root", os.geteuid() == 0, "only root can become somebody else; everybody else is that already")
 def test_an_ordinary_user_learns_of_zombies_too_and_never_a_zero_that_is_none() -> None:
     code = "from autorl_hpc.recorder import table\n" + AS_OTHERS_DO  # imported before root's folders are closed to it
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -29,7 +30,7 @@ from autorl_hpc.report import api, merge, pages
 from autorl_hpc.report.summary import MergedReport
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+pytestmark = needs.needs("chromium", CHROMIUM is not None, "chromium is not installed")
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),

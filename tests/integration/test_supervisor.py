@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
@@ -591,7 +592,7 @@ def test_keeper_that_cannot_start_the_agent_is_no_fault_of_the_agent(cluster: Cl
     cluster.processes.append(supervisor)
     code = supervisor.wait(PATIENCE_S)
     if shutil.which("bash", path=str(Path(sys.executable).parent)):
-        pytest.skip("bash lies beside this Python")
+        needs.skip("python", "bash lies beside this Python")
     assert code == 75
     (ended,) = cluster.view(run_id).ended
     assert "could not be started" in ended.reason
@@ -602,7 +603,7 @@ def namespace() -> list[str]:
     """The command that runs another in process and mount namespaces of its own; the test skips where that is forbidden."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("unshare --pid is not permitted here")
+        needs.skip("namespaces", "unshare --pid is not permitted here")
     return [*command, "bash", "-c", '"$@"; exit $?', "init"]  # the first process of a namespace can't be killed in it
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from autorl_hpc.errors import AutorlError
@@ -47,7 +48,7 @@ def unzipped(path: Path) -> list[Row]:
 def source(data: Path) -> Path:
     folder = data / "webshop"
     if not folder.is_dir():
-        pytest.skip("the real data of webshop are not here: set AUTORL_TEST_DATA to a folder with webshop/")
+        needs.skip("data", "the real data of webshop are not here: set AUTORL_TEST_DATA to a folder with webshop/")
     return folder
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
-from helpers import PATIENCE_S
+from helpers import SLURM_PATIENCE_S
 from slurm_world import World
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
@@ -35,7 +36,7 @@ class Sandbox:
             [str(SCRIPT), command, "--dir", str(self.dir), *options],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=SLURM_PATIENCE_S,
             check=False,
         )
 
@@ -43,7 +44,7 @@ class Sandbox:
         """Starts it, or what of it is missing; the test skips by name where that can't be."""
         done = self.script("up", *self.options)
         if done.returncode == NOT_HERE:
-            pytest.skip(f"no Slurm sandbox here: {done.stderr.strip().splitlines()[-1]}")
+            needs.skip("slurm", f"no Slurm sandbox here: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stdout + done.stderr
 
     def down(self, *options: str) -> None:
@@ -52,10 +53,10 @@ class Sandbox:
 
     def client(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A Slurm client's answer. What a slow Slurm did not answer in time is asked again where that is harmless."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + SLURM_PATIENCE_S
         while True:
             done = subprocess.run(
-                command, env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+                command, env=self.env, capture_output=True, text=True, timeout=SLURM_PATIENCE_S, check=False
             )
             harmless = command[0] in HARMLESS or "show" in command[1:3]
             slow = check and harmless and done.returncode != 0 and "timed out" in done.stderr
@@ -80,9 +81,9 @@ class Sandbox:
     @staticmethod
     def until(look: Callable[[], str], good: Callable[[str], bool]) -> str:
         """What `look` sees once it is good."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + SLURM_PATIENCE_S
         while not good(seen := look()):
-            assert time.monotonic() < deadline, f"after {PATIENCE_S} s still: {seen[:200]}"
+            assert time.monotonic() < deadline, f"after {SLURM_PATIENCE_S} s still: {seen[:200]}"
             time.sleep(0.1)
         return seen
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from helpers import PATIENCE_S, Cluster, alive, wait_for
+from helpers import SLURM_PATIENCE_S, Cluster, alive, wait_for
 
 from autorl_hpc.cluster.board import read_seen, read_submitted
 from autorl_hpc.files import reading
@@ -147,7 +147,7 @@ class World(Cluster):
         assert of_role and of_role[-1].job_id is not None
         return of_role[-1].job_id if index is None else f"{of_role[-1].job_id}_{index}"
 
-    def wait_over(self, patience_s: float = PATIENCE_S) -> None:
+    def wait_over(self, patience_s: float = SLURM_PATIENCE_S) -> None:
         """Until every run is closed and no job is left."""
         self.until(lambda: self.finished(self.runs), "all runs to be closed", patience_s=patience_s)
         self.until(lambda: not self.alive_jobs(), "no job to be left")
@@ -247,7 +247,7 @@ class World(Cluster):
             assert waiting(self.experiment.queue) == [], self.story()
             assert claimed_entries(self.experiment.claims) == {}
 
-    def until(self, look: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
+    def until(self, look: Callable[[], Any], what: str, *, patience_s: float = SLURM_PATIENCE_S) -> Any:
         """`wait_for` with the world's story when it fails."""
         try:
             return wait_for(look, what, patience_s=patience_s)

@@ -25,7 +25,7 @@ from autorl_hpc.states import EndedBy, Network, SandboxLevel
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
 parts()
 
@@ -63,6 +63,7 @@ def holding(folder: Path, text: str) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_mini_and_a_driver_of_the_cluster_from_launch_to_report(
     world: Callable[..., World], slurm: Sandbox, tmp_path: Path
 ) -> None:

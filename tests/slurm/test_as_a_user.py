@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import needs
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import LAST_BREATH_S, LONG, SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+pytestmark = pytest.mark.slurm
 
 USER = "autorl-tester"
 
@@ -55,7 +56,7 @@ class UserWorld(World):
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=SLURM_PATIENCE_S,
             check=False,
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
@@ -66,12 +67,12 @@ class UserWorld(World):
 def python() -> Iterator[Path]:
     """A Python that every user may run, with the packages of this one."""
     if os.geteuid() != 0:
-        pytest.skip("making a user needs root")
+        needs.skip("root", "making a user needs root")
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     candidates = [Path(sys.executable).resolve(), Path("/usr/bin") / version, Path("/usr/local/bin") / version]
     base = next((path for path in candidates if path.exists() and _may_enter(path.resolve().parent)), None)
     if base is None:
-        pytest.skip(f"no {version} here that an ordinary user may run")
+        needs.skip("python", f"no {version} here that an ordinary user may run")
     folder = Path(tempfile.mkdtemp(prefix="autorl-user-"))
     try:
         folder.chmod(0o755)
@@ -81,7 +82,7 @@ def python() -> Iterator[Path]:
             if not _may_enter(place):  # as links to the same files: gigabytes in a second
                 copy = folder / f"packages-{number}"
                 if subprocess.run(["cp", "-al", str(place), str(copy)], capture_output=True, check=False).returncode:
-                    pytest.skip(f"{place} is closed to other users and can't be linked elsewhere")
+                    needs.skip("python", f"{place} is closed to other users and can't be linked elsewhere")
                 places[number] = copy
         (folder / "venv" / "lib" / version / "site-packages" / "shared.pth").write_text("\n".join(map(str, places)))
         yield folder / "venv" / "bin" / "python"
@@ -116,6 +117,7 @@ def _owners(world: World) -> set[Any]:
     return {path.owner() for path in world.experiment.path.rglob("*")}
 
 
+@pytest.mark.soak
 def test_the_loop_and_a_cancel_as_a_user(user_world: UserWorld, slurm: Sandbox) -> None:
     here = user_world
     here.agent("one", SUBMITS_ONE + "id -un\n")

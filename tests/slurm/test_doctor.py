@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import PATIENCE_S, wait_for
+from helpers import SLURM_PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+pytestmark = pytest.mark.slurm
 
 REPO = Path(__file__).resolve().parents[2]
 PROFILE = """name: mine
@@ -45,7 +45,7 @@ def start(sandbox: Sandbox, root: Path, *options: str) -> subprocess.Popen[str]:
 def doctor(sandbox: Sandbox, root: Path, *options: str) -> tuple[int, Facts]:
     """Its exit code, and the findings by group and check."""
     process = start(sandbox, root, *options)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=SLURM_PATIENCE_S)
     assert process.returncode in (0, 1), err
     value: dict[str, Any] = json.loads(out)
     assert value["problems"] == sum(f["state"] == "problem" for f in value["findings"])
@@ -68,6 +68,7 @@ def states(facts: Facts, group: str, *checks: str) -> set[str]:
     return {facts[group, check]["state"] for check in checks}
 
 
+@pytest.mark.soak
 def test_without_accounting_a_pair_of_nodes_and_a_gpu(slurm: Sandbox, tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -90,6 +91,7 @@ def test_without_accounting_a_pair_of_nodes_and_a_gpu(slurm: Sandbox, tmp_path: 
     assert left(slurm, root) == []
 
 
+@pytest.mark.soak
 def test_with_accounting_and_no_profile(slurm_accounting: Sandbox, tmp_path: Path) -> None:
     code, facts = doctor(slurm_accounting, tmp_path)
     assert code == 0
@@ -99,6 +101,7 @@ def test_with_accounting_and_no_profile(slurm_accounting: Sandbox, tmp_path: Pat
     assert left(slurm_accounting, tmp_path) == []
 
 
+@pytest.mark.soak
 def test_just_one_node(new_sandbox: Callable[..., Sandbox], tmp_path: Path) -> None:
     sandbox = new_sandbox("--gpu-nodes", "1", "--cpu-nodes", "0")
     sandbox.up()
@@ -127,6 +130,7 @@ def test_a_profile_that_does_not_fit(slurm: Sandbox, tmp_path: Path) -> None:
     assert left(slurm, root) == []
 
 
+@pytest.mark.soak
 def test_ctrl_c_leaves_nothing(slurm: Sandbox, tmp_path: Path) -> None:
     process = start(slurm, tmp_path)
 
@@ -136,6 +140,6 @@ def test_ctrl_c_leaves_nothing(slurm: Sandbox, tmp_path: Path) -> None:
 
     wait_for(has_a_job, "a job of the doctor's")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
+    process.communicate(timeout=SLURM_PATIENCE_S)
     assert process.returncode == 130
     assert left(slurm, tmp_path) == []

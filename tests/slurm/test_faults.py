@@ -18,7 +18,7 @@ from autorl_hpc.supervise.processes import descendants
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-faults")]
+pytestmark = pytest.mark.slurm
 
 MakeWorld = Callable[..., World]
 SMALL = ("--gpu-nodes", "1", "--gpus", "2", "--cpu-nodes", "1")
@@ -52,6 +52,7 @@ def test_scontrol_requeue_goes_on_where_it_was(world: MakeWorld, slurm: Sandbox)
     here.assert_used_up(run, 40.0)
 
 
+@pytest.mark.soak
 def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox(*SMALL)
     sandbox.up()
@@ -76,6 +77,7 @@ def test_preemption_by_a_higher_partition(world: MakeWorld, new_sandbox: Callabl
     assert here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
 
+@pytest.mark.soak
 def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
     sandbox.up()
@@ -101,6 +103,7 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     here.assert_no_process()
 
 
+@pytest.mark.soak
 def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
     sandbox.up()
@@ -125,6 +128,7 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
+@pytest.mark.soak
 def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., Sandbox], when: str) -> None:
     sandbox = new_sandbox(*SMALL)
     sandbox.up()
@@ -147,6 +151,7 @@ def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., S
     assert view.closed is not None and view.closed.selected in {one.submission_id for one in view.accepted()}
 
 
+@pytest.mark.soak
 def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("eats", EATS)
@@ -163,6 +168,7 @@ def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> No
     assert "memory was used up" in (sealed.reason or "")
 
 
+@pytest.mark.soak
 def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox(*SMALL, "--cgroup")
     sandbox.up()
@@ -178,6 +184,7 @@ def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[...,
     assert sandbox.state(here.job_of("agents", 0)) == "OUT_OF_MEMORY"
 
 
+@pytest.mark.soak
 def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)
@@ -196,6 +203,7 @@ def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
         assert "scancel" in (sealed.reason or "")
 
 
+@pytest.mark.soak
 def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     told = "until [ -e code/over ]; do sleep 0.2; done\n"
@@ -214,6 +222,7 @@ def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox)
     here.run("report", str(here.experiment.path))
 
 
+@pytest.mark.soak
 def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox(*SMALL)
     sandbox.up()
@@ -237,6 +246,7 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.soak
 def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
     before = slurm.options
     slurm.down()
@@ -278,6 +288,7 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     assert "everything in it was killed" in (sealed.reason or "")
 
 
+@pytest.mark.soak
 def test_an_end_that_squeue_forgot_is_read_from_accounting(
     world: MakeWorld, new_sandbox: Callable[..., Sandbox]
 ) -> None:
@@ -305,6 +316,7 @@ def test_an_end_that_squeue_forgot_is_read_from_accounting(
     here.assert_whole()
 
 
+@pytest.mark.soak
 def test_the_report_job_seals_what_no_grader_lived_to_seal(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)

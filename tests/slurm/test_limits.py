@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from conftest import Sandbox
 
 # A group of its own: it waits for minutes and computes nothing, so the other tests may run beside it.
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-limits")]
+pytestmark = pytest.mark.slurm
 
 MakeWorld = Callable[..., World]
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.soak
 def test_a_budget_longer_than_a_job_is_a_chain_of_short_jobs(
     world: MakeWorld, new_sandbox: Callable[..., Sandbox]
 ) -> None:

@@ -16,13 +16,14 @@ from slurm_world import World
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
 parts()
 
 WAITS = 'echo "attempt $AUTORL_ATTEMPT" >> output/attempts; [ "$AUTORL_ATTEMPT" -gt 1 ] || sleep 900'
 
 
+@pytest.mark.soak
 def test_mini_trains_submits_improves_and_outlives_a_requeue(
     world: Callable[..., World], slurm: Sandbox, tmp_path: Path
 ) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import LONG, SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+pytestmark = pytest.mark.slurm
 
 MakeWorld = Callable[..., World]
 
@@ -60,6 +60,7 @@ def test_a_job_that_was_accepted_though_sbatch_failed_is_found_and_taken_back(wo
     assert len(here.view(here.runs[0]).attempts) == 1, "the job that was taken back never had the run"
 
 
+@pytest.mark.soak
 def test_a_scheduler_that_is_down_is_told_and_the_next_launch_takes_back(
     world: MakeWorld, new_sandbox: Callable[..., Sandbox]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_scheduler_that_is_down_is_told_and_the_next_launch_takes_back(
     assert sealed is not None and sealed.ended_by == "agent_exit", "not taken for a person's scancel"
 
 
+@pytest.mark.soak
 def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)
@@ -95,12 +97,13 @@ def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
     here.until((front / "count.out").exists, "the first call")
     here.until(lambda: (front / "count").read_text().strip() == "3", "the third call")
     launching.send_signal(signal.SIGINT)
-    assert launching.wait(PATIENCE_S) == 130, here.logs()
+    assert launching.wait(SLURM_PATIENCE_S) == 130, here.logs()
     assert here.alive_jobs() == []
     left = [path.name for path in here.experiment.jobs.iterdir() if path.name.startswith(("launching", ".sub"))]
     assert left == []
 
 
+@pytest.mark.soak
 def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)
@@ -121,6 +124,7 @@ def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, sl
     here.assert_whole()
 
 
+@pytest.mark.soak
 def test_cancel_where_graders_are_in_the_agents_jobs_still_scores(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("one", SUBMITS_ONE + "sleep 600\n")

@@ -15,7 +15,7 @@ from slurm_world import kill, saved_jobs
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+pytestmark = pytest.mark.slurm
 
 SMALL = ("--gpu-nodes", "1", "--cpu-nodes", "1", "--gpus", "1")
 SCRIPT = Path(__file__).resolve().parents[2] / "bin" / "slurm-sandbox"
@@ -26,6 +26,7 @@ def node_states(sandbox: Sandbox) -> dict[str, str]:
     return dict(line.split() for line in lines)
 
 
+@pytest.mark.soak
 def test_up_gives_idle_nodes_and_its_partitions(slurm: Sandbox) -> None:
     assert slurm.script("status").returncode == 0
     nodes = ["gpu01", "gpu02", "gpu03", "gpu04", "cpu01", "cpu02"]
@@ -34,6 +35,7 @@ def test_up_gives_idle_nodes_and_its_partitions(slurm: Sandbox) -> None:
     assert partitions == ["gpu", "preempt", "cpu"]
 
 
+@pytest.mark.soak
 def test_env_is_all_a_client_needs(slurm: Sandbox) -> None:
     line = f'eval "$({SCRIPT} env --dir {slurm.dir})" && sinfo -h -o %R'
     done = subprocess.run(
@@ -52,6 +54,7 @@ def test_job_gets_a_gpu_and_ends_without_accounting(slurm: Sandbox) -> None:
     assert "disabled" in slurm.client("sacct", check=False).stderr
 
 
+@pytest.mark.soak
 def test_arrays_end_at_max_array(slurm: Sandbox) -> None:
     fits = slurm.sbatch("true", "--array=0-9", "--output=/dev/null")
     refused = slurm.client("sbatch", "--array=0-10", "--wrap=true", check=False)
@@ -61,6 +64,7 @@ def test_arrays_end_at_max_array(slurm: Sandbox) -> None:
     wait_for(lambda: slurm.client("squeue", "-h", f"--jobs={fits}").stdout == "", "the array's end")
 
 
+@pytest.mark.soak
 def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
     before = slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01")
     slurm.up()
@@ -71,6 +75,7 @@ def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
     assert slurm.script("status").returncode == 0
 
 
+@pytest.mark.soak
 def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     job = slurm.sbatch("sleep 300", "--output=/dev/null", "--job-name=survivor")
     slurm.wait(job, "RUNNING")
@@ -83,6 +88,7 @@ def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     slurm.wait(job, "CANCELLED")
 
 
+@pytest.mark.soak
 def test_two_side_by_side_and_a_kill_of_everything(slurm: Sandbox, new_sandbox: Callable[..., Sandbox]) -> None:
     second = new_sandbox(*SMALL)
     second.up()
@@ -97,6 +103,7 @@ def test_two_side_by_side_and_a_kill_of_everything(slurm: Sandbox, new_sandbox: 
     assert slurm.script("status").returncode == 0
 
 
+@pytest.mark.soak
 def test_down_leaves_no_process_not_even_of_jobs(new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox(*SMALL)
     sandbox.up()
@@ -113,6 +120,7 @@ def test_down_leaves_no_process_not_even_of_jobs(new_sandbox: Callable[..., Sand
     assert not sandbox.dir.exists()
 
 
+@pytest.mark.soak
 def test_a_start_that_fails_is_taken_down_and_says_why(slurm: Sandbox, new_sandbox: Callable[..., Sandbox]) -> None:
     assert slurm.dir.exists()  # the packages are here
     broken = new_sandbox(*SMALL)
@@ -135,6 +143,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine").exists()
 
 
+@pytest.mark.soak
 def test_sacct_answers_with_accounting(slurm_accounting: Sandbox) -> None:
     job = slurm_accounting.sbatch("exit 3", "--output=/dev/null", "--comment=ours")
     slurm_accounting.wait(job, "FAILED")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers import PATIENCE_S, SUBMITS_ONE
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 from vllm_stand_in import make_program
 
@@ -19,7 +19,7 @@ from autorl_hpc.records.evidence import Heads
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop")]
+pytestmark = pytest.mark.slurm
 
 MakeWorld = Callable[..., World]
 
@@ -57,6 +57,7 @@ def assert_anchored(here: World) -> None:
     here.run("verify", experiment)
 
 
+@pytest.mark.soak
 def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(slurm_accounting)
     here.agent("one", SUBMITS_ONE)
@@ -72,6 +73,7 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     assert heads["runs"] and word.short == Heads.model_validate(heads).short
 
 
+@pytest.mark.soak
 def test_arrays_of_at_most_four(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
     sandbox = new_sandbox("--max-array", "4", "--gpu-nodes", "2")
     sandbox.up()
@@ -181,7 +183,7 @@ def test_two_launches_at_once_submit_once(world: MakeWorld, slurm: Sandbox) -> N
     here = world(slurm)
     here.launch(["null"], "--dry-run")
     both = [here.start("launch", "exp.yaml") for _ in range(2)]
-    assert [process.wait(PATIENCE_S) for process in both] == [0, 0], here.logs()
+    assert [process.wait(SLURM_PATIENCE_S) for process in both] == [0, 0], here.logs()
     assert [job.role for job in here.submitted.submitted].count("agents") == 1
     here.wait_over()
     here.assert_whole()

@@ -21,7 +21,7 @@ import day_turns
 import pytest
 import yaml
 from env_wheels import mini_wheels
-from helpers import PATIENCE_S
+from helpers import SLURM_PATIENCE_S
 from miniparts import parts
 from realdata import REPO
 from slurm_world import PROFILE
@@ -36,7 +36,7 @@ from autorl_hpc.files.view import RunView
 if TYPE_CHECKING:
     from conftest import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-loop"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 
 parts()
 
@@ -77,7 +77,9 @@ class Person:
         """Runs a block of the page; its output."""
         at = self.here.parent / ".at"
         words = ["bash", "-euo", "pipefail", "-c", IN_A_SHELL, "-", str(self.here), block, str(at)]
-        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(
+            words, env=self.env, capture_output=True, text=True, timeout=SLURM_PATIENCE_S, check=False
+        )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         self.here = Path(at.read_text().strip())
         return done.stdout + done.stderr
@@ -119,6 +121,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PATH": tools(tmp_path / "tools"), "PYTHONPATH": str(REPO), "HOME": str(tmp_path / "home")}
 
 
+@pytest.mark.soak
 def test_the_day_of_the_tutorial(staged: Path, slurm: Sandbox, env: dict[str, str], tmp_path: Path) -> None:
     evening, nine, half_past_nine, ten, noon, six, thesis = sections()
     assert noon == thesis == [], "blocks that nobody runs"

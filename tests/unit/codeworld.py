@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import needs
 import pytest
 
 from autorl_hpc.files.code_history import Pointer, files_at
@@ -23,7 +24,7 @@ from autorl_hpc.records.recorded import CodeRevision
 
 NOW = Moment(1.5, "2026-01-01T00:00:00.000+00:00", 1)
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+needs_git = needs.needs("git", shutil.which("git") is not None, "git is not installed")
 
 
 class World:

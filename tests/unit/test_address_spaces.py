@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import wait_for
 
@@ -58,7 +59,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
         process.wait()
 
 
-@pytest.mark.skipif(not _kcmp_works(), reason="this kernel does not compare processes")
+@needs.needs("kernel", _kcmp_works(), "this kernel does not compare processes")
 @pytest.mark.parametrize("pair", ["vfork"], indirect=True)
 def test_what_a_child_has_of_its_parent_until_it_execs_counts_once(pair: tuple[int, int]) -> None:
     both = set(pair)

@@ -178,6 +178,7 @@ def test_key_files(tmp_path: Path) -> None:
         anchors.read_key_file(path)
 
 
+@pytest.mark.slow
 def test_the_commands(place: Place, tmp_path: Path) -> None:
     key, out = tmp_path / "key", tmp_path / "anchors.jsonl"
     key.write_bytes(KEY)

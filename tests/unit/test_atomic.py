@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import PATIENCE_S
 
@@ -141,7 +142,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if done.returncode:
-        pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.decode().strip()}")
+        needs.skip("mount", f"mounting a tmpfs is not permitted here: {done.stderr.decode().strip()}")
     try:
         yield disk
     finally:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needs
 import packing
 import pytest
 from packing import NAMES, files, refused, stage
@@ -204,7 +205,7 @@ def test_a_full_disk_leaves_nothing(bundles: dict[str, Path], tmp_path: Path, mo
     small.path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(small.path)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs a tmpfs of its own: mount is not allowed here")
+        needs.skip("mount", "needs a tmpfs of its own: mount is not allowed here")
     try:
         refused(small, bundles[".tar.zst"], "are missing", Exit.ENVIRONMENT)
         monkeypatch.setattr(unbundle, "check_space", lambda *_: None)  # as a quota is not seen by it

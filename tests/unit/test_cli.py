@@ -156,6 +156,7 @@ def older_quickstart(staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return root
 
 
+@pytest.mark.slow
 def test_quickstart_in_the_folder_of_another_version(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

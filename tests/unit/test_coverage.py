@@ -18,6 +18,7 @@ SETS = ((2, 1500), (30, 400), (100, 150))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.soak
 def test_interval_holds_the_truth(case: Case) -> None:
     sets = next((count for cost, count in SETS if case.cost <= cost), 12)
     share = share_held(case, sets, seed=20)

@@ -118,6 +118,7 @@ def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_without_slurm_the_host_is_examined_and_slurm_is_one_note(tmp_path: Path, fake: Fake) -> None:
     fake(alone=True)
     root = tmp_path / "root"
@@ -149,6 +150,7 @@ SLURM = {
 }
 
 
+@pytest.mark.slow
 def test_no_jobs_submits_none(tmp_path: Path, fake: Fake) -> None:
     fake(alone=True)
     for name, lines in SLURM.items():
@@ -186,6 +188,7 @@ def test_a_refusal_of_sbatch_is_a_problem_in_its_words(tmp_path: Path, fake: Fak
     assert state(refused) == "problem" and "Invalid qos" in refused.value and "qos" in refused.do_this
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_down(tmp_path: Path, fake: Fake) -> None:
     for name in SLURM:
         fake(name, "echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1")

@@ -165,6 +165,7 @@ def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) ->
 # --- files, by doing ---
 
 
+@pytest.mark.slow
 def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "PAIR_LIMIT_S", PATIENCE_S)
     found = by_name([*filesystem.probes(tmp_path), *filesystem.pair_here(tmp_path)])
@@ -210,6 +211,7 @@ def test_offline_variables_are_told_and_nothing_is_contacted() -> None:
     assert "word" not in str(found)
 
 
+@pytest.mark.slow
 def test_sandboxes_by_doing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(alone=True)  # a PATH without bwrap
     found = by_name(sandbox.everything())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import downloads
+import needs
 import pytest
 from downloads import DATA, OTHER, QUICK, SHA, fails, get, left
 from helpers import wait_for
@@ -206,6 +207,7 @@ def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) ->
     assert f"answers {number}" in error.what and len(server.seen) == 1 and error.where == server.url("/file")
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_asked_again(server: LoopbackServer, place: Path) -> None:
     sha, said = get(server, place, hangs(DATA, 1000), whole(DATA), patience=replace(QUICK, timeout_s=2.0))
     assert sha == SHA and "no answer in time" in said
@@ -239,7 +241,7 @@ def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, place: Path
         ["mount", "-t", "tmpfs", "-o", "size=1536k", "none", str(small)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("needs a tmpfs of its own: mount is not allowed here")
+        needs.skip("mount", "needs a tmpfs of its own: mount is not allowed here")
     try:
 
         def unannounced(handler: object) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import downloads
+import needs
 import pytest
 from downloads import DATA, QUICK, SHA, fails, get
 from web_server import (
@@ -75,7 +76,7 @@ def test_a_redirect_to_something_else_is_refused(server: LoopbackServer, place: 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     if shutil.which("openssl") is None:
-        pytest.skip("needs openssl for a certificate")
+        needs.skip("openssl", "needs openssl for a certificate")
     made = (tmp_path / "cert.pem", tmp_path / "key.pem")
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"

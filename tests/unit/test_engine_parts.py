@@ -259,6 +259,7 @@ def test_the_worker_needs_nothing_of_the_suites_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_answers_are_cut_at_the_first_end() -> None:
     words = Words(TINY)
     tokens = words.encode("one two three two")

@@ -39,6 +39,7 @@ def misheard(frame: Frame) -> None:
     ],
     ids=["nothing to start", "ends at once", "hangs before it reads", "hangs while it speaks", "handler fails"],
 )
+@pytest.mark.slow
 def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], told: str, soon: str | None) -> None:
     ends: list[EngineFailed] = []
     ended = threading.Event()
@@ -60,6 +61,7 @@ def test_however_a_worker_ends_it_is_told(tmp_path: Path, command: list[str], to
     assert replica.pid is None or not alive(replica.pid)
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_not_read_its_first_frame_can_be_closed(tmp_path: Path) -> None:
     ends: list[EngineFailed] = []
     replica = Replica(["/bin/sh", "-c", "sleep 600"], {}, tmp_path / "log", LARGE, misheard, ends.append)

@@ -286,6 +286,7 @@ def test_a_worker_that_dies_is_an_engine_that_failed(
     assert fresh.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tuple[Path, str]) -> None:
     engine = start(silence_limit_s=15.0)
     engine.load(*base)
@@ -335,6 +336,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_daemon(faults: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", DAEMON, str(TINY), str(tmp_path / "log"), str(STAND_IN)]
     home = str(Path(__file__).resolve().parents[2])

@@ -79,6 +79,7 @@ def parent(source: Source) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_no_worker_outlives_its_parent(parent: subprocess.Popen[str], number: int) -> None:
     assert parent.stdout is not None and parent.stdout.readline() == "up\n"
     workers = children_of(parent.pid)

@@ -35,6 +35,7 @@ def test_an_environment_that_fails_once_changes_no_outcome(source: Source, tmp_p
 
 
 @pytest.mark.parametrize("name", TROUBLES)
+@pytest.mark.slow
 def test_an_environment_that_always_fails_is_no_zero_and_no_harm_to_others(source: Source, name: str) -> None:
     trouble, reason = TROUBLES[name]
     goals = [goal(0, n=4), goal(1, n=4, trouble=trouble, at=2), goal(2, n=4), goal(3, n=4)]
@@ -128,6 +129,7 @@ def with_dialogue(source: Source, method: str, trouble: str) -> Source:
 
 
 @pytest.mark.parametrize("name", DIALOGUE_TROUBLES)
+@pytest.mark.slow
 def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, name: str) -> None:
     trouble, reason = DIALOGUE_TROUBLES[name]
     spoilt = with_dialogue(source, "action", trouble)

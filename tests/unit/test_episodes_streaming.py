@@ -39,6 +39,7 @@ source = counting_environment.source
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_streamed_and_gathered_episodes_are_equal_whatever_the_delays(source: Source, seed: int) -> None:
     draw = random.Random(seed)
     goals = [
@@ -102,6 +103,7 @@ def test_an_environment_that_fails_once_changes_no_outcome(source: Source, tmp_p
     assert (tmp_path / "once").exists()
 
 
+@pytest.mark.slow
 def test_the_engines_own_error_ends_the_run_and_the_pool_stays_of_use(source: Source) -> None:
     goals = [goal(number, n=5, slow=0.005) for number in range(8)]
     expected = outcomes(play(source, goals))
@@ -134,6 +136,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.slow
 def test_the_others_do_not_wait_for_one_that_is_slow_in_every_step(
     source: Source, tmp_path: Path, streams: bool
 ) -> None:
@@ -149,6 +152,7 @@ def test_the_others_do_not_wait_for_one_that_is_slow_in_every_step(
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 def test_one_that_hangs_is_replaced_and_the_others_go_on_meanwhile(source: Source, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     act = marks_the_last(mark, 11, 10)
@@ -173,6 +177,7 @@ def test_one_that_hangs_is_replaced_and_the_others_go_on_meanwhile(source: Sourc
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 def test_an_environment_that_tells_another_story_is_begun_from_nothing(source: Source, tmp_path: Path) -> None:
     text = ENVIRONMENT.replace("seed {seed}", "seed {seed}, process {os.getpid()}")
     Path(source.file).write_text(text)
@@ -182,6 +187,7 @@ def test_an_environment_that_tells_another_story_is_begun_from_nothing(source: S
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 def test_what_can_not_be_played_again_stays_where_it_is(source: Source, tmp_path: Path) -> None:
     log = tmp_path / "resets"
     text = ENVIRONMENT.replace("    def reset(", "    replays = False\n\n    def reset(")

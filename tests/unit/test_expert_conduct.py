@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pieces
+import pytest
 
 piece = pieces.piece
 
@@ -29,6 +30,7 @@ CODED = [
 ]
 
 
+@pytest.mark.slow
 def test_code_is_right_if_its_test_passes_and_numbers_if_they_are_equal(piece: Any) -> None:
     rewards = piece("rewards")
     gold = rewards.gold_of(PROBLEM)

@@ -44,6 +44,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize("expert", EXPERTS)
+@pytest.mark.slow
 def test_each_expert_is_told_by_its_route(expert: str) -> None:
     commands, route = EXPERTS[expert]
     files = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTED.glob("*.py")}

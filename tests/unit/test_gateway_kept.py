@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
 
@@ -75,6 +76,7 @@ def test_who_asks_while_it_is_started_again_is_answered(gateway: Gateway) -> Non
     assert pid(gateway) not in (0, first)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "ASK_EVERY_S", 0.2)
     one = made(tmp_path)
@@ -110,6 +112,7 @@ def hearing_out(gateway: Gateway) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_one_that_dies_after_the_question_is_not_waited_for(unasked: Gateway) -> None:
     first, before = pid(unasked), unasked._questions
     os.kill(first, signal.SIGSTOP)
@@ -160,10 +163,11 @@ def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path, monkeypatc
         one.end()
 
 
+@pytest.mark.slow
 def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: Gateway) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.prlimit(pid(gateway), resource.RLIMIT_NOFILE)[0] < 4 * MAX_CONNECTIONS:
-        pytest.skip("fewer descriptors here")
+        needs.skip("kernel", "fewer descriptors here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held: list[socket.socket] = []
     try:

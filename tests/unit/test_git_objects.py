@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 
 from autorl_hpc.files import gitobjects, linediff
@@ -17,7 +18,7 @@ from autorl_hpc.files.code_history import BY_HASH, Pointer, changes, files_at
 from autorl_hpc.files.gitobjects import FILE, LINK, PROGRAM, Files, GitDamage, Repository, object_id
 from autorl_hpc.files.linediff import Work, equal_blocks, line_diff
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+needs_git = needs.needs("git", shutil.which("git") is not None, "git is not installed")
 
 NAMES = [
     b"a",

@@ -8,6 +8,7 @@ import random
 from fractions import Fraction
 from pathlib import Path
 
+import needs
 import pytest
 
 from autorl_hpc.scoring.gsm8k import MAX_TEXT_CHARS, read_answer, read_gold, score_item
@@ -260,11 +261,12 @@ def _rows(split: str) -> list[dict[str, str]]:
     root = Path(os.environ.get("AUTORL_TEST_DATA") or Path(__file__).parents[2] / "../shared/data")
     path = root / "gsm8k" / f"{split}.jsonl"
     if not path.is_file():
-        pytest.skip(f"no gsm8k/{split}.jsonl; set AUTORL_TEST_DATA to a folder that holds it")
+        needs.skip("data", f"no gsm8k/{split}.jsonl; set AUTORL_TEST_DATA to a folder that holds it")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize(("split", "n_rows"), [("train", 7473), ("test", 1319)])
+@pytest.mark.slow
 def test_the_official_answers_read_as_themselves(split: str, n_rows: int) -> None:
     rows = _rows(split)
     assert len(rows) == n_rows

@@ -65,6 +65,7 @@ def refused(root: Root, task: str, **fields: Any) -> AutorlError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_task_that_asks_a_judge_says_so_before_anything_is_made(root: Root) -> None:
     error = refused(root, "judged")
     assert "field `judge` is missing: task judged asks a judge model (recipe default, discrete)" in error.what

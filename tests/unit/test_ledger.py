@@ -119,6 +119,7 @@ print(written)
 """
 
 
+@pytest.mark.slow
 def test_eight_writers_commit_each_entry_once(run: RunDir) -> None:
     """Fifty entries that must stand once and are written by everybody, and fifty of each process's own."""
     racers, entries = 8, 50

@@ -272,6 +272,7 @@ BOMBS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.slow
 def test_a_bomb_is_cut_off_and_the_next_file_is_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_one_task_is_the_permutation_of_its_runs() -> None:
     assert found.probability_of_improvement == pytest.approx(u / 12)
 
 
+@pytest.mark.slow
 def test_many_runs_are_sampled_and_near_the_exact_p() -> None:
     rng = random.Random(3)
     a = {f"t{i}": [rng.gauss(0.6, 1) for _ in range(4)] for i in range(4)}

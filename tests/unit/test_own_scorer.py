@@ -130,6 +130,7 @@ def test_a_hang_ends_after_its_time_and_the_next_call_has_a_new_process(tmp_path
     assert scored(rater, ["7"], evaluate_timeout_s=60) == Outcome(1.0)
 
 
+@pytest.mark.slow
 def test_a_hang_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     rater = made(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.recorder.table import TICKS, ProcessTable
@@ -21,6 +22,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdin is not None and parent.stdout is not None

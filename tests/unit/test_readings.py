@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
+import needs
 import pytest
 from helpers import PATIENCE_S
 from test_ngrams import LONG, TEXTS, found, in_a_zip, meter, scanner
@@ -84,6 +85,7 @@ def test_every_code_is_undone(way: str, tmp_path: Path) -> None:
         assert look.found[0].how == "exact" and look.found[0].file == "file"
 
 
+@pytest.mark.slow
 def test_wide_letters_anywhere_in_a_large_file(tmp_path: Path) -> None:
     for code in ("utf-16-le", "utf-16-be", "utf-32-le"):
         for before in (b"", b"x"):
@@ -99,7 +101,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+@needs.needs("git", shutil.which("git") is not None, "no git")
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_file_that_is_gone_but_in_git(packed: bool, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", ".")
@@ -190,6 +192,7 @@ def test_opaque_bytes(data: bytes, share: float) -> None:
     assert opaque_bytes(data) == pytest.approx(share * len(data), abs=2 * 4096)
 
 
+@pytest.mark.slow
 def test_a_pack_of_starts_of_streams_ends_in_time(tmp_path: Path) -> None:
     (tmp_path / "evil.pack").write_bytes(b"PACK\0\0\0\2" + b"x\x9c" * (4 << 20))
     (tmp_path / "z.txt").write_text(LONG)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
 
@@ -47,6 +48,7 @@ def recorder_pid(run: RunDir, deadline: float) -> int:
     raise AssertionError("no recorder")
 
 
+@pytest.mark.slow
 def test_all_watches_together_stay_below_their_share(tmp_path: Path) -> None:
     run, workspace = RunDir(tmp_path / "run"), tmp_path / "workspace"
     run.path.mkdir()
@@ -117,7 +119,7 @@ def test_watches_wake_at_common_beats() -> None:
 
 def test_a_birth_moves_the_number() -> None:
     if not births.are_told():
-        pytest.skip("the last process number does not move in /proc/loadavg here")
+        needs.skip("kernel", "the last process number does not move in /proc/loadavg here")
     before = births.last_number()
     subprocess.run(["true"], check=True)
     assert births.last_number() != before

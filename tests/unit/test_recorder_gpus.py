@@ -164,6 +164,7 @@ def test_a_failure_gives_null_and_is_told_once(monkeypatch: pytest.MonkeyPatch) 
     found.close()
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, released = [0], threading.Event()
 

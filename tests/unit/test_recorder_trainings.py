@@ -342,6 +342,7 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
     assert told["event"] == "recorder_left_out" and told["bytes"] > 49 * 2**30
 
 
+@pytest.mark.slow
 def test_one_look_takes_no_longer_than_its_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "SLICE_S", 0.02)
     monkeypatch.setattr(trainings, "MAX_ACTIVE", 8)

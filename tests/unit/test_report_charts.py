@@ -56,6 +56,7 @@ def every(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_each_question_has_its_figure(merged: MergedReport) -> None:
     names = {figure.name for figure in figures_of(merged, merged.boards[0], 1)}
     axes = ("time", "tokens", "submissions", "gpu-hours")
@@ -79,6 +80,7 @@ def test_what_is_best_so_far_is_drawn_as_steps(merged: MergedReport) -> None:
             assert all(a[0] == b[0] or a[1] == b[1] for a, b in pieces), "no piece slopes"
 
 
+@pytest.mark.slow
 def test_files_are_drawn_once_and_again_only_when_something_changed(merged: MergedReport, tmp_path: Path) -> None:
     write_figures(merged, tmp_path)
     folder = tmp_path / "figures"
@@ -95,6 +97,7 @@ def test_files_are_drawn_once_and_again_only_when_something_changed(merged: Merg
     assert not (folder / "board01-modes.svg").exists() and every(folder) != first
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Path) -> None:
     write_figures(merged, tmp_path / "a")
     (tmp_path / "merged.json").write_text(merged.model_dump_json())
@@ -113,6 +116,7 @@ def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Pa
     assert every(tmp_path / "a" / "figures") == every(tmp_path / "b" / "figures")
 
 
+@pytest.mark.slow
 def test_no_date_no_machine_in_the_files(merged: MergedReport, tmp_path: Path) -> None:
     for path in write_figures(merged, tmp_path):
         data = path.read_bytes()
@@ -120,6 +124,7 @@ def test_no_date_no_machine_in_the_files(merged: MergedReport, tmp_path: Path) -
         assert not re.search(rb"tEXt|iTXt|Matplotlib v|matplotlib\.org", data), path.name
 
 
+@pytest.mark.slow
 def test_the_page_and_the_files_show_the_same_labels(merged: MergedReport, tmp_path: Path) -> None:
     write_figures(merged, tmp_path)
     for figure in figures_of(merged, merged.boards[0], 1):
@@ -185,6 +190,7 @@ def test_long_labels_keep_both_ends() -> None:
     assert shortened("mini", 20) == "mini"
 
 
+@pytest.mark.slow
 def test_verify_sees_an_altered_figure_and_comparison(tmp_path: Path) -> None:
     tree = demotree.demo(tmp_path / "runs" / "demo", seeds=2)
     found = api.with_paper(api.build([tree.path]))

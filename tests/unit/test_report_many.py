@@ -23,6 +23,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> MergedReport:
     return demotree.report_on(demotree.demo(tmp_path_factory.mktemp("demo") / "demo", seeds=3))
 
 
+@pytest.mark.slow
 def test_the_page_of_a_thousand_runs_is_small(merged: MergedReport) -> None:
     runs = demotree.many(merged.runs, 1000)
     big = merge.assemble(runs, ["demo"])

@@ -334,6 +334,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_says_the_same_twice(tree: Tree) -> None:
     first, second = command(str(tree.path)), command(str(tree.path))
     assert first.stdout == second.stdout and f"report: {tree.path}/report/index.html" in first.stdout

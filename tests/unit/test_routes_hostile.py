@@ -140,6 +140,7 @@ def test_the_cache_is_bounded_and_changes_nothing() -> None:
             assert settings(files_of(folder), cache=cache) == settings(files_of(folder))
 
 
+@pytest.mark.slow
 def test_damaged_scripts_of_all_kinds() -> None:
     chance = random.Random(0)
     names = sorted(p.name for p in SCRIPTS.iterdir() if p.is_dir())

@@ -6,9 +6,12 @@ import socket
 import threading
 import time
 
+import pytest
+
 from autorl_hpc.sandbox.trial import TIMEOUT_S, answered, tried
 
 
+@pytest.mark.slow
 def test_a_way_out_that_answers_late_works_and_one_that_is_closed_does_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

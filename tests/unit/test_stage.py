@@ -52,6 +52,7 @@ def said(root: Root, task: Task, source: Path | None = None, *, again: bool = Fa
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_training_files_and_held_out_items_part(root: Root, arithmetic: Task) -> None:
     stage_task(root, arithmetic, None)
     assert sorted(p.name for p in root.task_train("arithmetic").iterdir()) == ["demonstrations.jsonl", "train.jsonl"]
@@ -75,6 +76,7 @@ def test_the_vault_is_for_its_owner_alone_and_the_store_is_read_only(root: Root,
     assert files and set(files) == {0o444}
 
 
+@pytest.mark.slow
 def test_an_open_vault_is_closed(root: Root, arithmetic: Task) -> None:
     root.vault.mkdir(mode=0o755)
     stage_task(root, arithmetic, None)
@@ -111,6 +113,7 @@ KILLS = [("_prepare", 1), ("_check_pins", 1), ("write_manifest", 1), ("replace_f
 
 
 @pytest.mark.parametrize(("step", "time", "before"), [*((*kill, True) for kill in KILLS), ("replace_folder", 2, False)])
+@pytest.mark.slow
 def test_a_killed_staging_leaves_nothing_that_looks_staged(
     root: Root, arithmetic: Task, step: str, time: int, before: bool
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_killed_staging_leaves_nothing_that_looks_staged(
 
 
 @pytest.mark.parametrize(("step", "time"), KILLS)
+@pytest.mark.slow
 def test_a_killed_second_staging_leaves_the_first_or_says_so(
     root: Root, arithmetic: Task, step: str, time: int
 ) -> None:
@@ -139,6 +143,7 @@ def test_a_killed_second_staging_leaves_the_first_or_says_so(
     verify_staged_task(root, arithmetic)
 
 
+@pytest.mark.slow
 def test_the_second_staging_verifies(root: Root, arithmetic: Task) -> None:
     stage_task(root, arithmetic, None)
     assert "staged already; verifying" in said(root, arithmetic)

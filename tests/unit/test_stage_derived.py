@@ -76,6 +76,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tasks"
 
 
+@pytest.mark.slow
 def test_it_is_made_of_what_is_served_and_pinned_by_its_text(server: LoopbackServer, root: Root, tasks: Path) -> None:
     data = json.dumps(RAW, indent=4).encode()
     server.answers["/raw.json"] = [cut(data, 100), code(503), whole(data)]

@@ -184,6 +184,7 @@ def test_the_same_files_tell_the_same_story(tree: Tree) -> None:
     assert Story.model_validate_json(told(run).story.model_dump_json()) == told(run).story
 
 
+@pytest.mark.slow
 def test_a_long_run_is_told_quickly(tree: Tree) -> None:
     run = tree.run(seed=7).start()
     for number in range(1, 51):

@@ -159,6 +159,7 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
     assert finding.state is State.OK and finding.value == str(good / "python3")
 
 
+@pytest.mark.slow
 def test_nothing_is_made_where_it_is_refused(staged: Path) -> None:
     root = Root(staged)
     with pytest.raises(AutorlError, match=r"`grader\.engine`"):

@@ -1,0 +1,249 @@
+"""Start `python -m autorl_hpc ...` as a fork of a process that has torch and transformers loaded. For tests only.
+
+A grader needs seconds of CPU for its imports, a fork of this server none. The child is as if started cold: session, files, folder,
+environment, search path, arguments and what /proc shows of them are its own, and `autorl_hpc` is imported by the child alone.
+What differs: its parent is the server, which reaps it at once and tells its status.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HEAVY = (
+    "numpy",
+    "torch",
+    "transformers",
+    "safetensors.torch",
+    "tokenizers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation",
+    "aiohttp",
+    "jinja2",
+    "pydantic",
+    "rich.console",
+    "typer",
+    "yaml",
+    "zstandard",
+)
+"""What children find imported. Never anything of autorl_hpc: a test's copy of the package may come before it."""
+
+ROOM = 1 << 16
+"""Bytes that the server's command line and environment hold for those of its children."""
+
+AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "CUDA", "LD_", "PYTHON", "LANG", "LC_", "TZ")
+"""Variables that libraries or Python read once: a process for which they differ from the server's starts cold."""
+
+_ENVIRON = dict(os.environ)
+_SERVER: Any = None
+_LOCK = threading.Lock()
+
+
+class WarmProcess:
+    """A forked process, with what tests use of subprocess.Popen."""
+
+    def __init__(self, args: Sequence[str], pid: int, status: int) -> None:
+        self.args, self.pid, self.returncode = list(args), pid, None
+        self._status = status
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except OSError:  # it has ended already, or an old kernel
+            self._pidfd = None
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. If the server was killed before it could tell the status, the process counts as killed, too."""
+        with contextlib.ExitStack() as stack:
+            if self.returncode is None:
+                self._await(self._status, timeout)
+                told = os.read(self._status, 4)
+                if not told and self._pidfd is not None:
+                    self._await(self._pidfd, timeout)
+                self.returncode = struct.unpack("i", told)[0] if told else -signal.SIGKILL
+                for each in filter(None, (self._status, self._pidfd)):
+                    stack.callback(os.close, each)
+        return self.returncode
+
+    def _await(self, descriptor: int, timeout: float | None) -> None:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(None if timeout is None else timeout * 1000):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Server:
+    """The client's side: one server, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), "x" * ROOM],
+                env={**_ENVIRON, "AUTORL_WARM_ROOM": "x" * ROOM},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, args: Sequence[str], env: Mapping[str, str], cwd: Path, log: Any) -> WarmProcess:
+        read, write = os.pipe()
+        try:
+            request = json.dumps({"args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
+            rights = array.array("i", [log.fileno(), write])
+            self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            answer = self.ours.recv(64)
+            if not answer:
+                raise ConnectionResetError("the server of warm processes has ended")
+            return WarmProcess([sys.executable, *args], int(answer), read)
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+
+
+def may_fork(args: Sequence[str], env: Mapping[str, str], code: Path | None) -> bool:
+    """Tell whether a fork would be as a cold start: nothing that is read at import differs, no stand-in comes first."""
+    named = {name for name in {*env, *_ENVIRON} if name.startswith(AT_IMPORT) and name != "PYTHONPATH"}
+    same = all(env.get(name) == _ENVIRON.get(name) for name in named - {"PYTHONDONTWRITEBYTECODE"})
+    here = None if code is None else str(code)
+    return same and args[:2] == ("-m", "autorl_hpc") and env.get("PYTHONPATH") in (_ENVIRON.get("PYTHONPATH"), here)
+
+
+def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, log: Any) -> WarmProcess:
+    """Fork `python ARGS`, which must begin with `-m autorl_hpc`; its output goes to the open file `log`."""
+    global _SERVER  # noqa: PLW0603 - one for each worker of pytest
+    with _LOCK:
+        for last in (False, True):
+            if _SERVER is None or _SERVER.process.poll() is not None:
+                _SERVER = Server()
+            try:
+                return _SERVER.fork(args, env, cwd, log)
+            except OSError:  # it was killed, as agents of tests do
+                _SERVER.process.kill()
+                _SERVER.process.wait()
+                if last:
+                    raise
+    raise AssertionError("unreachable")
+
+
+def serve(ours: socket.socket) -> list[str]:
+    """Fork a child for each request until the client ends; return in the child, with its arguments."""
+    for name in HEAVY:
+        importlib.import_module(name)
+    assert not any(name.partition(".")[0] == "autorl_hpc" for name in sys.modules)
+    gc.collect()
+    gc.freeze()
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    tell: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([ours, woken], [], [])
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+            reap(tell)
+        if ours not in ready:
+            continue
+        request, passed, _, _ = socket.recv_fds(ours, 4 * ROOM, 2)
+        if not request:
+            os._exit(0)
+        told = json.loads(request)
+        log, status = passed
+        pid = os.fork()
+        if pid == 0:
+            become(told, log, ours)
+            return list(told["args"])
+        tell[pid] = status
+        os.close(log)
+
+
+def reap(tell: dict[int, int]) -> None:
+    """Tell the clients which children have ended, and how."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = tell.pop(ended[0])
+            with contextlib.suppress(OSError):
+                os.write(status, struct.pack("i", os.waitstatus_to_exitcode(ended[1])))
+            os.close(status)
+
+
+def become(told: Mapping[str, Any], log: int, ours: socket.socket) -> None:
+    """Turn this fork into the process that was asked for."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(told["cwd"])
+    os.environ.clear()
+    show([sys.executable, *told["args"]], told["env"])
+    os.environ.update(told["env"])
+    ours.send(str(os.getpid()).encode())  # not before /proc shows what it is
+    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    sys.orig_argv[:] = [sys.executable, *told["args"]]
+    sys.dont_write_bytecode = bool(told["env"].get("PYTHONDONTWRITEBYTECODE"))
+    before = told["env"].get("PYTHONPATH", "")
+    sys.path[:] = [told["cwd"], *filter(None, before.split(os.pathsep)), *sys.path[1:]]
+    sys.path_importer_cache.clear()
+    random.seed()
+    sys.modules["numpy"].random.seed()
+
+
+def show(args: Sequence[str], env: Mapping[str, str]) -> None:
+    """Write the command line and the environment where /proc reads them."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    args_at, args_end, env_at, env_end = map(int, fields[45:49])
+    for start, end, words in (
+        (args_at, args_end, args),
+        (env_at, env_end, [f"{name}={value}" for name, value in env.items()]),
+    ):
+        text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[:] = ["-m", *arguments[2:]]
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
