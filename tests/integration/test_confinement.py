@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import shutil
 import socket
 import subprocess
@@ -277,6 +278,25 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
 
         # bwrap ends before its first process inside, with which the kernel then ends all that is there.
         wait_for(is_gone, "the end of what was left inside")
+
+
+@pytest.mark.parametrize("name", [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES])
+def test_the_terminal_that_the_suite_was_started_from_is_out_of_reach(name: SandboxLevel, plan: Plan) -> None:
+    """Through it an agent could type commands into the shell of its user."""
+    found = usable(name, plan)
+    tries = found.argv(plan, ("bash", "-c", ": </dev/tty"))
+    command = ["bash", "-c", ': </dev/tty && exec "$@"', "bash", *tries]
+    pid, terminal = pty.fork()
+    if pid == 0:  # its terminal is the one that pty made
+        os.chdir(plan.workspace)
+        os.execvpe(command[0], command, environment(plan))
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(terminal, 4096):
+            said += part
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert code == 1 and b"/dev/tty" in said.splitlines()[-1], said
 
 
 @pytest.mark.parametrize("name", CONFINING)
