@@ -407,6 +407,15 @@ def test_the_first_part_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
     assert later.at(7.0) == [] and later.limits.over is EndedBy.TOKENS
 
 
+def test_a_part_that_is_used_up_in_the_grace_changes_nothing(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, tokens=1000, cost_usd=1.2)
+    hand.tokens = 1100
+    hand.at(2)
+    hand.tokens = 1300
+    assert hand.at(3) == [("cost_usd", 100)]
+    assert hand.limits.out_of is EndedBy.TOKENS and hand.limits.grace_left_s == pytest.approx(3.0)
+
+
 def test_what_the_gateway_calls_used_up_is_used_up(tmp_path: Path) -> None:
     hand = Hand(tmp_path, cost_usd=0.5)
     hand.tokens, hand.exhausted = 480, "cost"
