@@ -139,6 +139,17 @@ def test_carving_leaves_the_other_children(tmp_path: Path) -> None:
     assert carved([f"{secret}/deep"], [secret]) == [f"{secret}/deep"], "named on purpose"
 
 
+def test_a_link_to_what_holds_something_hidden_is_left_out(tmp_path: Path) -> None:
+    """As Debian's /usr/bin/X11, which is /usr/bin."""
+    for name in ("hidden", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "up").symlink_to(tmp_path)
+    (tmp_path / "in").symlink_to(tmp_path / "hidden")
+    (tmp_path / "harmless").symlink_to(tmp_path / "other")
+    found = carved([str(tmp_path)], [str(tmp_path / "hidden")])
+    assert found == [str(tmp_path / "harmless"), str(tmp_path / "other")]
+
+
 def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp_path: Path) -> None:
     shown = Plan(**{**plan.__dict__, "readable": (str(tmp_path),)})
     steps = mounts.steps(shown)
@@ -260,6 +271,22 @@ def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Pat
         words, change = "can be listed", {"readable": (*plan.readable, f"{plan.hidden[0]}/")}
     broken = Plan(**{**plan.__dict__, **change})
     assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures)
+
+
+@pytest.mark.parametrize("name", CONFINING)
+def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
+    """As Slurm's commands: an agent that can submit jobs is out of its sandbox."""
+    for program in ("sbatch", "harmless"):
+        path = tmp_path / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\necho it ran\n")
+        path.chmod(0o755)
+    folder = str(tmp_path / "bin")
+    masked = Plan(**{**plan.__dict__, "readable": (*plan.readable, folder), "masked": (f"{folder}/sbatch",)})
+    found = usable(name, masked)
+    assert inside(found, masked, f"{folder}/harmless").stdout == "it ran\n"
+    done = inside(found, masked, f"{folder}/sbatch")
+    assert done.returncode != 0 and done.stdout == ""
 
 
 @pytest.mark.parametrize("name", CONFINING)
