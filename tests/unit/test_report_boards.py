@@ -180,6 +180,14 @@ def test_no_interval_over_tasks_where_a_task_shows_no_spread(make: Make) -> None
     assert overall is not None and overall.mean == 1.0 and (overall.low, overall.high) == (None, None)
 
 
+def test_a_gain_that_is_not_counted_enters_no_mean_over_tasks(make: Make) -> None:
+    """A run that the cluster cut short shows its gain all the same."""
+    runs = [make(gain, task=task) for task in ("a", "b") for gain in (1.0, 2.0, 3.0)]
+    cut_short = make(90.0, task="a", counted=False, excluded="infrastructure")
+    overall = only(report([*runs, cut_short])).rows[0].overall
+    assert overall is not None and overall.mean == 2.0
+
+
 def test_a_task_with_two_splits_is_not_counted_twice(make: Make) -> None:
     other = {"split_hashes": {"report": sha("other")}}
     runs = [make(g, task=task) for task in ("a", "b", "c") for g in (1.0, 2.0, 3.0)]
