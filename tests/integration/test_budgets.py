@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import Desk
 from driver_server import DriverServer, Turn
 from helpers import PATIENCE_S, VARIANTS, Cluster, alive, command_of, wait_for
 
@@ -27,6 +28,7 @@ from autorl_hpc.supervise.budget import BudgetClock, Used, read_clock
 from autorl_hpc.supervise.environment import driver_environment
 from autorl_hpc.supervise.gpus import gpus_of_job
 from autorl_hpc.supervise.limits import Limits
+from autorl_hpc.supervise.sealing import Seals
 
 KEY = "the-real-key-of-the-driver"
 TOKENS = 100
@@ -405,6 +407,15 @@ def test_the_first_part_that_is_used_up_ends_the_run(tmp_path: Path) -> None:
     assert later.at(7.0) == [] and later.limits.over is EndedBy.TOKENS
 
 
+def test_a_part_that_is_used_up_in_the_grace_changes_nothing(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, tokens=1000, cost_usd=1.2)
+    hand.tokens = 1100
+    hand.at(2)
+    hand.tokens = 1300
+    assert hand.at(3) == [("cost_usd", 100)]
+    assert hand.limits.out_of is EndedBy.TOKENS and hand.limits.grace_left_s == pytest.approx(3.0)
+
+
 def test_what_the_gateway_calls_used_up_is_used_up(tmp_path: Path) -> None:
     hand = Hand(tmp_path, cost_usd=0.5)
     hand.tokens, hand.exhausted = 480, "cost"
@@ -422,6 +433,25 @@ def test_gpu_seconds_are_those_of_the_job(tmp_path: Path) -> None:
     assert (hand.clock.elapsed_s, hand.clock.gpu_s) == (30.0, 40.0)
     after = BudgetClock.after(Used(30.0, 10.0, 0.0, 40.0), tmp_path / "c", hand.clock.budget, 2, gpus=1)
     assert (after.gpu_s, after.given_back_s) == (40.0, 10.0)
+
+
+def test_a_suspension_uses_up_no_gpu_hours(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, gpu_hours=1.0)
+    hand.now_s = 10.0
+    assert hand.clock.gpu_s == 20.0
+    hand.now_s = 3610.0  # a stopped job
+    assert (hand.clock.elapsed_s, hand.clock.gpu_s) == (10.0, 20.0)
+
+
+def test_a_lost_attempt_is_charged_what_its_agent_ran(tmp_path: Path) -> None:
+    """Everything was killed 12 s after the clock's last write; the keeper had noted how long the agent ran."""
+    desk = Desk(tmp_path, gpu_hours=1.0)
+    seals = Seals(desk.experiment, desk.record, desk.intake.chain)
+    clock = BudgetClock.after(Used(30.0, gpu_s=60.0), desk.run.clock, desk.record.science.budget, 1, gpus=2)
+    clock.persist()
+    seals.elapsed_file(1).write_text('{"elapsed_s": 42.0}')
+    used = seals.used_so_far(desk.intake.chain.look())
+    assert (used.elapsed_s, used.gpu_s) == (42.0, 84.0)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import shutil
 import socket
 import subprocess
@@ -139,6 +140,17 @@ def test_carving_leaves_the_other_children(tmp_path: Path) -> None:
     assert carved([f"{secret}/deep"], [secret]) == [f"{secret}/deep"], "named on purpose"
 
 
+def test_a_link_to_what_holds_something_hidden_is_left_out(tmp_path: Path) -> None:
+    """As Debian's /usr/bin/X11, which is /usr/bin."""
+    for name in ("hidden", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "up").symlink_to(tmp_path)
+    (tmp_path / "in").symlink_to(tmp_path / "hidden")
+    (tmp_path / "harmless").symlink_to(tmp_path / "other")
+    found = carved([str(tmp_path)], [str(tmp_path / "hidden")])
+    assert found == [str(tmp_path / "harmless"), str(tmp_path / "other")]
+
+
 def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp_path: Path) -> None:
     shown = Plan(**{**plan.__dict__, "readable": (str(tmp_path),)})
     steps = mounts.steps(shown)
@@ -263,6 +275,22 @@ def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", CONFINING)
+def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
+    """As Slurm's commands: an agent that can submit jobs is out of its sandbox."""
+    for program in ("sbatch", "harmless"):
+        path = tmp_path / "bin" / program
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\necho it ran\n")
+        path.chmod(0o755)
+    folder = str(tmp_path / "bin")
+    masked = Plan(**{**plan.__dict__, "readable": (*plan.readable, folder), "masked": (f"{folder}/sbatch",)})
+    found = usable(name, masked)
+    assert inside(found, masked, f"{folder}/harmless").stdout == "it ran\n"
+    done = inside(found, masked, f"{folder}/sbatch")
+    assert done.returncode != 0 and done.stdout == ""
+
+
+@pytest.mark.parametrize("name", CONFINING)
 def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) -> None:
     found = usable(name, plan)
     assert inside(found, plan, "bash", "-c", "exit 7").returncode == 7
@@ -278,6 +306,25 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
 
         # bwrap ends before its first process inside, with which the kernel then ends all that is there.
         wait_for(is_gone, "the end of what was left inside")
+
+
+@pytest.mark.parametrize("name", [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES])
+def test_the_terminal_that_the_suite_was_started_from_is_out_of_reach(name: SandboxLevel, plan: Plan) -> None:
+    """Through it an agent could type commands into the shell of its user."""
+    found = usable(name, plan)
+    tries = found.argv(plan, ("bash", "-c", ": </dev/tty"))
+    command = ["bash", "-c", ': </dev/tty && exec "$@"', "bash", *tries]
+    pid, terminal = pty.fork()
+    if pid == 0:  # its terminal is the one that pty made
+        os.chdir(plan.workspace)
+        os.execvpe(command[0], command, environment(plan))
+    said = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(terminal, 4096):
+            said += part
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    assert code == 1 and b"/dev/tty" in said.splitlines()[-1], said
 
 
 @pytest.mark.parametrize("name", CONFINING)

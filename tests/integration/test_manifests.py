@@ -403,13 +403,14 @@ def test_recovering_queues_nothing_that_has_a_score(desk: Desk) -> None:
     assert (desk.answer("m1")["status"], desk.answer("m1")["score"]) == ("scored", 50.0)
 
 
-def test_a_score_that_the_infrastructure_owes_does_not_answer_for_the_same_content(desk: Desk) -> None:
+@pytest.mark.parametrize("fault", [Fault.CLUSTER, Fault.GRADER])
+def test_a_score_that_the_infrastructure_owes_does_not_answer_for_the_same_content(desk: Desk, fault: Fault) -> None:
     answer = desk.submit("m1", "output/v1")
     evaluation = Evaluation(
         split=Split.FEEDBACK,
         content_hash=answer["content_hash"],
         score=None,
-        fault=Fault.CLUSTER,
+        fault=fault,
         reason="gone",
         recipe_hash=desk.record.recipe_hash,
     )

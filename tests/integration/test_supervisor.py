@@ -428,6 +428,16 @@ def test_a_wait_passes_once_however_many_wait() -> None:
     assert given == [0.0, 0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0]
 
 
+def test_a_later_submission_takes_no_waiting_away() -> None:
+    now = [0.0]
+    waits = Waits(60.0, now=lambda: now[0])
+    given = []
+    for second, pending in [(0, {"a"}), (30, {"a"}), (60, {"a"}), (70, {"a"}), (80, {"a", "b"})]:
+        now[0] = float(second)
+        given.append(waits.look(pending, set()))
+    assert given == [0.0, 0.0, 0.0, 10.0, 10.0]
+
+
 STOPPED_S, SUSPENSION_S = 25.0, 15.0
 
 

@@ -159,6 +159,25 @@ def test_dropping_removes_every_generation_and_nothing_else(world: World) -> Non
     assert world.take(a) == 1
 
 
+def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: World) -> None:
+    """An older one left alone would look like the claim of a grader that may be dead: the entry would be taken over."""
+    a = world.grader("a")
+    assert [world.take(a) for _ in range(3)] == [1, 2, 3]
+    held: list[int | None] = []
+    watching = True
+
+    def before_removal(event: str, _: object) -> None:
+        if watching and event == "os.remove":
+            held.append(claimed_entries(world.claims).get(ENTRY))
+
+    sys.addaudithook(before_removal)
+    try:
+        a.drop(ENTRY)
+    finally:
+        watching = False
+    assert held == [3, 3, 3]
+
+
 def test_a_claim_dropped_after_the_listing_is_left_alone(world: World) -> None:
     """The holder finished between another one's listing and its look: the work is done, not free."""
     a, b = world.grader("a"), world.grader("b")

@@ -82,6 +82,18 @@ def test_clustered_bootstrap_agrees_with_scipy() -> None:
     assert ours.high - ours.low > independent.high - independent.low
 
 
+def test_the_interval_of_skewed_values_leans_to_their_tail() -> None:
+    """As scipy's: with the acceleration's sign turned both ends lie lower, the upper one by 0.04."""
+    scipy_stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(1).exponential(0.1, 20)
+    ours = bca_of_mean(values.tolist(), [1] * 20)
+    level = 1 - 2 * resampling.expanded_tail(20)
+    theirs = scipy_stats.bootstrap(
+        (values,), np.mean, method="BCa", n_resamples=40_000, confidence_level=level, rng=1
+    ).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.003)
+
+
 def test_expanded_tail_by_hand() -> None:
     norm = pytest.importorskip("scipy.stats").norm
     t = pytest.importorskip("scipy.stats").t

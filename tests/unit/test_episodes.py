@@ -13,6 +13,8 @@ import pytest
 from counting_environment import count, goal, marks_the_last, outcomes, play, stuck
 from players import Player
 
+from autorl_hpc.rollouts.environment import Transcript, Turn
+from autorl_hpc.rollouts.episode import Live
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
 from autorl_hpc.rollouts.worker import MAX_OBSERVATION_CHARS
@@ -40,6 +42,16 @@ def test_episodes_come_back_in_the_goals_order_with_the_same_outcome_each_time(s
     for workers, in_flight, gather_s in [(1, 256, 0.0), (2, 3, 0.001), (3, 1, 1.0)]:
         again = play(source, goals, workers=workers, in_flight=in_flight, gather_s=gather_s)
         assert outcomes(again) == outcomes(episodes)
+
+
+def test_the_hash_of_an_episode_stands_for_every_word_of_it() -> None:
+    def digest(first: str, action: str, observation: str) -> str:
+        live = Live(0, 0)
+        live.transcript = Transcript({"id": "g"}, first, [Turn(action, observation)])
+        return live.over({"id": "g"}, 1.0, None).transcript_sha256
+
+    told = [("f", "a", "o"), ("F", "a", "o"), ("f", "A", "o"), ("f", "a", "O")]
+    assert len({digest(*one) for one in told}) == 4 and digest(*told[0]) == digest(*told[0])
 
 
 def test_a_finished_episode_makes_room_for_the_next_goal(source: Source) -> None:

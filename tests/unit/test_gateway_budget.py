@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from draws import OFTEN
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autorl_hpc.gateway.books import Books
 from autorl_hpc.gateway.budget import Budget, Totals
 from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.settings import Prices, RunLimits
+from autorl_hpc.gateway.settings import Prices, RunLimits, Settings, Upstream
 from autorl_hpc.gateway.usage import Usage
+from autorl_hpc.records.ledger import DriverUse
 
 
 def used(given_tokens: int, out: int) -> Usage:
@@ -28,6 +32,28 @@ def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
     with pytest.raises(Refusal) as caught:
         budget.enter(99, 1, 1)
     assert (caught.value.status, caught.value.code) == (403, "budget_exhausted")
+
+
+def test_input_and_output_are_counted() -> None:
+    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget.enter(1, 50, 100)
+    budget.leave(1, used(60, 30), False)
+    budget.enter(2, 50, 100)
+    budget.leave(2, used(40, 10), False)
+    totals = budget.totals
+    assert (totals.tokens_in, totals.tokens_out, totals.tokens, totals.calls) == (100, 40, 140, 2)
+
+
+def test_what_the_log_could_not_take_is_used_all_the_same(tmp_path: Path) -> None:
+    """An earlier gateway told the supervisor, and its lines were lost with a full disk."""
+    told = DriverUse(tokens_in=700, tokens_out=300, calls=5)
+    settings = Settings(
+        token="0123456789abcdef", upstream=Upstream(url="http://h/v1"), model="m", log=tmp_path / "driver.jsonl",
+        limits=RunLimits(tokens=1000), used=told,
+    )  # fmt: skip
+    books = Books(settings)
+    books.end()
+    assert books.budget.totals.tokens == 1000 and books.budget.exhausted == "tokens"
 
 
 def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:

@@ -111,6 +111,26 @@ def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:
     assert claimed_entries(desk.experiment.claims) == {}
 
 
+def test_a_run_is_sealed_after_two_looks_and_while_its_clock_stands_still(desk: Desk) -> None:
+    """The scheduler may be wrong for a moment, or have lost a job whose supervisor goes on."""
+    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
+    for counter in range(5):
+        desk.intake.clock.persist()
+        assert watcher.step() and sealed_by(desk) is None, counter
+    assert watcher.step() and sealed_by(desk) is EndedBy.CANCELLED
+
+
+def test_one_look_seals_nothing(desk: Desk) -> None:
+    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
+    assert watcher.step() and sealed_by(desk) is None
+
+
+def test_a_job_that_was_just_submitted_is_not_lost(desk: Desk, clients: Clients) -> None:
+    clients.says("squeue", "")
+    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
+    assert all(watcher.step() for _ in range(4)) and sealed_by(desk) is None
+
+
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """What a job's first process does with signals is not for the process of the tests."""

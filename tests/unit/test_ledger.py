@@ -19,8 +19,8 @@ from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.files.view import RunView
 from autorl_hpc.records.base import NewerVersion
 from autorl_hpc.records.canonical import canonical_json
-from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Submission
-from autorl_hpc.states import EntryKind, Fault
+from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Evaluation, Score, Submission
+from autorl_hpc.states import EntryKind, Fault, Split
 from autorl_hpc.supervise.chain import Chain, Superseded
 
 
@@ -328,3 +328,21 @@ def test_submissions_after_the_seal_don_t_count(run: RunDir) -> None:
         chain.write(EntryKind.SUBMISSION, refused(1))
     Ledger(run).append(EntryKind.SUBMISSION, refused(1), role="supervisor")  # by other means
     assert not RunView.of(Ledger(run).read()).submissions
+
+
+def test_what_stands_once_is_what_came_first(run: RunDir) -> None:
+    """A second score, by whatever means it came to be, changes nothing; of equal scores the earliest submission is the best."""
+    ledger = Ledger(run)
+    for number in (1, 2):
+        accepted = refused(number).model_copy(update={"status": "accepted", "content_hash": str(number) * 64})
+        ledger.append(EntryKind.SUBMISSION, accepted, role="supervisor")
+    for number, points in ((1, 50.0), (2, 50.0), (1, 99.0)):
+        evaluation = Evaluation(
+            split=Split.FEEDBACK, content_hash=str(number) * 64, score=points, n=2, correct=1, recipe_hash="0" * 64
+        )
+        score = Score(submission_id=number, evaluation=evaluation, grader="g", generation=1)
+        ledger.append(EntryKind.SCORE, score, role="grader")
+    view = RunView.of(ledger.read())
+    assert view.scores[1].evaluation.score == 50.0
+    best = view.best()
+    assert best is not None and best.submission_id == 1

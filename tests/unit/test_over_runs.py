@@ -213,6 +213,23 @@ def test_stratified_interval_has_the_width_of_satterthwaites() -> None:
     assert (found.low, found.high) == pytest.approx((found.difference - half, found.difference + half), abs=0.12)
 
 
+def test_satterthwaites_degrees_follow_the_tasks_weights() -> None:
+    """Two modes of one task weigh a quarter each, the other task a half: its few runs decide how wide the tails are."""
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(3)
+    sizes = {"x one": 30, "x two": 30, "y": 4}
+    a = {part: rng.normal(2, 3, n).tolist() for part, n in sizes.items()}
+    b = {part: rng.normal(0, 3, n).tolist() for part, n in sizes.items()}
+    found = st.over_tasks(a, b, {"x one": "x", "x two": "x", "y": "y"})
+    assert found is not None and found.low is not None and found.high is not None
+    weights = {"x one": 1 / 4, "x two": 1 / 4, "y": 1 / 2}
+    parts = [(weights[p] ** 2 * np.var(side[p], ddof=1) / len(side[p]), len(side[p]) - 1) for p in a for side in (a, b)]
+    variance = sum(v for v, _ in parts)
+    degrees = math.floor(variance**2 / sum(v * v / df for v, df in parts))
+    half = scipy_stats.t.ppf(0.975, degrees) * math.sqrt(variance)
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.015)
+
+
 def test_too_few_runs_have_no_interval_over_tasks() -> None:
     assert st.over_tasks({"x": [1.0]}, {"x": [1.0, 2.0]}) is None and st.over_tasks({}, {}) is None
     found = st.over_tasks({"x": [1.0, 2.0]}, {"x": [3.0, 4.0]})

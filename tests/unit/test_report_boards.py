@@ -152,6 +152,16 @@ def test_ranks_are_shared_where_intervals_overlap(make: Make) -> None:
     assert cells["two"] is not None and cells["two"].unranked == "2 counted runs, 3 are needed"
 
 
+def test_means_beyond_the_other_interval_are_not_told_apart(make: Make) -> None:
+    """18.5 to 23.5 against 13.5 to 21.1: each mean lies outside of the other interval, and both intervals overlap."""
+    gains = {"high": (20.0, 21.0, 22.0), "low": (16.0, 17.0, 19.0)}
+    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
+    cells = [cell for agent in gains if (cell := row(board, agent).cells[0]) is not None]
+    assert [(cell.rank, cell.last_rank) for cell in cells] == [(1, 2), (1, 2)]
+    assert cells[0].improvement.low is not None and cells[1].improvement.mean is not None
+    assert cells[1].improvement.mean < cells[0].improvement.low < (cells[1].improvement.high or 0.0)
+
+
 def test_runs_without_spread_have_no_interval_and_are_not_told_apart(make: Make) -> None:
     gains = {"same": (27.0,) * 3, "nothing": (0.0,) * 3, "varied": (40.0, 41.0, 42.0), "low": (1.0, 2.0, 3.0)}
     board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
@@ -168,6 +178,14 @@ def test_no_interval_over_tasks_where_a_task_shows_no_spread(make: Make) -> None
     gains = {"a": (0.0, 0.0, 0.0), "b": (1.0, 2.0, 3.0)}
     overall = only(report([make(g, task=task) for task, values in gains.items() for g in values])).rows[0].overall
     assert overall is not None and overall.mean == 1.0 and (overall.low, overall.high) == (None, None)
+
+
+def test_a_gain_that_is_not_counted_enters_no_mean_over_tasks(make: Make) -> None:
+    """A run that the cluster cut short shows its gain all the same."""
+    runs = [make(gain, task=task) for task in ("a", "b") for gain in (1.0, 2.0, 3.0)]
+    cut_short = make(90.0, task="a", counted=False, excluded="infrastructure")
+    overall = only(report([*runs, cut_short])).rows[0].overall
+    assert overall is not None and overall.mean == 2.0
 
 
 def test_a_task_with_two_splits_is_not_counted_twice(make: Make) -> None:

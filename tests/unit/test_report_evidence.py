@@ -189,6 +189,17 @@ def test_luck_stands_right_beside_the_best_feedback(tree: Tree) -> None:
     assert live.collect([tree.path])[0]["runs"][0]["luck"] == run.noise.expected_maximum
 
 
+def test_luck_grows_with_the_number_of_scored_checkpoints(tree: Tree) -> None:
+    """Expected maxima of one, two and five standard normal values: 0, 0.564 and 1.163."""
+    for seed, (queries, expected) in enumerate(((1, 0.0), (2, 0.5642), (5, 1.1630))):
+        run = tree.run(seed=seed).start()
+        for number in range(queries):
+            run.submit(float(number), outcomes(40, range(20)))
+        noise = summary(run).noise
+        assert noise is not None and noise.queries == queries
+        assert noise.expected_maximum == pytest.approx(expected * noise.standard_error, rel=1e-3)
+
+
 def test_contamination_is_shown_and_not_punished(tree: Tree) -> None:
     run = tree.run().start()
     for number in (1, 2):

@@ -11,6 +11,7 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import api
 from autorl_hpc.report.summary import MergedReport
 from autorl_hpc.states import EndedBy, Fault
@@ -87,6 +88,17 @@ def test_unlike_runs_are_never_pooled(runs: Path) -> None:
     assert all(cell.counted == 1 for group in merged.groups for cell in group.cells)
 
 
+def test_runs_of_other_budgets_are_never_pooled(runs: Path) -> None:
+    tree = Tree(runs / "exp")
+    for number, more in enumerate(
+        ({}, {"max_submissions": 2}, {"gpu_hours": 1.0}, {"tokens": 1000}, {"memory_gib": 8.0})
+    ):
+        tree.finished(seed=number, solved=30, budget=Budget(wall_clock_s=1200, **more))
+    merged = api.build([runs])
+    assert len(merged.groups) == 5
+    assert all(cell.counted == 1 for group in merged.groups for cell in group.cells)
+
+
 def test_damaged_run_leaves_the_others(runs: Path) -> None:
     tree = Tree(runs / "exp")
     bad = tree.finished(seed=0, solved=90)
@@ -160,6 +172,22 @@ def test_a_copy_counts_once(runs: Path) -> None:
     (one,) = merged.runs
     assert one.counted and len(merged.left_out) == 1
     assert merged.left_out[0].what.startswith("older/") and "counted once" in merged.left_out[0].why
+
+
+def test_of_two_copies_the_whole_one_counts(runs: Path) -> None:
+    """The damaged one holds more entries."""
+    tree = Tree(runs / "exp")
+    run = tree.run().start()
+    run.submit(5.0, outcomes(40, range(15)))
+    shutil.copytree(runs / "exp", runs / "whole")
+    run.submit(6.0, outcomes(40, range(16)))
+    last = sorted(run.dir.ledger.iterdir())[-1]
+    last.chmod(0o644)
+    last.write_bytes(b"{}")
+    merged = api.build([runs])
+    (one,) = merged.runs
+    assert one.damage is None and len(one.trajectory) == 1
+    assert [left.what.split("/")[0] for left in merged.left_out] == ["exp"]
 
 
 def test_the_same_run_made_twice_is_said(runs: Path) -> None:

@@ -44,6 +44,12 @@ def test_permutation_exact() -> None:
         st.permutation_p([], [1])
 
 
+def test_a_sampled_p_value_is_never_0() -> None:
+    """No drawn regrouping is as far apart as two sides that do not overlap; the one that was seen counts all the same."""
+    low, high = [float(i) for i in range(12)], [1000.0 + i for i in range(12)]
+    assert st.permutation_p(low, high) == pytest.approx(st.least_permutation_p(12, 12)) == pytest.approx(1 / 10_001)
+
+
 def test_probability_of_improvement_and_holm() -> None:
     assert st.probability_of_improvement([2, 3], [1, 2]) == pytest.approx(3.5 / 4)
     assert st.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])

@@ -77,6 +77,8 @@ def test_the_table_has_no_word_of_its_own_making() -> None:
         ("NODE_FAIL+", ENDED),
         ("RUNNING,COMPLETING", RUNNING),
         ("PENDING,REQUEUED", WAITING),
+        ("NODE_FAIL,REQUEUED", WAITING),  # Slurm starts it again: it is not over
+        ("COMPLETED,REQUEUED", WAITING),
         (" RUNNING ", RUNNING),
     ],
 )
