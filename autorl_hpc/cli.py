@@ -2,17 +2,301 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from autorl_hpc import __version__, cli_evidence
-from autorl_hpc.cli_jobs import JsonOption, job_app, print_json
+from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
-from autorl_hpc.stage import options
+
+# What queued jobs run: `autorl-hpc job ...`. Not for people; each command is restartable at any moment.
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
+
+
+def print_json(value: Any) -> None:
+    """For programs."""
+    print(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+
+def _print_head(run: RunDir) -> None:
+    """Into the job's log: whoever keeps that elsewhere can tell later whether the chain is still the same."""
+    from autorl_hpc.errors import AutorlError
+    from autorl_hpc.files.ledger import in_words, run_head
+
+    try:
+        print(in_words(run_head(run)), flush=True)
+    except (AutorlError, OSError) as error:
+        print(f"head of {run.run_id}: unknown: {error}", flush=True)
+
+
+def _report(experiment: ExperimentDir) -> None:
+    """What the report job does when its experiment is over: the report, and where the chains stand then."""
+    from autorl_hpc.report import report
+
+    try:
+        report.bring_up_to_date([experiment.path])
+    finally:  # whatever befalls a page or a picture, where the chains stand is said
+        print("\n".join(report.keep_heads(experiment)), flush=True)
+
+
+def _drop_keys(experiment: ExperimentDir) -> None:
+    """No key outlives its experiment."""
+    from autorl_hpc.launch.drivers import drop_keys
+
+    drop_keys(experiment)
+
+
+Pids = Annotated[list[int] | None, typer.Option()]
+
+
+@job_app.command("agent")
+def _job_agent(experiment: Path, run_id: str) -> None:
+    from autorl_hpc.supervise.supervisor import run_agent_job
+
+    code = run_agent_job(ExperimentDir(experiment), run_id)
+    _print_head(ExperimentDir(experiment).run(run_id))
+    raise typer.Exit(code)
+
+
+@job_app.command("grader")
+def _job_grader(experiment: Path) -> None:
+    from autorl_hpc.grading.daemon import run_grader
+
+    raise typer.Exit(run_grader(ExperimentDir(experiment)))
+
+
+@job_app.command("driver")
+def _job_driver(experiment: Path, name: str) -> None:
+    from autorl_hpc.drivers.serve import run_driver
+
+    raise typer.Exit(run_driver(ExperimentDir(experiment), name))
+
+
+@job_app.command("drive")
+def _job_drive(name: str, experiment: Path, while_alive: Pids = None) -> None:
+    from autorl_hpc.launch.local import keep_driver
+
+    raise typer.Exit(keep_driver(ExperimentDir(experiment), name, while_alive or []))
+
+
+@job_app.command("array")
+def _job_array(experiment: Path) -> None:
+    from autorl_hpc.launch.local import run_array
+
+    raise typer.Exit(run_array(ExperimentDir(experiment)))
+
+
+@job_app.command("chain")
+def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
+    from autorl_hpc.launch.local import run_chain
+
+    raise typer.Exit(run_chain(ExperimentDir(experiment), while_alive or []))
+
+
+@job_app.command("report")
+def _job_report(experiment: Path, after: Pids = None) -> None:
+    from autorl_hpc.launch.local import wait_for_end
+
+    wait_for_end(ExperimentDir(experiment), after or [])
+    _drop_keys(ExperimentDir(experiment))
+    _report(ExperimentDir(experiment))
+
+
+@job_app.command("task")
+def _job_task(experiment: Path, number: int) -> None:
+    from autorl_hpc.launch.array_task import run_task
+
+    raise typer.Exit(run_task(ExperimentDir(experiment), number))
+
+
+@job_app.command("finish")
+def _job_finish(experiment: Path) -> None:
+    from autorl_hpc.grading.watcher import seal_what_is_lost
+
+    seal_what_is_lost(ExperimentDir(experiment))
+    _drop_keys(ExperimentDir(experiment))
+    _report(ExperimentDir(experiment))
+
+
+@job_app.command("seal")
+def _job_seal(experiment: Path) -> None:
+    from autorl_hpc.supervise.supervisor import seal_orphans
+
+    raise typer.Exit(Exit.FAILED if seal_orphans(ExperimentDir(experiment), sys.stdin.read()) else Exit.OK)
+
+
+@job_app.command("submit-slurm")
+def _job_submit_slurm(experiment: Path, as_json: JsonOption = False) -> None:
+    from autorl_hpc.files.frozen_records import read_experiment
+    from autorl_hpc.launch.sbatch import submit_here
+
+    place = ExperimentDir(experiment)
+    done = submit_here(place, read_experiment(place))
+    print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
+
+
+@job_app.command("submit-local")
+def _job_submit_local(experiment: Path) -> None:
+    from autorl_hpc.files.frozen_records import read_experiment
+    from autorl_hpc.launch.local import submit_here
+
+    submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))
+
+
+# The commands for those who must believe a number that somebody else measured: verify, anchor, export, rescore.
+
+PathsArgument = Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def verify(
+    paths: PathsArgument,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option("--expect", metavar="HEAD", help="A head that was kept elsewhere, of an experiment or a run."),
+    ] = None,
+    anchors: Annotated[Path | None, typer.Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The key that its anchors were signed with.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered or could not be
+    compared.
+
+    Example: autorl-hpc verify runs/ --expect 5f0c8e...
+    """
+    from autorl_hpc.evidence import anchors as known
+    from autorl_hpc.evidence.verify import as_lines, verify_paths
+
+    if (anchors is None) != (key is None):
+        raise AutorlError("--anchors and --key belong together", next_step="give both, or none")
+    signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
+    heads = tuple(known.normal_head(head) for head in expect or [])
+    results = verify_paths(paths, known.KnownHeads(heads, signed))
+    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
+    if any(not result.whole for result in results):
+        raise typer.Exit(Exit.FAILED)
+
+
+def anchor(
+    paths: PathsArgument,
+    key: Annotated[Path, typer.Option("--key", help="A file with the key alone, for its owner alone (chmod 600).")],
+    out: Annotated[Path, typer.Option("--out", help="The anchors file; lines are added to one that is there.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Sign where the ledgers stand (HMAC-SHA256), as a second user: `verify --anchors` tells later what changed since.
+
+    Example: autorl-hpc anchor /shared/runs --key ~/anchor.key --out ~/anchors.jsonl
+    """
+    from autorl_hpc.evidence import anchors as known
+
+    made = known.make_anchors(paths, known.read_key_file(key))
+    known.add_anchors(out, made)
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in made])
+        return
+    for one in made:
+        print(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}")
+    print(f"added to {out}")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a closed run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The bundle, .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pack a run's evidence and its selected weights into one file, without held-out text: `rescore` takes it.
+
+    Example: autorl-hpc export runs/gsm8k/gsm8k-sft-tiny-free-s0-1a2b3c4d
+    """
+    from autorl_hpc.evidence.export import export_run
+
+    done = export_run(run, out, _say)
+    print_json(done.as_dict()) if as_json else print(done.as_text())
+
+
+def rescore(
+    bundle: Annotated[Path, typer.Argument(help="A bundle that `autorl-hpc export` made, here or elsewhere.")],
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder with store/ and vault/: task and base model staged here.")
+    ] = None,
+    tasks: Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")] = None,
+    expect: Annotated[
+        str | None, typer.Option("--expect", metavar="HEAD", help="The run's head, as it was kept elsewhere.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="This site's profile: its `vllm` names the program of the engine vllm."),
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
+    ] = None,
+    judge_key: Annotated[Path | None, typer.Option("--judge-key", help="A file with its key alone.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score an exported run's weights again, here, and compare: exit code 1 if the evidence or the score doesn't hold.
+
+    Example: autorl-hpc rescore gsm8k-sft-tiny-free-s0-1a2b3c4d.tar.zst --root /data/autorl
+    """
+    from autorl_hpc.evidence.anchors import normal_head
+    from autorl_hpc.evidence.rescore import RescoreOptions, rescore_bundle
+    from autorl_hpc.files.layout import Root, default_root
+    from autorl_hpc.tasks.loader import put_first
+
+    put_first(tasks or [])
+    place = Root((root or default_root()).absolute())
+    asked = RescoreOptions(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
+    done = rescore_bundle(place, bundle, asked, _say)
+    print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
+    if not done.holds:
+        raise typer.Exit(Exit.FAILED)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    for command in (verify, anchor, export, rescore):
+        app.command()(command)
+
+
+# The options of `autorl-hpc stage`.
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME.",
+        show_default=False,
+    ),
+]
+Source = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Folder (of a task DIR/TASK, if there is one), wheel, image or bundle with the source files, instead of a download.",
+    ),
+]
+Bundle = Annotated[
+    Path | None,
+    typer.Option("--bundle", help="Pack what is named into this file (.tar.zst, .tar.gz, .tar), for --from elsewhere."),
+]
+Requirements = Annotated[Path | None, typer.Option("--requirements", help="What env:NAME is made of, as pip reads it.")]
+Again = Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")]
+KeepSources = Annotated[bool, typer.Option("--keep-sources", help="Keep what was downloaded, for another staging.")]
+
 
 app = typer.Typer(
     name="autorl-hpc",
@@ -47,10 +331,6 @@ def _root(given: Path | None) -> Root:
     return Root(place)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @app.callback(invoke_without_command=True)
 def _main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
@@ -76,12 +356,12 @@ def quickstart(
 
 @app.command()
 def stage(
-    names: options.Names = None,
-    source: options.Source = None,
-    bundle: options.Bundle = None,
-    requirements: options.Requirements = None,
-    again: options.Again = False,
-    keep_sources: options.KeepSources = False,
+    names: Names = None,
+    source: Source = None,
+    bundle: Bundle = None,
+    requirements: Requirements = None,
+    again: Again = False,
+    keep_sources: KeepSources = False,
     tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -90,21 +370,21 @@ def stage(
 
     Example: autorl-hpc stage gsm8k --from ~/grade-school-math/data
     """
-    from autorl_hpc.stage import api
+    from autorl_hpc.stage import stage
     from autorl_hpc.tasks.loader import put_first
 
     put_first(tasks or [])
     if not names and source is None:
         raise typer.BadParameter("Missing argument 'NAMES...'.")
-    place, ways = _root(root), api.Ways(source, requirements, bundle, again, keep_sources)
-    done = api.stage(place, names or [], ways, _say)
+    place, ways = _root(root), stage.Ways(source, requirements, bundle, again, keep_sources)
+    done = stage.stage(place, names or [], ways, _say)
     if as_json:
         print_json(done)
 
 
 def _job_file(given: Path) -> Path:
     """The file as given; where there is none, the one of that name that ships with the package."""
-    from autorl_hpc.files.share import share
+    from autorl_hpc.files.layout import share
 
     shipped = share("jobs") / given.name
     if given.exists() or given.parent not in (Path(), Path("jobs")) or not shipped.is_file():
@@ -139,21 +419,22 @@ def launch(
     Example: autorl-hpc launch jobs/gsm8k.yaml --cluster mycluster --dry-run
     """
     from autorl_hpc import agents as own_agents
-    from autorl_hpc.launch import dryrun, launcher, start
+    from autorl_hpc.launch import dry_run as dryrun
+    from autorl_hpc.launch import plan, start
     from autorl_hpc.tasks.loader import put_first
 
     place, job = _root(root), _job_file(job)
     put_first(tasks or [])
     own_agents.put_first(agents or [])
     if dry_run:
-        described = dryrun.describe(launcher.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
+        described = dryrun.describe(plan.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
         print_json(described) if as_json else print(dryrun.as_text(described))
         return
-    planned, record = launcher.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster, checked=not unchecked)
+    planned, record = plan.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster, checked=not unchecked)
     facts = start.start(planned, record, _say)
     print_json(facts) if as_json else print(start.as_text(facts))
     if follow:
-        from autorl_hpc.report.live import watch
+        from autorl_hpc.report.status import watch
 
         watch([planned.experiment.path])
 
@@ -168,13 +449,13 @@ def status(
 
     Example: autorl-hpc status runs/quickstart --watch
     """
-    from autorl_hpc.report import live
+    from autorl_hpc.report import status
 
     if watch and not as_json:
-        live.watch(paths)
+        status.watch(paths)
         return
-    facts = live.collect(paths)
-    print_json(facts) if as_json else live.show(facts)
+    facts = status.collect(paths)
+    print_json(facts) if as_json else status.show(facts)
 
 
 @app.command()
@@ -203,22 +484,22 @@ def report(
 
     Example: autorl-hpc report runs/ --compare claude-code codex
     """
-    from autorl_hpc.report import api, refresh
+    from autorl_hpc.report import report
 
-    options = refresh.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
+    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
     if watch:
-        from autorl_hpc.report.watching import watch_report
+        from autorl_hpc.report.report import watch_report
 
         watch_report(paths, out, options, every, _say)
         return
-    done = refresh.refresh(paths, out, options)
+    done = report.refresh(paths, out, options)
     if as_json:
         sys.stdout.write(done.json_text(compare is not None))
     else:
-        print(done.index) if quiet else api.show(done, compare)
+        print(done.index) if quiet else report.show(done, compare)
 
 
-cli_evidence.add_to(app)
+add_to(app)
 
 
 @app.command()
@@ -239,19 +520,19 @@ def doctor(
     Example: autorl-hpc doctor --cluster mine
     """
     from autorl_hpc import agents as own_agents
-    from autorl_hpc.doctor import api
+    from autorl_hpc.doctor import doctor
 
     own_agents.put_first(agents or [])
-    findings = api.diagnose(_root(root).path, cluster, jobs=not no_jobs, say=_say)
+    findings = doctor.diagnose(_root(root).path, cluster, jobs=not no_jobs, say=_say)
     if as_json:
-        print_json(api.as_json(findings))
+        print_json(doctor.as_json(findings))
     else:
         from rich.console import Console
 
-        from autorl_hpc.doctor.page import show
+        from autorl_hpc.doctor.doctor import show
 
         show(findings, Console())
-    raise typer.Exit(api.exit_code(findings))
+    raise typer.Exit(doctor.exit_code(findings))
 
 
 @app.command()
@@ -280,7 +561,7 @@ def attach(
 
     Example: autorl-hpc attach runs/try/gsm8k-shell-tiny-free-s0-1a2b3c4d
     """
-    from autorl_hpc.agents.attach import attach_to
+    from autorl_hpc.agents.definition import attach_to
 
     attach_to(RunDir(run.absolute()))
 
@@ -289,7 +570,7 @@ def _agent_side(tool: str, arguments: list[str]) -> None:
     import os
     import runpy
 
-    from autorl_hpc.files.share import share
+    from autorl_hpc.files.layout import share
 
     os.environ["AUTORL_TOOL"] = tool
     sys.argv = [tool, *arguments]

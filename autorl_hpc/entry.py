@@ -121,7 +121,7 @@ def _usage_error(error: Any) -> Any:
 
 
 def _print_json(error: Any) -> None:
-    from autorl_hpc.cli_jobs import print_json
+    from autorl_hpc.cli import print_json
 
     print_json(error.as_json())
 

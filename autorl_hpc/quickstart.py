@@ -8,9 +8,8 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
-from autorl_hpc.launch import launcher, local
+from autorl_hpc.files.layout import Root, share
+from autorl_hpc.launch import local, plan
 from autorl_hpc.states import Fault
 
 
@@ -18,7 +17,7 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     """Runs `jobs/quickstart.yaml` under `place` and prints the report; returns the exit code."""
     from rich.console import Console
 
-    from autorl_hpc.report import api, live
+    from autorl_hpc.report import report, status
     from autorl_hpc.report.terminal import print_summary
     from autorl_hpc.stage.models import stage_model
     from autorl_hpc.stage.tasks import stage_task
@@ -31,14 +30,14 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     try:
         stage_task(root, load_task("arithmetic"), None, say=say)
         stage_model(root, "tiny", None, say=say)
-        planned, record = launcher.prepare(_job_file(place, parallel), root)
+        planned, record = plan.prepare(_job_file(place, parallel), root)
     except AutorlError as error:
         raise _explained(error, root) from None
     local.submit(planned.experiment, record)
     say(
         f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
     )
-    live.watch([planned.experiment.path])
+    status.watch([planned.experiment.path])
     if not set(record.runs) <= set(reading.list_names(planned.experiment.finished)):
         raise AutorlError(
             "the jobs ended before every run was closed",
@@ -47,8 +46,8 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
             next_step="read the *.out files there; the same command goes on where it stopped",
             exit_code=Exit.FAILED,
         )
-    merged = api.build([planned.experiment.path])
-    where = api.write_reports(merged, None, figures=True)
+    merged = report.build([planned.experiment.path])
+    where = report.write_reports(merged, None, figures=True)
     print_summary(merged, Console(), where)
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)

@@ -14,7 +14,7 @@ from typing import Any
 import zstandard
 
 from autorl_hpc.files.archive import add, writing
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
 
 Files = dict[str, bytes]
 HEAD = "EVIDENCE.json"

@@ -15,22 +15,19 @@ from weights import Tensors, read_safetensors, write_safetensors
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import INDEX_NAME, folder_content_hash
-from autorl_hpc.files.layout import Root
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.ledger import Ledger, now_text
-from autorl_hpc.files.share import share
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.states import Protocol
-from autorl_hpc.supervise.answers import Answers
-from autorl_hpc.supervise.basemodel import BaseModel
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.chain import Chain
-from autorl_hpc.supervise.copying import Copied, copy_checkpoint
-from autorl_hpc.supervise.intake import Intake
-from autorl_hpc.supervise.laying import FOLDERS
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.copy import Copied, copy_checkpoint
+from autorl_hpc.supervise.intake import Intake, ResultWriter
+from autorl_hpc.supervise.ledger_writer import LedgerWriter
 from autorl_hpc.supervise.lint import lint_folder
-from autorl_hpc.supervise.workspace import Workspace
+from autorl_hpc.supervise.workspace import FOLDERS, Workspace
 from autorl_hpc.tasks.loader import load_task
 
 TINY = share("templates") / "models" / "tiny"
@@ -188,12 +185,12 @@ class Desk:
     def next_attempt(self) -> Intake:
         """The intake of a new attempt on the same ledger: what a killed supervisor is followed by."""
         workspace = Workspace(self.workspace)
-        chain = Chain(self.run)
+        chain = LedgerWriter(self.run)
         attempt = chain.begin(0.0, str(self.workspace))
         clock = BudgetClock(
             self.run.clock, self.record.science.budget, attempt, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0
         )
-        answers = Answers(self.record, self.experiment.baselines, workspace)
+        answers = ResultWriter(self.record, self.experiment.baselines, workspace)
         self.intake = Intake(self.experiment, self.record, workspace, self.base, clock, chain, answers)
         return self.intake
 

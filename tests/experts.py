@@ -17,7 +17,7 @@ from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Protocol
-from autorl_hpc.supervise.laying import lay, run_meta
+from autorl_hpc.supervise.workspace import lay, run_meta
 from autorl_hpc.tasks.loader import load_task
 
 LIMIT_S = 1500.0

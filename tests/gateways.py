@@ -15,7 +15,7 @@ from typing import Any
 from driver_server import DriverServer
 from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.files.driver_log import DriverCall, read_calls
+from autorl_hpc.files.safe_open import DriverCall, read_calls
 
 TOKEN = "run-token-0123456789abcdef"
 KEY = "sk-real-key-of-the-experiment-0123456789"

@@ -25,7 +25,7 @@ from autorl_hpc.errors import Exit
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 
 PYTHON = [sys.executable, "-m", "autorl_hpc"]
 
@@ -213,7 +213,7 @@ class Cluster:
     def _frozen(self) -> Path:
         """A copy of the package that the test may add agents to."""
         if self.code is None:
-            from autorl_hpc.files.share import PACKAGE
+            from autorl_hpc.files.layout import PACKAGE
 
             self.code = self.share
             # With what is compiled: the suite's processes write none, and each of them would compile all that it imports.
@@ -295,7 +295,7 @@ class Cluster:
         """Makes the experiment's folder without starting a job; returns the run ids."""
         script = (
             "import sys; from pathlib import Path; from autorl_hpc.files.layout import Root;"
-            "from autorl_hpc.launch.launcher import prepare; _, r = prepare(Path(sys.argv[1]), Root(Path(sys.argv[2])));"
+            "from autorl_hpc.launch.plan import prepare; _, r = prepare(Path(sys.argv[1]), Root(Path(sys.argv[2])));"
             "print('\\n'.join(r.runs))"
         )
         done = subprocess.run(

@@ -11,9 +11,9 @@ from driver_server import Conversation, DriverServer, Turn
 from helpers import VARIANTS, Cluster
 from miniturns import DONE, TRAIN, say, score_in
 
-from autorl_hpc.files.trace_totals import add_up, read_events
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Submission
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.recorder.traces.totals import add_up, read_events
+from autorl_hpc.records.entries import Submission
 from autorl_hpc.states import EndedBy
 
 KEY = "the-real-key"

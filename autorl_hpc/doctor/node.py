@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from autorl_hpc.doctor import gpus, host, sandbox, storage
+from autorl_hpc.doctor import host, storage
 from autorl_hpc.doctor.finding import Check, Finding, examine, ok, problem
 
 NAMES = ("root", "scratch")
@@ -37,13 +37,13 @@ def checks(asked: int, folders: list[Path]) -> list[Check]:
     env = os.environ
     return [
         Check("Python", host.python),
-        Check("GPUs", lambda: gpus.everything(env, asked), 40.0),
+        Check("GPUs", lambda: host.check_gpus(env, asked), 40.0),
         *(Check(name, partial(folder_seen, name, path)) for name, path in zip(NAMES, folders, strict=False)),
         Check("temporary folders", lambda: storage.temporaries(env)),
         Check("memory and CPUs", host.memory),
         Check("open files", host.open_files),
         Check("control groups", host.control_groups),
-        Check("sandbox", lambda: sandbox.everything()[1:], 60.0),
+        Check("sandbox", lambda: host.check_sandbox()[1:], 60.0),
         Check("offline", lambda: host.offline(env)),
         Check("packages", host.imports, 60.0),
     ]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from autorl_hpc.doctor.finding import Finding, note, ok, problem, unknown, warning
-from autorl_hpc.doctor.tools import size
+from autorl_hpc.doctor import pair, visibility
+from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, size, unknown, warning
 
 GIB = 1024**3
 LOW_BYTES = 50 * GIB
@@ -199,3 +208,303 @@ def temporaries(environment: Mapping[str, str], proc: Path = Path("/proc")) -> l
     if given != "/tmp":
         found.append(temporary("/tmp", "/tmp", proc))
     return [*found, temporary("/dev/shm", "/dev/shm", proc)]
+
+
+# What the suite does with files, tried in a folder: rename, link, races of two processes, locks, fsync, reflink, clock.
+
+FICLONE = 0x40049409
+"""linux/fs.h"""
+
+OTHER = "use another file system (--root, or `scratch` in the cluster's profile)"
+SLOW_WRITE_S = 0.1
+"""A run writes a record every few seconds, a submission some ten."""
+
+SKEW_S = 2.0
+PAIR_LIMIT_S = 40.0
+
+Probe = Callable[[Path], Finding]
+
+
+def probes(folder: Path) -> list[Finding]:
+    """Every probe by this process alone, in an empty folder."""
+    return [_tried(name, probe, folder) for name, probe in PROBES.items()]
+
+
+def _tried(name: str, probe: Probe, folder: Path) -> Finding:
+    try:
+        return probe(folder)
+    except OSError as error:
+        return problem(name, f"failed: {error.strerror or error}", "the suite works with files this way", OTHER)
+
+
+def rename_over(folder: Path) -> Finding:
+    """Also how long it takes to write a record: write, fsync, rename, fsync of the folder."""
+    path, times = folder / "record", []
+    for number in range(5):
+        began = time.monotonic()
+        temporary = folder / f"record.{number}"
+        with open(temporary, "wb") as file:
+            file.write(b"%d" % number)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _fsync_folder(folder)
+        times.append(time.monotonic() - began)
+        if path.read_bytes() != b"%d" % number:
+            return problem("rename over", "the old content was still there", "records would be lost", OTHER)
+    value = f"replaces; a record takes {1000 * statistics.median(times):.1f} ms"
+    if statistics.median(times) > SLOW_WRITE_S:
+        return warning("rename over", value, "every record takes that long; runs are slower to score", OTHER)
+    return ok("rename over", value)
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_folder(folder: Path) -> Finding:
+    """Some file systems refuse it; the suite goes on without."""
+    try:
+        _fsync_folder(folder)
+    except OSError as error:
+        so_what = "a rename may be forgotten if the file server loses power; nothing else is lost"
+        return note("fsync of a folder", f"refused: {error.strerror}", so_what)
+    return ok("fsync of a folder", "works")
+
+
+def hard_link(folder: Path) -> Finding:
+    """How entries of a ledger are committed."""
+    source, name = folder / "linked-from", folder / "linked-to"
+    source.write_bytes(b"x")
+    try:
+        os.link(source, name)
+    except OSError as error:
+        return problem("hard link", f"refused: {error.strerror}", "ledger entries are committed by links", OTHER)
+    if os.stat(name).st_nlink != 2:
+        so_what = "a link whose reply is lost on the network can't be told from a lost race"
+        return warning("hard link", f"made, but counted as {os.stat(name).st_nlink}", so_what, OTHER)
+    try:
+        os.link(source, name)
+    except FileExistsError:
+        return ok("hard link", "allowed, and exclusive")
+    return problem("hard link", "made over a name that was taken", "ledger entries would be overwritten", OTHER)
+
+
+def create_exclusive(folder: Path) -> Finding:
+    """O_EXCL."""
+    path = folder / "exclusive"
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return ok("O_EXCL", "refuses a name that is taken")
+    return problem("O_EXCL", "a name that was taken was given again", "unfinished writes may mix", OTHER)
+
+
+def reflink(folder: Path) -> Finding:
+    """Whether a copy shares its blocks with the original."""
+    source, copy = folder / "cloned-from", folder / "cloned-to"
+    source.write_bytes(b"x" * 65536)
+    with open(source, "rb") as original, open(copy, "wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, original.fileno())
+        except OSError as error:
+            known = error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS)
+            why = "" if known else f" ({error.strerror})"
+            return note("reflink", f"not here{why}", "an accepted checkpoint is copied byte by byte and takes its size")
+    return ok("reflink", "a copy takes no space and no time")
+
+
+def case(folder: Path) -> Finding:
+    """Names that differ in case only."""
+    (folder / "Case").write_bytes(b"")
+    if (folder / "cASE").exists():
+        return warning("upper and lower case", "are one", "files of some models overwrite each other", OTHER)
+    return ok("upper and lower case", "differ")
+
+
+def modes(folder: Path) -> Finding:
+    """Whether permissions hold, and programs start."""
+    script = folder / "program"
+    script.write_text("#!/bin/sh\nexit 7\n")
+    script.chmod(0o700)
+    if os.stat(script).st_mode & 0o777 != 0o700:
+        so_what = "the held-out items are kept from other users by permissions alone"
+        return warning("permissions", "chmod changes nothing", so_what, OTHER)
+    try:
+        code = subprocess.run([str(script)], check=False, timeout=10, stdin=subprocess.DEVNULL).returncode
+    except PermissionError:
+        return warning("permissions", "hold, but no program starts (noexec)", "agents' scripts can't run", OTHER)
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code != 7:
+        return warning("permissions", "hold, but a program did not start", "agents' scripts can't run", OTHER)
+    return ok("permissions", "hold, and programs start")
+
+
+def mtime(folder: Path) -> Finding:
+    """The file server's clock against this host's."""
+    path = folder / "dated"
+    before = time.time()
+    with open(path, "wb") as file:
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+    after = time.time()
+    seen = os.stat(path).st_mtime
+    skew = min(0.0, seen - before) + max(0.0, seen - after)
+    if abs(skew) > SKEW_S:
+        so_what = "the suite doesn't judge by file times; rsync, make and clean-up scripts do"
+        return note("time of files", f"{skew:+.1f} s against this host's clock", so_what, "tell the site's people")
+    return ok("time of files", "agrees with this host's clock")
+
+
+PROBES: dict[str, Probe] = {
+    "rename over": rename_over,
+    "fsync of a folder": fsync_folder,
+    "hard link": hard_link,
+    "O_EXCL": create_exclusive,
+    "reflink": reflink,
+    "upper and lower case": case,
+    "permissions": modes,
+    "time of files": mtime,
+}
+
+
+def pair_here(folder: Path) -> list[Finding]:
+    """Two processes of this host race for names and locks."""
+    place = folder / "pair"
+    place.mkdir()
+    copy_pair(place)
+    argv = [sys.executable, str(place / "pair.py"), str(place)]
+    sides = [
+        subprocess.Popen(
+            [*argv, side], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
+        )
+        for side in "ab"
+    ]
+    deadline = time.monotonic() + PAIR_LIMIT_S
+    try:
+        for side in sides:
+            side.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return [unknown("two processes", f"they were not done within {PAIR_LIMIT_S:.0f} s", "calls hang here", OTHER)]
+    finally:
+        for side in sides:
+            if side.poll() is None:
+                side.kill()
+    return visibility.judge(result(place, "a"), result(place, "b"), two_nodes=False)
+
+
+def copy_pair(place: Path) -> None:
+    """The scripts of a pair, to run without the package."""
+    for name in ("pair.py", "post.py"):
+        shutil.copyfile(Path(pair.__file__).with_name(name), place / name)
+
+
+def result(place: Path, side: str) -> Any:
+    """A side's raw result; None if it left none."""
+    try:
+        return json.loads((place / side / "result").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+# The user's own limits on a file system, as the file system's own program tells them.
+
+NEAR = 0.9
+"""Of a limit: less is left than one checkpoint may take."""
+
+QUOTA_TOOLS = {"lustre": "lfs", "beegfs": "beegfs-ctl", "gpfs": "mmlsquota"}
+NO_QUOTA = "a quota that is used up looks like a full disk in the middle of a run"
+ASK_SITE = "look with your site's own command, often `myquota`, and leave room for your checkpoints"
+
+
+def quota(folder: Path, proc: Path = Path("/proc")) -> list[Finding]:
+    """The user's own limits there, as the file system's own program tells them."""
+    mount = mount_of(folder, proc)
+    tool = QUOTA_TOOLS.get(mount.kind if mount else "", "quota")
+    user = str(os.geteuid())
+    point = mount.point if mount else str(folder)
+    answer = ask(
+        {
+            "lfs": ["lfs", "quota", "-q", "-u", user, point],
+            "beegfs-ctl": ["beegfs-ctl", "--getquota", "--uid", user, "--csv", f"--mount={point}"],
+            "mmlsquota": ["mmlsquota", "-Y"],
+        }.get(tool, ["quota", "-w", "-p"])
+    )
+    if answer is None:
+        return [unknown("quota", f"there is no `{tool}` on this host", NO_QUOTA, ASK_SITE)]
+    if tool in ("beegfs-ctl", "mmlsquota"):  # shown, not judged: their forms differ by version
+        lines = [line for line in answer.out.splitlines() if line.strip()]
+        value = lines[-1] if answer.code == 0 and lines else answer.said
+        return [note("quota", value, NO_QUOTA, f"read it with `{tool}`, and leave room for your checkpoints")]
+    source = mount.source if mount else point
+    rows = [row for row in parse_quota(answer.out) if row.place in (source, point)]
+    if rows:
+        return [judged for row in rows for judged in _judge(row)]
+    if answer.code is None:
+        return [unknown("quota", f"{tool}: {answer.said}", NO_QUOTA, ASK_SITE)]
+    if answer.out.strip() and "none" not in answer.out.lower() and not parse_quota(answer.out):
+        return [unknown("quota", f"{tool} says: {answer.said}", NO_QUOTA, ASK_SITE)]
+    return [ok("quota", f"none of yours there, says {tool}")]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Use and limits; None: no limit. Bytes and numbers of files."""
+
+    place: str
+    used: int
+    limit: int | None
+    files: int
+    files_limit: int | None
+
+
+_NUMBER = r"\s+(\d+)\*?"
+_GRACE = r"(?:\s+(?:-|none|\d+(?:days?|[dhms:])\S*|0(?=\s)|\d{9,}))?"
+_ROW = re.compile(rf"(?m)^\s*(\S+){_NUMBER * 3}{_GRACE}{_NUMBER * 3}")
+
+
+def parse_quota(text: str) -> list[Quota]:
+    """The rows of `quota -w` or `lfs quota -q`: place, KiB used, soft and hard limit, grace, and the same for files."""
+    found = []
+    joined = re.sub(r"(?m)^\s*(\S*/\S+)\s*\n\s+(?=\d)", r"\1 ", text)  # a long name stands on a line of its own
+    for match in _ROW.finditer(joined):
+        used, soft, hard, files, files_soft, files_hard = (int(number) for number in match.groups()[1:])
+        limits = [limit for limit in (soft, hard) if limit]
+        file_limits = [limit for limit in (files_soft, files_hard) if limit]
+        found.append(
+            Quota(
+                match[1],
+                used * 1024,
+                min(limits) * 1024 if limits else None,
+                files,
+                min(file_limits, default=None),
+            )
+        )
+    return found
+
+
+def _judge(row: Quota) -> list[Finding]:
+    kinds = (
+        ("quota", row.used, row.limit, size(row.used), size(row.limit or 0)),
+        ("quota, files", row.files, row.files_limit, f"{row.files:,}", f"{row.files_limit or 0:,}"),
+    )
+    found = []
+    for name, used, limit, used_text, limit_text in kinds:
+        if limit is None:
+            found.append(ok(name, f"{used_text} used, no limit"))
+            continue
+        value = f"{used_text} used of {limit_text}"
+        if used >= limit:
+            found.append(problem(name, value, "every write fails, in the middle of runs too", "free some space first"))
+        elif used > NEAR * limit or (name == "quota" and limit - used < LOW_BYTES):
+            found.append(warning(name, value, NO_QUOTA, "free some space, or use another file system (--root)"))
+        else:
+            found.append(ok(name, value))
+    return found

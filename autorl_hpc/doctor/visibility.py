@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from autorl_hpc.doctor.finding import Finding, note, ok, problem, unknown, warning
+from autorl_hpc.doctor.finding import Finding, note, ok, problem, span, unknown, warning
 from autorl_hpc.doctor.pair import WATCH_S
 from autorl_hpc.doctor.post import offset
-from autorl_hpc.doctor.tools import span
 
 Raw = Mapping[str, Any]
 

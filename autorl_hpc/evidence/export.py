@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,24 +20,56 @@ from typing import Any
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.evidence import places
+from autorl_hpc.evidence.verify import not_in_hash, verify_run
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.archive import Hashed, add, suffix_of, writing, zstandard_module
-from autorl_hpc.files.checkpoint import weight_files
-from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files.checkpoint import file_sha256, weight_files
+from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.canonical import readable_json
-from autorl_hpc.records.evidence import EvidenceManifest, ExportedWeights, RunHead
-from autorl_hpc.records.exchange import StoreFile
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records import readable_json
+from autorl_hpc.records.exchange import EvidenceManifest, ExportedWeights, RunHead, StoreFile
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.report.kept import not_in_hash
-from autorl_hpc.report.verify import verify_run
-from autorl_hpc.stage.progress import Say, in_words
-from autorl_hpc.stage.space import check_space
+from autorl_hpc.stage.sources import Say, check_space, in_words
 from autorl_hpc.states import Fault
+
+# Where everything lies in an exported run: below `experiment/` as in an experiment's folder, so that the same code reads it.
+
+MANIFEST_NAME = "EVIDENCE.json"
+EXPERIMENT = "experiment"
+TASK = "task"
+TASK_FILE, RECIPE_FILE = f"{TASK}/task.yaml", f"{TASK}/recipe.json"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
+_HEX = "[0-9a-f]{64}"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether it may be the name of a folder, and not that of another one of ours."""
+    return RUN_ID.fullmatch(text) is not None and text not in ("artifacts", "baselines", "experiment.json")
+
+
+def is_weights(name: str, content_hash: str | None) -> bool:
+    """Whether a file of a bundle is one of the selected checkpoint's."""
+    folder = f"{EXPERIMENT}/artifacts/{content_hash}/"
+    return bool(
+        content_hash
+        and name.startswith(folder)
+        and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors", name.removeprefix(folder))
+    )
+
+
+def is_record(name: str, run_id: str) -> bool:
+    """Whether a file of a bundle is one of the records that a bundle may hold. Every name is spelled out: none leads away."""
+    inside = r"run\.json|ledger\.jsonl|ledger/[0-9]{6}\.json|items/[0-9]{6}\.(feedback|report)\.jsonl\.gz|report/summary\.json"
+    patterns = (
+        rf"{EXPERIMENT}/experiment\.json",
+        rf"{EXPERIMENT}/{re.escape(run_id)}/({inside})",
+        rf"{EXPERIMENT}/baselines/{_HEX}(\.json|\.items\.jsonl\.gz)",
+        rf"{TASK}/(task\.yaml|recipe\.json)",
+    )
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
 
 EMPTIED: dict[str, Any] = {"root": "", "scratch": None, "host": {}, "cluster": None}
 EMPTIED_SPEC: dict[str, Any] = {"judge": None, "cluster": "local"}
@@ -150,7 +183,7 @@ def _whole(experiment: ExperimentDir, run: RunDir) -> tuple[RunView, RunHead]:
 
 
 def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> None:
-    inside = f"{places.EXPERIMENT}/{run.run_id}"
+    inside = f"{EXPERIMENT}/{run.run_id}"
     packing.lying[f"{inside}/run.json"] = run.record
     for name in reading.list_names(run.ledger):
         packing.lying[f"{inside}/ledger/{name}"] = run.ledger / name
@@ -172,18 +205,18 @@ def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, reco
         key = name.partition(".")[0]
         items = experiment.baselines / f"{key}.items.jsonl.gz"
         if key in keys or (elsewhere and items.exists() and file_sha256(items) in elsewhere):
-            packing.lying[f"{places.EXPERIMENT}/baselines/{name}"] = experiment.baselines / name
+            packing.lying[f"{EXPERIMENT}/baselines/{name}"] = experiment.baselines / name
     given = read_experiment(experiment).model_dump(mode="json")
-    packing.made[f"{places.EXPERIMENT}/experiment.json"] = readable_json(
+    packing.made[f"{EXPERIMENT}/experiment.json"] = readable_json(
         {**given, **EMPTIED, "runs": [run.run_id], "spec": {**given["spec"], **EMPTIED_SPEC}}
     )
     packing.made[f"{inside}/report/summary.json"] = _summary(run)
-    packing.made[places.RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
+    packing.made[RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
 
 
 def _summary(run: RunDir) -> bytes:
-    from autorl_hpc.report.digest import Library, digest
-    from autorl_hpc.report.write import run_summary
+    from autorl_hpc.report.pages import run_summary
+    from autorl_hpc.report.run_summary import Library, digest
 
     return run_summary(digest(run, Library()))
 
@@ -204,7 +237,7 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
             exit_code=Exit.FAILED,
         )
     for name in names:
-        packing.lying[f"{places.EXPERIMENT}/artifacts/{selected.content_hash}/{name}"] = folder / name
+        packing.lying[f"{EXPERIMENT}/artifacts/{selected.content_hash}/{name}"] = folder / name
     return ExportedWeights(
         submission_id=selected.submission_id, content_hash=selected.content_hash, not_in_hash=not_in_hash(folder)
     )
@@ -214,13 +247,13 @@ def _add_task(packing: _Packing, experiment: ExperimentDir, record: RunRecord) -
     """The frozen task.yaml, where the task has one: pins, licence and recipes, no items."""
     path = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
     if path.is_file():
-        packing.lying[places.TASK_FILE] = path
+        packing.lying[TASK_FILE] = path
 
 
 def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -> Exported:
     for file in manifest.files:
         content = manifest.weights.content_hash if manifest.weights else None
-        if not places.is_record(file.path, manifest.run_id) and not places.is_weights(file.path, content):
+        if not is_record(file.path, manifest.run_id) and not is_weights(file.path, content):
             raise AutorlError(f"{file.path} is no file of a run as this suite writes it", where=out)
     total = sum(file.size_bytes for file in manifest.files)
     check_space(out.parent, total, f"the bundle {out.name}")
@@ -231,7 +264,7 @@ def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -
             sink = Hashed(raw)
             with writing(sink, suffix_of(out)) as archive:
                 first = readable_json(manifest.model_dump(mode="json"))
-                add(archive, places.MANIFEST_NAME, len(first), MODE, io.BytesIO(first))
+                add(archive, MANIFEST_NAME, len(first), MODE, io.BytesIO(first))
                 for file in manifest.files:
                     data = packing.made.get(file.path)
                     with io.BytesIO(data) if data is not None else open(packing.lying[file.path], "rb") as source:

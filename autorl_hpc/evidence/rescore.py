@@ -6,39 +6,197 @@ the score (what this machine measures is what was claimed, but for noise). None 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from autorl_hpc.cluster.profile import load_profile
 from autorl_hpc.errors import AutorlError, Exit, Refused
-from autorl_hpc.evidence import places
-from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
-from autorl_hpc.evidence.here import check_shapes, check_task, judge_spec, weights_allowed
-from autorl_hpc.evidence.unpack import unpack_evidence
-from autorl_hpc.files.baselines import baseline_key, read_baseline
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
-from autorl_hpc.files.host import host_name
+from autorl_hpc.evidence import export
+from autorl_hpc.evidence.unpack import check_shapes, check_task, judge_spec, unpack_evidence, weights_allowed
+from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, verify_run
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.view import RunView
-from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
-from autorl_hpc.grading.baselines import Baselines
-from autorl_hpc.grading.engines.interpreter import name_program
-from autorl_hpc.grading.engines.shelf import default_bytes
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, NotReady
+from autorl_hpc.grading.engines.weights_cache import default_bytes
+from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
-from autorl_hpc.records.evidence import EvidenceManifest
-from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.entries import Evaluation
+from autorl_hpc.records.exchange import Baseline, EvidenceManifest
 from autorl_hpc.records.experiment import GraderSpec
-from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.report.verify import ANCHORED_NOTE, NOTE, verify_run
-from autorl_hpc.stage.progress import Say
-from autorl_hpc.stage.work import work_folder
+from autorl_hpc.scoring.stats import ALPHA, mcnemar_midp
+from autorl_hpc.stage.sources import Say, work_folder
 from autorl_hpc.states import Fault, Split
+
+# Two measurements of one checkpoint on the same items: are they the same but for the noise of the engines?
+
+PURE_SCORERS = ("gsm8k", "gsm8k-marked", "gsm8k-opencompass", "deepsearchqa-exact")
+"""Their outcome follows from item and text alone. Others ask a judge, a clock (programs), an environment or a task's own code,
+and may give one text two outcomes."""
+
+SCORE_TOLERANCE = 1e-6
+"""Points; of a sum in another order."""
+
+Word = Literal["identical", "within noise", "differs", "not scored"]
+
+
+class ItemRow(NamedTuple):
+    """One item of an items file."""
+
+    outcome: float
+    output_sha256: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The claimed score of one model beside the one that was measured here.
+
+    Attributes:
+        changed: items with another outcome here; `up` of them higher, `down` lower.
+        same_texts: items whose answer is the same text, by its hash.
+        same_text_other_outcome: items that contradict a scorer that sees the text alone.
+        p_value: of so lopsided a change, were it chance: McNemar's mid-p over the changed items.
+    """
+
+    what: Literal["selected", "base"]
+    word: Word
+    why: str
+    claimed: float | None
+    here: float | None
+    n: int = 0
+    changed: int = 0
+    up: int = 0
+    down: int = 0
+    same_texts: int = 0
+    same_text_other_outcome: int = 0
+    p_value: float | None = None
+    same_engine: bool = False
+    claimed_engine: str | None = None
+    engine: str | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Here less claimed, in points."""
+        return None if self.claimed is None or self.here is None else self.here - self.claimed
+
+    @property
+    def holds(self) -> bool:
+        return self.word in ("identical", "within noise")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {**vars(self), "difference": self.difference, "holds": self.holds}
+
+    def as_text(self) -> str:
+        """One line for people."""
+        if self.difference is None:
+            return f"{self.what}: {self.word}: {self.why}"
+        agreed = f"{self.n - self.changed} of {self.n} outcomes and {self.same_texts} texts the same"
+        return (
+            f"{self.what}: {self.word}: claimed {self.claimed:.2f}, here {self.here:.2f} "
+            f"({self.difference:+.2f}), {agreed}. {self.why}"
+        )
+
+
+def read_rows(path: Path) -> dict[str, ItemRow]:
+    """An items file by item.
+
+    Raises:
+        ValueError: it is none.
+        OSError: it can't be read.
+    """
+    rows: dict[str, ItemRow] = {}
+    try:
+        for line in reading.gunzip(reading.read_bytes(path)).splitlines():
+            value = json.loads(line)
+            rows[str(value["id"])] = ItemRow(float(value["outcome"]), str(value["output_sha256"]))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no items file: {type(error).__name__}") from None
+    return rows
+
+
+def compare(
+    what: Literal["selected", "base"],
+    claimed: Evaluation,
+    claimed_rows: Mapping[str, ItemRow],
+    here: Evaluation,
+    rows: Mapping[str, ItemRow],
+    *,
+    scorer: str,
+    noise: float,
+    reproducible: bool = False,
+) -> Compared:
+    """Compares two evaluations of the same weights, item by item.
+
+    Args:
+        noise: in points, by which the base model's own repeats differed, as measured here: what the bundle says of its own
+            noise is a claim like any other.
+        reproducible: the base model was answered here word for word as claimed, whatever engine is claimed: then there is no
+            noise that could explain other answers of the checkpoint.
+    """
+    facts: dict[str, Any] = {
+        "what": what,
+        "claimed": claimed.score,
+        "here": here.score,
+        "n": len(rows),
+        "claimed_engine": claimed.engine_hash,
+        "engine": here.engine_hash,
+        "same_engine": claimed.engine_hash == here.engine_hash and here.engine_hash is not None,
+    }
+    if claimed.score is None or here.score is None:
+        reason = here.reason if here.score is None else claimed.reason
+        return Compared(**facts, word="not scored", why=reason or "there is no score")
+    if claimed_rows.keys() != rows.keys():
+        return Compared(
+            **facts, word="differs", why="the bundle's items are not those of the split that is staged here"
+        )
+    pairs = [(claimed_rows[name], rows[name]) for name in rows]
+    up = sum(new.outcome > old.outcome for old, new in pairs)
+    down = sum(new.outcome < old.outcome for old, new in pairs)
+    texts = [old.output_sha256 == new.output_sha256 for old, new in pairs]
+    contradicted = sum(same and old.outcome != new.outcome for same, (old, new) in zip(texts, pairs, strict=True))
+    facts |= {
+        "up": up,
+        "down": down,
+        "changed": up + down,
+        "same_texts": sum(texts),
+        "same_text_other_outcome": contradicted,
+        "p_value": mcnemar_midp(up, down),
+    }
+    difference = abs(here.score - claimed.score)
+    word, why = _judge(facts, difference, noise, scorer, reproducible)
+    return Compared(**facts, word=word, why=why)
+
+
+def _judge(facts: dict[str, Any], difference: float, noise: float, scorer: str, reproducible: bool) -> tuple[Word, str]:
+    contradicted, p_value = facts["same_text_other_outcome"], facts["p_value"]
+    if contradicted and scorer in PURE_SCORERS:
+        return "differs", f"{contradicted} answers are the same text as claimed, and that text has another outcome"
+    if not facts["changed"] and difference <= SCORE_TOLERANCE:
+        return "identical", "Every item has the outcome that was claimed."
+    if reproducible and facts["changed"]:
+        return "differs", "the base model's answers are word for word as claimed, and this checkpoint's are not"
+    moved = f"{facts['up']} items up and {facts['down']} down"
+    if p_value < ALPHA:
+        return "differs", f"{moved} are more than chance (p {p_value:.4f})"
+    if difference > noise + SCORE_TOLERANCE:
+        why = f"{moved} may be chance (p {p_value:.2f}), but the base model's repeats here differ by {noise:.2f} points only"
+        return "differs", why
+    return (
+        "within noise",
+        f"The base model's own repeats here differ by {noise:.2f}, {moved} may be chance (p {p_value:.2f}).",
+    )
+
 
 MAX_BATCH_TOKENS = 1 << 20
 """A bundle may ask for the batches that its run had, which is what makes answers alike; not for all of a machine's memory."""
@@ -48,7 +206,7 @@ ENGINES: Final = get_args(GraderSpec.model_fields["engine"].annotation)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RescoreOptions:
     """What the caller gives beside the bundle."""
 
     device: str = "auto"
@@ -137,7 +295,7 @@ def _points(noise: float | None) -> str:
     return "unknown" if noise is None else f"{noise:.2f}"
 
 
-def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: None) -> Rescored:
+def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = lambda _: None) -> Rescored:
     """Unpacks, verifies and scores `bundle`; everything that is written lies in a folder of `root` that is removed again.
 
     Raises:
@@ -156,7 +314,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: 
     with work_folder(root.path, "rescore", mode=0o700) as work:
         manifest = unpack_evidence(bundle, work, lambda head: weights_allowed(root, head))
         done = Rescored(manifest)
-        experiment = ExperimentDir(work / places.EXPERIMENT)
+        experiment = ExperimentDir(work / export.EXPERIMENT)
         run = experiment.run(manifest.run_id)
         record, view = _verified(experiment, run, manifest, asked, done)
         if done.problems or record is None or view is None:
@@ -171,7 +329,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: Asked, say: Say = lambda _: 
 
 
 def _verified(
-    experiment: ExperimentDir, run: RunDir, manifest: EvidenceManifest, asked: Asked, done: Rescored
+    experiment: ExperimentDir, run: RunDir, manifest: EvidenceManifest, asked: RescoreOptions, done: Rescored
 ) -> tuple[RunRecord | None, RunView | None]:
     """The run, if its evidence holds; else `done.problems` says why."""
     try:
@@ -186,7 +344,7 @@ def _verified(
         done.problems.append(error.what if isinstance(error, AutorlError) else str(error))
         return None, None
     if ledger.head() != manifest.head.head or len(ledger.entries) != manifest.head.entries:
-        done.problems.append(f"{places.MANIFEST_NAME} names another head than the ledger has")
+        done.problems.append(f"{export.MANIFEST_NAME} names another head than the ledger has")
     if asked.expect is not None:
         done.anchored = ledger.head().startswith(asked.expect)
         if not done.anchored:
@@ -200,7 +358,7 @@ def _verified(
         manifest.base_model,
         manifest.base_model_content_hash,
     ):
-        done.problems.append(f"{places.MANIFEST_NAME} names another base model than run.json")
+        done.problems.append(f"{export.MANIFEST_NAME} names another base model than run.json")
     return record, view
 
 
@@ -248,7 +406,7 @@ def _check_weights(
         done.problems.append(f"the weights are no checkpoint of the base model: {problem}")
 
 
-def grader_here(spec: GraderSpec, asked: Asked) -> GraderSpec:
+def grader_here(spec: GraderSpec, asked: RescoreOptions) -> GraderSpec:
     """The run's own settings, since they decide what is answered and how rounding falls; with the device of the caller's choice, the
     engine too if one is chosen, and no more of this machine than it has."""
     most_gib = default_bytes() / 2**30
@@ -272,7 +430,7 @@ class _Again:
     fresh: ExperimentDir
     record: RunRecord
     view: RunView
-    asked: Asked
+    asked: RescoreOptions
     done: Rescored
 
     def score(self) -> None:
@@ -361,7 +519,7 @@ class _Again:
     def _items_of(self, base: Baseline) -> Path:
         return self.fresh.baselines / f"{base.key}.items.jsonl.gz"
 
-    def _rows(self, path: Path) -> dict[str, Row]:
+    def _rows(self, path: Path) -> dict[str, ItemRow]:
         try:
             return read_rows(path)
         except FileNotFoundError:

@@ -13,14 +13,25 @@ from pathlib import Path
 from typing import IO
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.evidence import places
+from autorl_hpc.evidence import export
 from autorl_hpc.files import artifacts, atomic, reading
-from autorl_hpc.files.archive import Damaged, Reading, packing_of
-from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, packing_of
+from autorl_hpc.files.checkpoint import tensors_of
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.store import verify_model
+from autorl_hpc.launch.prerequisites import JUDGE_PARAMETERS
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.evidence import EvidenceManifest
-from autorl_hpc.records.exchange import StoreFile
-from autorl_hpc.stage.space import check_space
+from autorl_hpc.records.exchange import EvidenceManifest, StoreFile
+from autorl_hpc.records.experiment import JudgeSpec
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.scoring.judges import JUDGE_MODEL
+from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.stage.sources import check_space
+from autorl_hpc.states import Protocol, Split
+from autorl_hpc.tasks.folders import with_scorer_hash
+from autorl_hpc.tasks.heldout import verify_staged_task, with_pins
+from autorl_hpc.tasks.loader import load_task
 
 MAX_HEAD_BYTES = 32 * 1024 * 1024
 MAX_FILES = 100_000
@@ -45,7 +56,7 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
         packing = packing_of(bundle)
         if packing is None:
             raise _refused(bundle, f"{bundle.name} is no bundle: neither tar nor packed by gzip or zstd")
-        with closing(Reading(bundle, packing, MAX_HEAD_BYTES + ROW_BYTES)) as source, source.damage():
+        with closing(ArchiveReader(bundle, packing, MAX_HEAD_BYTES + ROW_BYTES)) as source, source.damage():
             files = source.files()
             manifest = _head(bundle, next(files, None))
             _check_sizes(manifest, weights_allowed(manifest))
@@ -55,13 +66,13 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
             for name, size_bytes, data in files:
                 row = missing.pop(name, None)
                 if row is None or row.size_bytes != size_bytes:
-                    raise Damaged(f"{name[:200]!r} is not as {places.MANIFEST_NAME} says")
+                    raise DamagedArchive(f"{name[:200]!r} is not as {export.MANIFEST_NAME} says")
                 _write(into, row, data)
             if missing:
-                raise Damaged(f"it ends without {min(missing)}")
-        _mark_artifact(ExperimentDir(into / places.EXPERIMENT), manifest)
+                raise DamagedArchive(f"it ends without {min(missing)}")
+        _mark_artifact(ExperimentDir(into / export.EXPERIMENT), manifest)
         return manifest
-    except Damaged as error:
+    except DamagedArchive as error:
         raise _refused(bundle, f"{bundle.name} is damaged: {error}") from None
     except OSError as error:
         raise from_os_error(error, f"unpacking {bundle.name}", error.filename or into) from error
@@ -73,36 +84,38 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceManifest:
     """EVIDENCE.json, with every name in it checked."""
-    if first is None or first[0] != places.MANIFEST_NAME or first[1] > MAX_HEAD_BYTES:
-        raise _refused(bundle, f"{bundle.name} is no exported run: it doesn't begin with {places.MANIFEST_NAME}")
+    if first is None or first[0] != export.MANIFEST_NAME or first[1] > MAX_HEAD_BYTES:
+        raise _refused(bundle, f"{bundle.name} is no exported run: it doesn't begin with {export.MANIFEST_NAME}")
     try:
         value = json.loads(first[2].read())
     except RecursionError:
-        raise Damaged(f"{places.MANIFEST_NAME} is nested too deeply") from None
-    manifest = parse_record(EvidenceManifest, value, f"{bundle}:{places.MANIFEST_NAME}", next_step=NEXT_STEP)
-    if not places.is_run_id(manifest.run_id) or manifest.head.run_id != manifest.run_id:
-        raise Damaged(f"{manifest.run_id[:100]!r} is no run")
+        raise DamagedArchive(f"{export.MANIFEST_NAME} is nested too deeply") from None
+    manifest = parse_record(EvidenceManifest, value, f"{bundle}:{export.MANIFEST_NAME}", next_step=NEXT_STEP)
+    if not export.is_run_id(manifest.run_id) or manifest.head.run_id != manifest.run_id:
+        raise DamagedArchive(f"{manifest.run_id[:100]!r} is no run")
     names = [file.path for file in manifest.files]
     if len(set(names)) != len(names):
-        raise Damaged(f"a file stands twice in {places.MANIFEST_NAME}")
+        raise DamagedArchive(f"a file stands twice in {export.MANIFEST_NAME}")
     content = manifest.weights.content_hash if manifest.weights else None
     for name in names:
-        if not places.is_record(name, manifest.run_id) and not places.is_weights(name, content):
-            raise Damaged(f"{name[:200]!r} is no file of an exported run")
+        if not export.is_record(name, manifest.run_id) and not export.is_weights(name, content):
+            raise DamagedArchive(f"{name[:200]!r} is no file of an exported run")
     return manifest
 
 
 def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     content = manifest.weights.content_hash if manifest.weights else None
-    weights = [file for file in manifest.files if places.is_weights(file.path, content)]
-    records = [file for file in manifest.files if not places.is_weights(file.path, content)]
+    weights = [file for file in manifest.files if export.is_weights(file.path, content)]
+    records = [file for file in manifest.files if not export.is_weights(file.path, content)]
     if len(manifest.files) > MAX_FILES or sum(file.size_bytes for file in records) > MAX_RECORDS_BYTES:
-        raise Damaged("it holds more records than a run has")
+        raise DamagedArchive("it holds more records than a run has")
     for file in records:
         if file.size_bytes > reading.MAX_RECORD_BYTES:
-            raise Damaged(f"{file.path} has {file.size_bytes} bytes: no record is so large")
+            raise DamagedArchive(f"{file.path} has {file.size_bytes} bytes: no record is so large")
     if sum(file.size_bytes for file in weights) > weights_allowed:
-        raise Damaged(f"its weights are larger than {weights_allowed} bytes, the most that this base model's can be")
+        raise DamagedArchive(
+            f"its weights are larger than {weights_allowed} bytes, the most that this base model's can be"
+        )
 
 
 def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
@@ -115,7 +128,7 @@ def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
             digest.update(chunk)
             file.write(chunk)
     if digest.hexdigest() != row.sha256:
-        raise Damaged(f"{row.path} has sha256 {digest.hexdigest()}, {places.MANIFEST_NAME} says {row.sha256}")
+        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {export.MANIFEST_NAME} says {row.sha256}")
 
 
 def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> None:
@@ -123,5 +136,124 @@ def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> Non
     if manifest.weights is not None:
         folder = experiment.artifacts / manifest.weights.content_hash
         if not folder.is_dir():
-            raise Damaged("it names weights and holds none")
+            raise DamagedArchive("it names weights and holds none")
         atomic.write_json(folder / artifacts.READY_NAME, {"not_in_hash": list(manifest.weights.not_in_hash)})
+
+
+# Whether this machine has what an exported run was scored with: task, splits, recipe, scorer, base model.
+
+WIDEST_BYTES = 4
+"""Of one value: checkpoints may be stored in float32 whatever the base model is stored in."""
+
+HEADERS_BYTES = 128 * 1024 * 1024
+
+
+def weights_allowed(root: Root, manifest: EvidenceManifest) -> int:
+    """The most bytes that the weights of a checkpoint of this base model can have; a tied head may lie there twice.
+
+    Raises:
+        AutorlError: the base model is not staged here, or is another one.
+    """
+    staged = verify_model(root, manifest.base_model)
+    if staged.content_hash != manifest.base_model_content_hash:
+        raise AutorlError(
+            f"the base model {manifest.base_model} that is staged here has other weights than the one of the run",
+            where=root.model(manifest.base_model),
+            next_step=f"stage the revision with content hash {manifest.base_model_content_hash}",
+        )
+    sizes = [_values(tensor.shape) for tensor in tensors_of(root.model(manifest.base_model))]
+    return WIDEST_BYTES * (sum(sizes) + max(sizes, default=0)) + HEADERS_BYTES
+
+
+def _values(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def check_task(root: Root, record: RunRecord) -> list[str]:
+    """Checks that the run was asked what this machine's task asks; returns what is worth saying.
+
+    Raises:
+        AutorlError: task, split, recipe or scorer is another one here, or nothing is staged.
+    """
+    science = record.science
+    task = with_pins(root, load_task(science.task))
+    verify_staged_task(root, task)
+    local = task.file.splits["report"]
+    if science.protocol is Protocol.PAPER and task.file.paper is not None:
+        local = task.file.paper
+    if science.splits.get(Split.REPORT) != local:
+        raise _other("report split", task.folder / "task.yaml", "held-out items")
+    recipe = with_scorer_hash(task.recipe(science.recipe.name), task.folder)
+    if _unjudged(science.recipe, recipe) != recipe:
+        raise _other(f"recipe {recipe.name}", task.folder / "task.yaml", "prompt, limits, scorer or options")
+    if record.recipe_hash != science.recipe.hash():
+        raise AutorlError("run.json names a recipe_hash that its recipe doesn't have", exit_code=Exit.FAILED)
+    scorer(recipe.scorer, recipe.scorer_version, science.task)
+    notes = []
+    if task.hash() != record.task_hash:
+        notes.append("the task's folder differs from the one that ran, in files that decide neither items nor recipe")
+    if science.recipe.judge != "none":
+        notes.append(
+            f"outcomes come of the judge {science.recipe.options.get(JUDGE_MODEL)}, as the run's recipe names it"
+        )
+    return notes
+
+
+def _unjudged(recipe: Recipe, local: Recipe) -> Recipe:
+    """The run's recipe without the judge that its launch wrote into it."""
+    if local.judge == "none":
+        return recipe
+    written = {JUDGE_MODEL, JUDGE_PARAMETERS} - set(local.options)
+    options = {name: value for name, value in recipe.options.items() if name not in written}
+    return recipe.model_copy(update={"options": options})
+
+
+def _other(what: str, where: Path, differs: str) -> AutorlError:
+    return AutorlError(
+        f"the run's {what} is not the one of the task here: other {differs}",
+        where=where,
+        next_step="use the version of autorl-hpc, and of the task, that the run was launched with",
+    )
+
+
+def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec | None:
+    """The judge that the recipe names, at an address of this machine's user: a bundle's own is never asked.
+
+    Raises:
+        AutorlError: one is needed, and no address was given.
+    """
+    if recipe.judge == "none" or recipe.options.get(JUDGE_MODEL) == JudgeSpec.BUILTIN:
+        return None
+    if url is None:
+        raise AutorlError(
+            f"this run's answers are judged by {recipe.options.get(JUDGE_MODEL)}",
+            next_step="say where it answers: --judge-url http://HOST:PORT/v1, with --judge-key FILE where it wants a key",
+        )
+    given = recipe.options.get(JUDGE_PARAMETERS, "{}")
+    try:
+        return JudgeSpec(
+            url=url,
+            model=str(recipe.options.get(JUDGE_MODEL)),
+            key_file=None if key is None else str(key.absolute()),
+            parameters=json.loads(str(given)),
+        )
+    except (ValueError, RecursionError) as error:
+        raise AutorlError(f"the judge can't be asked: {error}", next_step="correct --judge-url") from None
+
+
+def check_shapes(root: Root, base_model: str, weights: Path, not_in_hash: tuple[str, ...]) -> str | None:
+    """What is wrong with the names and shapes of the weights, None if they are the base model's.
+
+    Raises:
+        Refused: a file is no safetensors file.
+    """
+    wanted = {tensor.name: tensor.shape for tensor in tensors_of(root.model(base_model))}
+    for tensor in tensors_of(weights):
+        if tensor.name in not_in_hash and tensor.name not in wanted:
+            continue  # a copy of a tied tensor: the engine compares it
+        if wanted.get(tensor.name) != tensor.shape:
+            return f"tensor {tensor.name[:100]!r} has not the shape that the base model's has"
+    return None

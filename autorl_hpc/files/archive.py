@@ -30,7 +30,7 @@ MAX_EXTENDED_BYTES = 64 * 1024
 """Of a header for a long name."""
 
 
-class Damaged(Exception):
+class DamagedArchive(Exception):
     """An archive that can't be read on, in words."""
 
 
@@ -116,7 +116,7 @@ class Bounded:
         data: bytes = self.inner.read(size)
         self.allowed -= len(data)
         if self.allowed < 0:
-            raise Damaged("it holds more than it says")
+            raise DamagedArchive("it holds more than it says")
         return data
 
 
@@ -126,13 +126,13 @@ class Header(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
         if self.type in (*extended, tarfile.GNUTYPE_LONGLINK) and self.size > MAX_EXTENDED_BYTES:
-            raise Damaged(f"a header of {self.size} bytes")
+            raise DamagedArchive(f"a header of {self.size} bytes")
         if self.type == tarfile.GNUTYPE_SPARSE:
-            raise Damaged("a file with holes")
+            raise DamagedArchive("a file with holes")
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
-class Reading:
+class ArchiveReader:
     """An archive that is read from its beginning to its end."""
 
     def __init__(self, path: Path, packing: str, allowed: int) -> None:
@@ -156,12 +156,12 @@ class Reading:
         while (row := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # they would all be kept
             if not row.isreg() or row.issparse():
-                raise Damaged(f"{row.name[:100]!r} is no plain file")
+                raise DamagedArchive(f"{row.name[:100]!r} is no plain file")
             data = archive.extractfile(row)
             assert data is not None
             yield row.name, row.size, data
         if self.bound.read(CHUNK_BYTES).strip(b"\0"):
-            raise Damaged("something follows its end")
+            raise DamagedArchive("something follows its end")
 
     @contextmanager
     def damage(self) -> Iterator[None]:
@@ -169,10 +169,10 @@ class Reading:
         try:
             yield
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as error:
-            raise Damaged(str(error) or "it breaks off") from None
+            raise DamagedArchive(str(error) or "it breaks off") from None
         except Exception as error:
             if type(error).__name__ == "ZstdError":
-                raise Damaged(str(error)) from None
+                raise DamagedArchive(str(error)) from None
             raise
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.faults import again, as_lost_answer
-from autorl_hpc.records.canonical import readable_json
+from autorl_hpc.records import readable_json
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names with this prefix are unfinished writes; every listing passes over them."""

@@ -12,13 +12,14 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autorl_hpc.errors import Refused
+from autorl_hpc.files import reading
 from autorl_hpc.files.faults import again
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the safetensors library itself sets."""
@@ -206,3 +207,142 @@ def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple
         return [(t.name, t.dtype, t.shape, hash_span(fd, t.begin, t.end)) for t in tensors]
     finally:
         os.close(fd)
+
+
+# Whether a base model's head is its embedding, decided in one place: for the content hash, intake and every engine alike.
+#
+# It is where the config ties them, whatever the file holds, or where the file has no head. Then a head that lies in a file all the same
+# (as in some published models) counts for nothing: it must equal the embedding, no content hash covers it, and no engine uses it.
+
+TIED_BY_DEFAULT = frozenset(
+    [
+        *(
+            "biogpt",
+            "bloom",
+            "cohere",
+            "cohere2",
+            "cohere2_moe",
+            "cpmant",
+            "ctrl",
+            "ernie4_5",
+            "ernie4_5_moe",
+            "falcon",
+        ),
+        *(
+            "falcon_mamba",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "gemma3_text",
+            "gemma3n",
+            "gemma3n_text",
+            "gemma4",
+            "gemma4_text",
+        ),
+        *(
+            "gpt-sw3",
+            "gpt2",
+            "gpt_bigcode",
+            "gpt_neo",
+            "granite_swa",
+            "jetmoe",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "minicpm3",
+        ),
+        *(
+            "modernbert-decoder",
+            "mpt",
+            "opt",
+            "recurrent_gemma",
+            "smollm3",
+            "starcoder2",
+            "vaultgemma",
+            "xglm",
+            "youtu",
+        ),
+        *("zamba", "zamba2", "zaya"),
+    ]
+)
+"""Values of `model_type` for which transformers (5.24) ties where the config says nothing; for all other causal models it does not."""
+
+
+def config_ties(config: Mapping[str, Any]) -> bool:
+    """`tie_word_embeddings` as transformers resolves it."""
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        if isinstance(part.get("tie_word_embeddings"), bool):
+            return bool(part["tie_word_embeddings"])
+    return config.get("model_type") in TIED_BY_DEFAULT
+
+
+def own_tensors(base: Path) -> tuple[list[TensorSpec], frozenset[str]]:
+    """The tensors of a staged base model that a checkpoint of it has to have, and the names that count for nothing beside them."""
+    tensors = tensors_of(base)
+    own = [tensor for tensor in tensors if tensor.name != HEAD_NAME]
+    if len(own) < len(tensors) and not config_ties(json.loads(reading.read_bytes(base / "config.json"))):
+        return tensors, frozenset()
+    return own, frozenset({HEAD_NAME})
+
+
+def base_content_hash(folder: Path) -> str:
+    """The content hash of a base model: reads every tensor once.
+
+    Raises:
+        Refused: it is no model that can be a base; `untied_head`: the config ties head and embedding, and the file holds two that
+            differ. transformers would then load both, other engines the embedding alone.
+    """
+    parts = folder_parts(folder)
+    _, tied = own_tensors(folder)
+    found = {name: tuple(rest) for name, *rest in parts}
+    if HEAD_NAME in tied & found.keys():
+        embedding = next((name for name in EMBEDDING_NAMES if name in found), None)
+        if embedding is None or found[HEAD_NAME] != found[embedding]:
+            raise Refused(
+                "untied_head",
+                f"config.json ties the embeddings (tie_word_embeddings), and {HEAD_NAME} is not {embedding or 'an embedding that is known'}",
+                f"write `tie_word_embeddings: false` into config.json if the head counts, else save the model without {HEAD_NAME}",
+            )
+    return content_hash(part for part in parts if part[0] not in tied)
+
+
+# Hashes of files and of folders.
+
+SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+"""Folders that are no part of code: they come and go with the interpreter."""
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, in hex; read anew should the file system fail on the way."""
+    return again(lambda: _file_sha256(path))
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while True:
+            got = file.readinto(buffer)
+            if not got:
+                return digest.hexdigest()
+            digest.update(view[:got])
+
+
+def walk_files(folder: Path) -> list[str]:
+    """Relative paths of the regular files below `folder`, sorted; caches left out, links never followed."""
+    found: list[str] = []
+    for parent, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in names:
+            path = Path(parent) / name
+            if not name.endswith(".pyc") and path.is_file() and not path.is_symlink():
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def tree_sha256(folder: Path, files: Iterable[str] | None = None) -> str:
+    """A hash over (relative path, sha256) of the files below `folder`."""
+    names = walk_files(folder) if files is None else sorted(files)
+    return hashlib.sha256(canonical_json([[name, file_sha256(folder / name)] for name in names])).hexdigest()

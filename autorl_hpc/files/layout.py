@@ -6,8 +6,11 @@ See docs/file-protocol.md for what each file is and who writes it.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from autorl_hpc.errors import AutorlError
 
 ROOT_VARIABLE = "AUTORL_ROOT"
 
@@ -261,3 +264,45 @@ class RunDir:
     def workspace_link(self) -> Path:
         """A file that names the workspace, which may lie in scratch."""
         return self.path / "workspace.json"
+
+
+# Where the files that ship with the package lie: tasks/, templates/, jobs/, and of docs/ what a command reads.
+#
+# In a checkout and in an experiment's frozen code they stand beside the package, in an installed wheel inside it.
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def share(part: str) -> Path:
+    """The folder `tasks`, `templates`, `jobs` or `docs`."""
+    beside = PACKAGE.parent / part
+    inside = PACKAGE / "_share" / part
+    return inside if inside.is_dir() else beside
+
+
+# Folders of users' own agents and tasks, which are looked into before the built-in ones. A variable names them, so that child processes know them too.
+
+
+def named_by(variable: str) -> list[Path]:
+    """The folders that a variable names, first the one that is looked into first."""
+    return [Path(part).absolute() for part in os.environ.get(variable, "").split(os.pathsep) if part]
+
+
+def put_first(variable: str, folders: Sequence[Path], kind: str) -> None:
+    """Puts folders before those that the variable names, for this process and those that it starts.
+
+    Args:
+        kind: what lies in folders of its own there: `agent`, `task`.
+
+    Raises:
+        AutorlError: one is no folder.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise AutorlError(
+                f"--{kind}s names the folder that holds {kind} folders, and this is none",
+                where=folder.absolute(),
+                next_step=f"correct the path; of a{'n' if kind[0] == 'a' else ''} {kind} in ~/{kind}s/mine/ it is ~/{kind}s",
+            )
+    given = [str(folder.absolute()) for folder in folders]
+    os.environ[variable] = os.pathsep.join([*given, *filter(None, [os.environ.get(variable)])])

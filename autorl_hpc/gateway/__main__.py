@@ -2,7 +2,7 @@
 
 import sys
 
-from autorl_hpc.gateway.main import main
+from autorl_hpc.gateway.run_gateway import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,23 +3,138 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autorl_hpc.gateway import asked as asking
-from autorl_hpc.gateway import headers as head
-from autorl_hpc.gateway import hosted, models, routes, strictly
-from autorl_hpc.gateway.allowed import Allowed
-from autorl_hpc.gateway.books import Books
-from autorl_hpc.gateway.call import Call
-from autorl_hpc.gateway.driver import Driver, DriverLost
-from autorl_hpc.gateway.passing import Passing
-from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, Refusal
-from autorl_hpc.gateway.settings import Settings
-from autorl_hpc.gateway.usage_stream import asking as asking_usage
+from autorl_hpc.gateway import hosted_tools
+from autorl_hpc.gateway import request as routes
+from autorl_hpc.gateway import token_usage as asking
+from autorl_hpc.gateway import upstream as head
+from autorl_hpc.gateway.accounting import Books
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, Allowed, Refusal, Settings
+from autorl_hpc.gateway.token_usage import CallRecord
+from autorl_hpc.gateway.token_usage import asking as asking_usage
+from autorl_hpc.gateway.upstream import Driver, DriverLost, Forwarder
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+# The list of models, which the gateway gives itself: the run's driver is the only one.
+
+
+def model_listing(dialect: str, headers: Mapping[str, str], model: str, asked: str | None) -> bytes:
+    """The list, or the one model that was asked for.
+
+    Raises:
+        Refusal: there is no such model.
+    """
+    if asked is not None and asked != model:
+        raise Refusal(
+            404, "model_not_found", f"the model {asked[:80]!r} does not exist here; this run's driver is {model!r}"
+        )
+    one: dict[str, Any]
+    if dialect == GEMINI:
+        methods = ["generateContent", "streamGenerateContent", "countTokens"]
+        one = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": methods}
+        whole: dict[str, Any] = {"models": [one]}
+    elif "anthropic-version" in headers:
+        one = {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+        whole = {"data": [one], "has_more": False, "first_id": model, "last_id": model}
+    else:
+        one = {"id": model, "object": "model", "created": 0, "owned_by": "driver"}
+        whole = {"object": "list", "data": [one]}
+    return json.dumps(whole if asked is None else one).encode()
+
+
+# JSON as only one reader can read it: what two readers may read in two ways is refused, so that nothing passes unseen.
+
+MAX_DEPTH = 200
+"""Of nesting. Tools' schemas have some twenty."""
+
+
+MAX_VALUES: Final = 300_000
+"""Of one body: a value takes up to a hundred times its bytes while it is read."""
+
+_STARTS: Final = b",[{"
+_NESTS: Final = (dict, list)
+_STRUCTURE: Final = re.compile(rb'"[^"]*"?|[\[{,]')
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The object in a request's body.
+
+    Raises:
+        Refusal: it is not UTF-8, no JSON, no object, too deep, has too many values, or a name twice in one object.
+    """
+    if has_more_values(data, MAX_VALUES):
+        raise Refusal(413, "too_large", f"a request's body may have {MAX_VALUES:,} values")
+    try:
+        text = data.decode("utf-8", "strict")
+    except UnicodeDecodeError:
+        raise _bad("it is not UTF-8") from None
+    if text.startswith("\ufeff"):
+        raise _bad("it begins with a byte order mark")
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise _bad("it is nested too deeply") from None
+    except ValueError as error:
+        raise _bad(str(error)[:200]) from None
+    if not isinstance(value, dict):
+        raise _bad("it is no object")
+    if _depth(value) > MAX_DEPTH:
+        raise _bad("it is nested too deeply")
+    return value
+
+
+def has_more_values(data: bytes, most: int) -> bool:
+    """Whether JSON has more than `most` values, before it is read: each is the first one, or follows a comma, or is within an object or
+    a list of its own. Takes no memory by their number."""
+    if len(data) - len(data.translate(None, _STARTS)) < most:
+        return False
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found = texts = 0
+    for match in _STRUCTURE.finditer(plain):
+        if plain[match.start()] == 0x22:
+            texts += 1
+        else:
+            found += 1
+        if found >= most or texts > 2 * most + 2:
+            return True
+    return False
+
+
+def _bad(why: str) -> Refusal:
+    return Refusal(400, "unreadable", f"the driver's gateway can't read this request's body: {why}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return made
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _depth(value: Any) -> int:
+    """Without recursion."""
+    deepest, level = 0, [value]
+    while level and deepest <= MAX_DEPTH:
+        deepest += 1
+        level = [
+            one
+            for each in level
+            for one in (each.values() if isinstance(each, dict) else each)
+            if isinstance(one, _NESTS)
+        ]
+    return deepest
+
 
 log = logging.getLogger("autorl_hpc.gateway")
 
@@ -46,7 +161,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, driver: Driver, books: Books) -> None:
         self._settings, self._books = settings, books
-        self._passing = Passing(driver, books)
+        self._passing = Forwarder(driver, books)
         self._names = frozenset((settings.model, *settings.aliases))
         self._allowed = Allowed(settings.tools)
         self._default_out = settings.max_output_tokens or asking.DEFAULT_ANSWER_TOKENS
@@ -64,7 +179,7 @@ class Gateway:
         from aiohttp import web
 
         target = routes.split(request.raw_path)
-        call = Call(routes.dialect_of(target.path), target.path[:200])
+        call = CallRecord(routes.dialect_of(target.path), target.path[:200])
         try:
             return await self._answered(request, target, call)
         except Refusal as refusal:
@@ -78,7 +193,7 @@ class Gateway:
             if not call.quiet:
                 self._books.close(call)
 
-    async def _answered(self, request: web.BaseRequest, target: routes.Target, call: Call) -> web.StreamResponse:
+    async def _answered(self, request: web.BaseRequest, target: routes.Target, call: CallRecord) -> web.StreamResponse:
         from aiohttp import web
 
         shown_in = head.shown_key(request.headers, routes.keys_in(target.query), self._settings.token)
@@ -87,7 +202,7 @@ class Gateway:
         route = routes.route(request.method, target)
         if route.kind == "models":
             call.quiet = True
-            listing = models.listing(route.dialect, request.headers, self._settings.model, route.model)
+            listing = model_listing(route.dialect, request.headers, self._settings.model, route.model)
             return web.Response(body=listing, content_type="application/json")
         if self._closed is not None:
             raise Refusal(403, "driver_closed", f"the driver doesn't answer any more: {self._closed}"[:500])
@@ -118,11 +233,11 @@ class Gateway:
         finally:
             self._at_once -= 1
 
-    def _look(self, route: routes.Route, data: bytes, call: Call) -> bytes:
+    def _look(self, route: routes.ApiRoute, data: bytes, call: CallRecord) -> bytes:
         """Reads a body, which takes many times its size, and lets it go again; what is to be sent, and in `call` what is asked for."""
-        body = strictly.read_object(data)
+        body = read_object(data)
         call.model = self._model(route, body)
-        hosted.check(route.dialect, body, self._allowed)
+        hosted_tools.check(route.dialect, body, self._allowed)
         call.wants = asking.asked(route.dialect, body, self._default_out)
         call.stream = call.wants.stream if route.stream is None else route.stream
         call.hides_usage = route.dialect == CHAT and call.stream and not call.wants.include_usage
@@ -131,7 +246,7 @@ class Gateway:
         return asking_usage(data, body) if call.hides_usage else data
 
     @staticmethod
-    def _note(call: Call, refusal: Refusal) -> None:
+    def _note(call: CallRecord, refusal: Refusal) -> None:
         call.status = refusal.status
         if isinstance(refusal, DriverLost):
             call.fault, call.error = "cluster", f"{refusal.code}: {refusal.detail}"
@@ -139,7 +254,7 @@ class Gateway:
         else:
             call.refused, call.error = refusal.code, refusal.message
 
-    async def _body(self, request: web.BaseRequest, call: Call) -> bytes:
+    async def _body(self, request: web.BaseRequest, call: CallRecord) -> bytes:
         given = request.headers
         for name in ONCE_ONLY:
             if len(given.getall(name, ())) > 1:
@@ -160,7 +275,7 @@ class Gateway:
         except asyncio.TimeoutError:
             raise Refusal(408, "slow", f"the body did not come within {BODY_S:g} s") from None
 
-    async def _read(self, request: web.BaseRequest, call: Call) -> bytes:
+    async def _read(self, request: web.BaseRequest, call: CallRecord) -> bytes:
         parts: list[bytes] = []
         while part := await request.content.readany():
             parts.append(part)
@@ -172,7 +287,7 @@ class Gateway:
                 raise Refusal(429, "busy", "too much is being sent at once", retry_after_s=2)
         return b"".join(parts)
 
-    def _model(self, route: routes.Route, body: dict[str, Any]) -> str:
+    def _model(self, route: routes.ApiRoute, body: dict[str, Any]) -> str:
         named = body.get("model")
         if route.dialect == GEMINI:
             if named is not None and named not in (route.model, f"models/{route.model}"):

@@ -6,25 +6,93 @@ node. Where the base model fails too, the fault is the cluster's and the work go
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import artifacts
+from autorl_hpc.files import artifacts, atomic, reading
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.grading.evaluate import Answered, Bench, Scored
-from autorl_hpc.grading.items import offer
-from autorl_hpc.grading.patience import RatingOverdue, overdue_s
-from autorl_hpc.grading.stopping import contained
-from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.files.queue import Claims
+from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers, write_items
+from autorl_hpc.grading.timeouts import RatingOverdue, contained, overdue_s
+from autorl_hpc.records.entries import Evaluation
+from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
 from autorl_hpc.states import Fault, Split
+
+# Items files whose score may not be the one that is committed: another grader may have taken the entry over.
+#
+# A file is written under a hidden name that holds its hash, and linked to its own name only where nothing stands there. Once a
+# score is committed, its file is put in place of any other: by whoever committed it, or by whoever finds the entry after that one
+# died. What is committed is never replaced by anything else.
+
+
+def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
+    """Writes an items file for a score that is to be committed and returns its sha256; what stands at `path` stays.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    fresh = _hidden(path, f"{os.getpid()}-{secrets.token_hex(6)}")
+    try:
+        sha256 = write_items(fresh, outcomes)
+        offered = _hidden(path, sha256)
+        os.replace(fresh, offered)
+    except BaseException:
+        atomic.unlink_quietly(fresh)
+        raise
+    try:
+        os.link(offered, path)
+    except (FileExistsError, FileNotFoundError):
+        pass  # another one's, or our own of an earlier try; or the same file was committed and put in place meanwhile
+    atomic.fsync_directory(path.parent)
+    return sha256
+
+
+def settle(path: Path, committed: str | None, own: str | None = None) -> None:
+    """Puts the file of the committed score in place. May be done by anyone, and twice.
+
+    Args:
+        committed: the items_sha256 of the score that stands in the ledger.
+        own: that of the score that the caller offered.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    if own is not None and own != committed:
+        atomic.unlink_quietly(_hidden(path, own))
+    if committed is None or not (offered := _hidden(path, committed)).exists():
+        return
+    if _stands(path, committed):
+        atomic.unlink_quietly(offered)
+        return
+    try:
+        os.replace(offered, path)
+    except FileNotFoundError:
+        return  # another grader was faster
+    atomic.fsync_directory(path.parent)
+
+
+def _stands(path: Path, sha256: str) -> bool:
+    try:
+        return hashlib.sha256(reading.read_bytes(path, max_bytes=reading.MAX_UNPACKED_BYTES)).hexdigest() == sha256
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _hidden(path: Path, mark: str) -> Path:
+    return path.with_name(f"{atomic.TEMPORARY_PREFIX}{path.name}.{mark}")
+
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -91,15 +159,15 @@ class Attempts:
 
     def answer(
         self, science: Science, content_hash: str, split: Split, entry: str, generation: int
-    ) -> Answered | Evaluation:
+    ) -> SplitAnswers | Evaluation:
         """The engine's part of `evaluate`, for `finish`; or null with a fault."""
 
-        def ask(weights: Path) -> Answered:
+        def ask(weights: Path) -> SplitAnswers:
             return self.bench.answer(science, weights, content_hash, split)
 
         return self._tried(science, content_hash, split, entry, generation, ask)
 
-    def finish(self, answered: Answered, items: Path, waiting_s: float | None) -> Evaluation:
+    def finish(self, answered: SplitAnswers, items: Path, waiting_s: float | None) -> Evaluation:
         """The rest of `evaluate`: rates the answers and writes the items file. May be called by another thread.
 
         Raises:
@@ -231,3 +299,78 @@ def _node_troubles() -> Iterator[None]:
         raise ClusterTrouble(str(error), error.fault) from error
     except OSError as error:
         raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
+
+
+# Base models' scores: once per model, split, recipe and engine hash, measured twice for the engine's own noise.
+
+
+@dataclass
+class Baselines:
+    """The baselines folder, as one grader uses it."""
+
+    experiment: ExperimentDir
+    claims: Claims
+    bench: Bench
+    grader: str
+    _known: dict[str, Baseline] = field(default_factory=dict)
+
+    def get(self, science: Science, split: Split) -> Baseline | None:
+        """The baseline by the engine that is up, if it has been measured."""
+        engine = self.bench.engine(science.base_model, science.recipe)
+        key = baseline_key(science, split, engine.identity.digest())
+        if key not in self._known:
+            found = read_baseline(self.experiment.baselines, key)
+            if found is None:
+                return None
+            settle(self._items(key), found.evaluation.items_sha256)  # who published it may have died before this
+            self._known[key] = found  # it is measured once, and never replaced
+        return self._known[key]
+
+    def ensure(self, science: Science, split: Split) -> Baseline | None:
+        """The baseline, measured now if need be; None while another living grader is measuring it."""
+        found = self.get(science, split)
+        if found is not None:
+            return found
+        engine = self.bench.engine(science.base_model, science.recipe)
+        key = baseline_key(science, split, engine.identity.digest())
+        entry = f"baseline-{key[:32]}"
+        generation = self.claims.take(entry, self.claims.current())
+        if generation is None:
+            return None
+        try:
+            if self.get(science, split) is None:  # another grader may have ended between our look and our claim
+                self._measure(science, split, key)
+        finally:
+            self.claims.give_back(entry, generation)
+        return self.get(science, split)
+
+    def _measure(self, science: Science, split: Split, key: str) -> None:
+        log.info("measuring the base model %s on the %s split of %s", science.base_model, split, science.task)
+        weights = self.bench.root.model(science.base_model)
+        content = science.base_model_content_hash
+        first = self.bench.evaluate(science, weights, content, split)
+        backwards = list(range(first.evaluation.n))[::-1]
+        second = self.bench.evaluate(science, weights, content, split, order=backwards)
+        changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
+        if self.get(science, split) is not None:
+            return  # we were slow and were taken over
+        items = offer(self._items(key), first.outcomes)
+        identity = self.bench.identity
+        assert identity is not None  # evaluate() has just used it
+        record = Baseline(
+            key=key,
+            task=science.task,
+            base_model=science.base_model,
+            evaluation=first.evaluation.model_copy(update={"items_sha256": items}),
+            repeat_score=second.evaluation.score,
+            repeat_changed_items=changed,
+            engine=identity,
+            grader=self.grader,
+        )
+        atomic.publish_bytes(self.experiment.baselines / f"{key}.json", record.canonical() + b"\n")
+        found = self.get(science, split)
+        if found is not None:
+            settle(self._items(key), found.evaluation.items_sha256, own=items)
+
+    def _items(self, key: str) -> Path:
+        return self.experiment.baselines / f"{key}.items.jsonl.gz"

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files import artifacts
-from autorl_hpc.files.baselines import baseline_key, read_baseline
-from autorl_hpc.files.heads import in_words, run_head
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
-from autorl_hpc.grading.attempts import Attempts, NotReady
-from autorl_hpc.grading.baselines import Baselines
-from autorl_hpc.grading.items import settle
-from autorl_hpc.grading.tracing import Tracing
+from autorl_hpc.files.ledger import Ledger, in_words, run_head
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading.attempts import Attempts, Baselines, NotReady, settle
+from autorl_hpc.grading.fingerprint_work import Tracing
+from autorl_hpc.records.entries import Closed, Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline
-from autorl_hpc.records.ledger import Closed, Evaluation, Submission
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
 

@@ -11,44 +11,225 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from autorl_hpc.cluster.job_table import JobTable, read_seen, read_submitted
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import atomic, reading
+from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files import queue as queues
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
-from autorl_hpc.files.host import deny_inspection, host_name, job_id
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_experiment
-from autorl_hpc.files.view import RunView
-from autorl_hpc.grading import patience
-from autorl_hpc.grading.activity import Activity
-from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, NotReady
-from autorl_hpc.grading.backoff import RETRY_AFTER_TROUBLE_S, Backoff
-from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.processes import deny_inspection, host_name, job_id
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, drop, drop_trouble, write_heartbeat
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading import timeouts
+from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, NotReady
 from autorl_hpc.grading.closing import Closing
-from autorl_hpc.grading.engines.interpreter import name_program
+from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.grading.feedback import PASSING, Feedback
-from autorl_hpc.grading.heart import Heart
-from autorl_hpc.grading.keeping import release_spare
-from autorl_hpc.grading.known import Known
-from autorl_hpc.grading.order import FINGERPRINT_TURN_S, Order
-from autorl_hpc.grading.patience import overdue_s
-from autorl_hpc.grading.stopping import Stopped, contained, each
-from autorl_hpc.grading.sweeping import left_over, sweep
-from autorl_hpc.grading.tracing import Tracing
+from autorl_hpc.grading.fingerprint_work import Tracing
+from autorl_hpc.grading.schedule import FINGERPRINT_TURN_S, RETRY_AFTER_TROUBLE_S, Backoff, Order, RunCatalog
+from autorl_hpc.grading.timeouts import Stopped, contained, each, overdue_s
 from autorl_hpc.grading.watcher import Watcher
 from autorl_hpc.records.base import parse_record
+from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
-from autorl_hpc.records.ledger import Evaluation
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EXIT_TROUBLE, Fault, QueueKind, Split
 
+# A grader's heartbeat: a counter in a file, written by a thread of its own while the grader is at work.
+
 log = logging.getLogger("autorl_hpc.grader")
+
+BEATS_PER_STALENESS = 6
+"""A heartbeat may be late five times before its claims are taken over."""
+
+MAX_BEAT_S = 5.0
+"""Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
+
+
+class Heart(threading.Thread):
+    """Writes the heartbeat; says whether it could.
+
+    Args:
+        look: called with each beat. It notes what has come into the queue, so that a wait is not counted from the end of a long
+            evaluation on.
+    """
+
+    def __init__(
+        self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.experiment = experiment
+        self.beat = beat
+        self.period_s = min(MAX_BEAT_S, stale_after_s / BEATS_PER_STALENESS)
+        self.look = look
+        self._ending = threading.Event()  # not `_stop`: that is a method of Thread before Python 3.13
+        self._lock = threading.Lock()
+
+    def set(self, **changes: object) -> None:
+        """Changes fields of the next beat."""
+        with self._lock:
+            self.beat = self.beat.model_copy(update=changes)
+
+    def write(self) -> None:
+        """One beat now."""
+        with self._lock:
+            self.beat = self.beat.model_copy(update={"counter": self.beat.counter + 1})
+            try:
+                write_heartbeat(self.experiment.graders, self.beat)
+            except OSError as error:
+                log.warning("heartbeat not written: %s", error)
+
+    def run(self) -> None:
+        while not self._ending.wait(self.period_s):
+            self.write()
+            try:
+                self.look()
+            except Exception as error:  # the heart beats on, whatever can't be listed
+                log.warning("the queue can't be looked at: %s", error)
+
+    def end(self) -> None:
+        """The last beat."""
+        self._ending.set()
+        self.set(state="ended", working_on=None)
+        self.write()
+
+
+# Whether a grader that has been idle for long may give its place free.
+#
+# On a cluster it stays while agents work. The last link of a chain stays as long as an agent's job waits, too: after it
+# nobody would come. What the watcher noted last tells; it holds for whichever grader asks.
+
+LOOK_S = 15.0
+STANDS_STILL_S = 60.0
+"""A supervisor writes its clock every 10 s."""
+
+
+class Activity:
+    """Looks at the supervisors' clocks, whose counters are judged by this process's own time."""
+
+    def __init__(self, experiment: ExperimentDir, record: ExperimentRecord) -> None:
+        self.experiment = experiment
+        self.record = record
+        self._counters: dict[str, int] = {}
+        self._last_look: float | None = None
+        self._last_move = 0.0
+
+    def may_leave(self) -> bool:
+        """Whether nobody is left in the lurch; asked once the grader has been idle for `idle_exit_s`."""
+        return not self.agents_work() and not (
+            self.record.cluster is not None and self._is_last() and self._agents_wait()
+        )
+
+    def _is_last(self) -> bool:
+        """Whether no other link of this grader's chain waits to follow it."""
+        try:
+            jobs = read_submitted(self.experiment)
+        except (AutorlError, OSError):
+            return True
+        if jobs is None:
+            return True
+        me = os.environ.get("SLURM_JOB_ID")
+        mine = next((job for job in jobs.submitted if job.job_id == me), None)
+        if mine is None:  # beside an agent, in `placement: step`: its job starts it over
+            return False
+        return not any(
+            job.name == mine.name and job.number > mine.number and not job.taken_back for job in jobs.submitted
+        )
+
+    def _agents_wait(self) -> bool:
+        try:
+            jobs = read_submitted(self.experiment)
+        except (AutorlError, OSError):
+            return True
+        return jobs is not None and bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
+
+    def agents_work(self) -> bool:
+        """Whether some clock has moved in the last minute. On one machine, where no place is taken, never asked: False."""
+        if self.record.cluster is None:
+            return False
+        now = time.monotonic()
+        if self._last_look is None:  # nothing is known of the time before: as if one had moved now
+            self._last_move = now
+        if self._last_look is None or now - self._last_look >= LOOK_S:
+            self._last_look = now
+            if self._moved():
+                self._last_move = now
+        return now - self._last_move <= STANDS_STILL_S
+
+    def _moved(self) -> bool:
+        moved = False
+        finished = set(reading.list_names(self.experiment.finished))
+        for run_id in self.record.runs:
+            if run_id in finished:
+                continue
+            clock = reading.read_json_or_none(self.experiment.run(run_id).clock)
+            counter = clock.get("counter") if isinstance(clock, dict) else None
+            if isinstance(counter, int) and self._counters.get(run_id, counter) != counter:
+                moved = True
+            if isinstance(counter, int):
+                self._counters[run_id] = counter
+        return moved
+
+
+# Which accepted checkpoints stay while a run is open: those that may still be selected, and those that are still needed.
+#
+# Kept are the best, the last, what the agent marked final, and whatever waits for a score or a fingerprint.
+
+
+def kept_while_open(view: RunView) -> set[str]:
+    """Content hashes of the artifacts that an open run needs."""
+    accepted = view.accepted()
+    named = [view.best(), view.final(), *accepted[-1:], *view.unscored(), *view.unfingerprinted()]
+    # What could not be evaluated has no fingerprint; its artifact may be wanted by whoever looks for the reason.
+    failed = [s for s in accepted if (score := view.score_of(s)) is not None and score.evaluation.score is None]
+    # A final mark that is not scored yet may come to be the one that counts.
+    unscored_finals = [s for s in accepted if s.final and view.score_of(s) is None]
+    return {s.content_hash for s in (*named, *failed, *unscored_finals) if s is not None and s.content_hash}
+
+
+def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int:
+    """Lets go of artifacts that an open run no longer needs; how many.
+
+    Its references are looked at before the ledger is read: one that a supervisor renews meanwhile, for the same content
+    submitted again, is another one and is left alone.
+    """
+    here = set(reading.list_names(experiment.artifacts))
+    seen = {content: artifacts.reference(experiment.artifacts, content, run_id) for content in here}
+    view = RunView.of(ledger.read())
+    if view.closed is not None:
+        return 0
+    spare = {s.content_hash for s in view.accepted() if s.content_hash} - kept_while_open(view)
+    released = 0
+    for content in sorted(spare & here):
+        reference = seen[content]
+        if reference is not None:
+            released += artifacts.release_if_same(experiment.artifacts, content, run_id, reference)
+    return released
+
+
+# What stays in the queue of an experiment that is over: a grader that is killed between its work and the entry leaves the entry.
+
+
+def left_over(experiment: ExperimentDir) -> set[str]:
+    """Entries that wait or are claimed; to be asked before looking whether the experiment is over."""
+    return {*queues.waiting(experiment.queue), *claimed_entries(experiment.claims)}
+
+
+def sweep(experiment: ExperimentDir, entries: set[str]) -> None:
+    """Removes entries of an experiment all of whose runs are closed, and what is noted of them: nobody waits for them."""
+    for entry in sorted(entries):
+        atomic.unlink_quietly(experiment.queue / f"{entry}{queues.SUFFIX}")
+        drop(experiment.claims, entry)
+        drop_trouble(experiment.troubles, entry)  # else `status` would tell of it for ever
+
 
 POLL_BUSY_S = 0.25
 """4 Hz while there is work: a median wait of an eighth of a second costs one listing."""
@@ -82,7 +263,7 @@ class Grader:
         self.heart = Heart(experiment, beat, spec.stale_after_s, self._look)
         self.claims = self._own_claims()
         self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
-        self.known = Known(experiment, lambda: self.record.runs)
+        self.known = RunCatalog(experiment, lambda: self.record.runs)
         self.bench = Bench(self.root, spec, lambda: self.record.spec.judge)
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
         self.attempts = Attempts(experiment, self.bench)
@@ -153,7 +334,7 @@ class Grader:
                 self._give_back,
                 self.claims.drop_own,
                 self.heart.end,
-                patience.give_up_all,
+                timeouts.give_up_all,
                 self.bench.drop_engine,
                 self.tracing.drop,
             )
@@ -410,7 +591,7 @@ def run_grader(experiment: ExperimentDir) -> int:
 
 def _goes_on(grader: Grader) -> bool:
     """Whether something is still being rated, be it that nobody waits for it any more."""
-    return bool(grader.feedback.under_way) or bool(patience.under_way())
+    return bool(grader.feedback.under_way) or bool(timeouts.under_way())
 
 
 def _leave(code: int, under_way: Sequence[str]) -> None:

@@ -6,35 +6,242 @@ import gzip
 import hashlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
-from autorl_hpc.files.host import host_name
 from autorl_hpc.files.layout import Root
+from autorl_hpc.files.processes import host_name, usable_cores
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.grading.episodes import Playground
-from autorl_hpc.grading.judging import Judging
-from autorl_hpc.grading.patience import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
+from autorl_hpc.grading.timeouts import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
+from autorl_hpc.records.entries import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
-from autorl_hpc.records.ledger import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.rollouts.engine import Answer, Engine
-from autorl_hpc.scoring.outcome import Clocked, Fact, JudgeFailed, Outcome
-from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.rollouts.engine import Answer, ServingEngine
+from autorl_hpc.rollouts.environment import Episode
+from autorl_hpc.rollouts.episodes import run_episodes
+from autorl_hpc.rollouts.pool import CALL_LIMIT_S, Pool
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, JudgeUsage, MeteredJudge, make_judge
+from autorl_hpc.scoring.outcome import Clocked, Context, Fact, JudgeFailed, Outcome
+from autorl_hpc.scoring.registry import encode, scorer
 from autorl_hpc.scoring.stats import standard_error
 from autorl_hpc.states import Fault, Split
-from autorl_hpc.tasks.heldout import Item, load_shots
-from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.own_files import OWN_SCORER
-from autorl_hpc.tasks.parts import asked_items
+from autorl_hpc.tasks.check import ENVIRONMENT_TIMEOUT
+from autorl_hpc.tasks.folders import OWN_SCORER
+from autorl_hpc.tasks.heldout import Item, asked_items, load_judge_prompt, load_shots
+from autorl_hpc.tasks.loader import Task, check_played, load_task
+
+# What a grader needs for tasks with a judge: the judge of each recipe, and the answers that could not be judged yet.
+#
+# A judge that fails is the grader's fault: the entry goes back to the queue, with no word about the artifact, and other entries go
+# on. The model's answers are kept for the next try: to write them took longer than to judge them.
+
+MAX_KEPT: Final = 16
+"""Evaluations whose answers are kept: a few megabytes each at most."""
+
+
+class Judging:
+    """The judges of one grader.
+
+    Args:
+        spec: the experiment's judge as it stands now; a later launch may change it.
+    """
+
+    def __init__(self, root: Root, spec: Callable[[], JudgeSpec | None]) -> None:
+        self.root = root
+        self._spec = spec
+        self._judges: dict[tuple[str, str | None], tuple[JudgeSpec | None, MeteredJudge]] = {}
+        self._unjudged: dict[Hashable, list[list[Answer]]] = {}
+
+    def context(self, science: Science) -> Context:
+        """What the run's scorer gets.
+
+        Raises:
+            AutorlError: the judge can't be made, or its prompt is not staged.
+        """
+        recipe = science.recipe
+        return Context(
+            options=recipe.options,
+            workers=os.cpu_count() or 1,
+            seed=science.seed,
+            judge=self._judge(recipe),
+            judge_mode=recipe.judge,
+            judge_prompt=load_judge_prompt(self.root, science.task, recipe),
+        )
+
+    def usage(self, recipe: Recipe) -> JudgeUsage:
+        """What the recipe's judge was asked so far."""
+        judge = self._judge(recipe)
+        return JudgeUsage() if judge is None else judge.usage
+
+    def _judge(self, recipe: Recipe) -> MeteredJudge | None:
+        if recipe.judge == "none":
+            return None
+        name, spec = str(recipe.options.get(JUDGE_MODEL, "")), self._spec()
+        said = recipe.options.get(JUDGE_REVISION)
+        revision = None if said is None else str(said)
+        if (name, revision) not in self._judges or self._judges[name, revision][0] != spec:
+            self._judges[name, revision] = (spec, make_judge(spec, name, self.root.judge_cache, revision))
+        return self._judges[name, revision][1]
+
+    def kept(self, key: Hashable) -> list[list[Answer]] | None:
+        """The answers that the judge failed to judge in the last try, once."""
+        return self._unjudged.pop(key, None)
+
+    def keep(self, key: Hashable, answers: list[list[Answer]]) -> None:
+        """Keeps answers for the next try."""
+        while len(self._unjudged) >= MAX_KEPT:
+            self._unjudged.pop(next(iter(self._unjudged)))
+        self._unjudged[key] = answers
+
+    def failed(self, key: Hashable, answers: list[list[Answer]], error: JudgeFailed) -> AutorlError:
+        """Keeps the answers; the error to raise."""
+        self.keep(key, answers)
+        return AutorlError(
+            f"the judge failed, nothing was scored: {error}",
+            fault=Fault.GRADER,
+            next_step="check the endpoint that the experiment's field `judge` names; the same is tried again by itself",
+            exit_code=Exit.ENVIRONMENT,
+        )
+
+
+# Interactive tasks: a split's items are goals, and the model's answer is an episode.
+
+BY_REWARD = "episodes"
+"""The scorer that goes by episodes' rewards; others rate the answer that an episode ended with."""
+
+MAX_WORKERS = 64
+"""Processes with environments, one a core. A split has some 140 goals: more processes would have one or two each, and every one
+takes a second to start and about 100 MB."""
+
+GATHER_S = 30.0
+"""How long a batch waits for slow environments, where the engine is asked in batches. Long, so that a batch is all episodes under
+way but in case of need: which prompts stand together can change a word of an answer, and the same checkpoint should get the same
+score."""
+
+
+MAX_POOLS = 3
+"""Tasks whose environments are kept warm: a grader goes to and fro between the tasks of one engine. Each has processes of its own."""
+
+
+class Playground:
+    """Keeps some tasks' environments warm between evaluations: what they have parsed stays parsed."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self._pools: list[Pool] = []  # the one used last is last
+
+    def play(
+        self,
+        science: Science,
+        items: Sequence[Item],
+        engine: ServingEngine,
+        order: Sequence[int] | None = None,
+    ) -> list[list[Answer]]:
+        """Each item's episodes, one a sample, as answers for the scorer, in the items' order.
+
+        Args:
+            order: begin them in this order: another composition of the batches.
+
+        Raises:
+            AutorlError: the environment can't be used, or failed in an episode: the grader's fault, so nothing is scored.
+        """
+        recipe = science.recipe
+        pool = self._warm(science)
+        places = range(len(items)) if order is None else order
+        goals = [{**items[place].data, "id": items[place].id, "question": items[place].question} for place in places]
+        limit = recipe.options.get("max_prompt_tokens")
+        drawn: list[dict[int, Answer]] = []
+        for number in range(recipe.samples):
+            try:
+                episodes = run_episodes(
+                    engine,
+                    goals,
+                    pool.source,
+                    recipe.sampling,
+                    max_steps=recipe.max_steps or 1,
+                    seed=science.seed + number,
+                    pool=pool,
+                    gather_s=GATHER_S,
+                    max_prompt_tokens=None if limit is None else int(limit),
+                    all_or_none=True,
+                )
+            except EnvironmentBroken as error:
+                self._pools.remove(pool)
+                pool.close()
+                raise _trouble(science.task, str(error)) from error
+            rated = recipe.scorer != BY_REWARD
+            drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
+        return [[sample[place] for sample in drawn] for place in range(len(items))]
+
+    def close(self) -> None:
+        """Ends the environments' processes; the next evaluation starts new ones."""
+        while self._pools:
+            self._pools.pop().close()
+
+    def _warm(self, science: Science) -> Pool:
+        task = load_task(science.task)
+        source = source_of(self.root, task, science)
+        pool = next((pool for pool in self._pools if pool.source == source), None)
+        if pool is None:
+            check_played(self.root, task, science.recipe.options)
+            limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
+            while len(self._pools) >= MAX_POOLS:
+                self._pools.pop(0).close()
+            pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
+        else:
+            self._pools.remove(pool)
+        self._pools.append(pool)
+        return pool
+
+
+def source_of(root: Root, task: Task, science: Science) -> Source:
+    """A task's environment over its vault.
+
+    Raises:
+        AutorlError: the task has none.
+    """
+    if task.file.environment is None:
+        raise AutorlError(
+            f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment",
+            where=task.folder / "task.yaml",
+            next_step="set `environment`, or leave `max_steps` out of the recipe",
+        )
+    file, _, name = task.file.environment.partition(":")
+    return Source(
+        file=task.folder / file,
+        name=name,
+        data=root.task_vault(task.name),
+        held_out=True,
+        options={**science.recipe.options, "max_steps": science.recipe.max_steps},
+    )
+
+
+def _answer(episode: Episode, rated: bool) -> Answer:
+    """The episode for the scorer. Where that one rates an answer, it is the observation that the environment ended with."""
+    answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
+    text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
+    return Answer(text, episode.tokens, episode.truncated > 0)
+
+
+def _trouble(task: str, words: str) -> AutorlError:
+    return AutorlError(
+        f"the environment of task {task} failed: {words}",
+        fault=Fault.GRADER,
+        next_step="the submission waits and is scored again; see the grader's log, and the task's `needs`",
+        exit_code=Exit.ENVIRONMENT,
+    )
+
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -62,7 +269,7 @@ class ItemOutcome:
 
 
 @dataclass(frozen=True)
-class Answered:
+class SplitAnswers:
     """What an engine answered on a split: what is left is to rate it, and needs no engine."""
 
     science: Science
@@ -89,7 +296,7 @@ class Bench:
     def __init__(self, root: Root, spec: GraderSpec, judge: Callable[[], JudgeSpec | None] = lambda: None) -> None:
         self.root = root
         self.spec = spec
-        self._engine: Engine | None = None
+        self._engine: ServingEngine | None = None
         self._group: str | None = None
         self._items: dict[tuple[str, str, str], list[Item]] = {}
         self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
@@ -99,7 +306,7 @@ class Bench:
         self._rating = threading.Lock()
         self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # weights and content hash
 
-    def engine(self, base_model: str, recipe: Recipe) -> Engine:
+    def engine(self, base_model: str, recipe: Recipe) -> ServingEngine:
         """The warm engine of a base model and dtype; another one is closed first.
 
         Raises:
@@ -113,7 +320,7 @@ class Bench:
             self._group = wanted
         return self._engine
 
-    def _started(self, base_model: str, dtype: str) -> Engine:
+    def _started(self, base_model: str, dtype: str) -> ServingEngine:
         """A new engine. No artifact's weights have come near it: why it does not start says nothing about them."""
         from autorl_hpc.grading.engines import make_engine
 
@@ -187,7 +394,7 @@ class Bench:
         *,
         order: Sequence[int] | None = None,
         limit: int | None = None,
-    ) -> Answered:
+    ) -> SplitAnswers:
         """The engine's part of `evaluate`."""
         recipe = science.recipe
         items = self.items(science, split)[:limit]
@@ -216,9 +423,9 @@ class Bench:
         else:
             answers = _samples(engine, prompts, recipe, science.seed, order)
         timings = Timings(load_s=loaded.load_s, swap_s=loaded.swap_s, generate_s=time.monotonic() - started)
-        return Answered(science, split, content_hash, items, answers, engine_hash, asked, timings)
+        return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
-    def rate(self, answered: Answered) -> Scored:
+    def rate(self, answered: SplitAnswers) -> Scored:
         """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one.
 
         Raises:
@@ -230,12 +437,12 @@ class Bench:
             except RatingOverdue as error:
                 raise self._overdue(answered, error) from error
 
-    def _alone(self, answered: Answered) -> bool:
+    def _alone(self, answered: SplitAnswers) -> bool:
         """Whether nothing else of its kind may be rated beside it: a judge's use is counted from one evaluation to the next, and a
         task's own scorer has the memory and the time that one of its kind needs."""
         return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
 
-    def _limit_s(self, answered: Answered) -> float:
+    def _limit_s(self, answered: SplitAnswers) -> float:
         """No shorter than what the limits of single calls allow: who keeps to those is not overdue."""
         science, recipe = answered.science, answered.science.recipe
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
@@ -244,7 +451,7 @@ class Bench:
         calls = sum(map(len, answered.answers)) * (1 if self._alone(answered) else RATED_AT_ONCE)
         return max(self.spec.rating_limit_s, rater.longest_s(calls, self._judging.context(science)))
 
-    def _overdue(self, answered: Answered, error: RatingOverdue) -> Exception:
+    def _overdue(self, answered: SplitAnswers, error: RatingOverdue) -> Exception:
         """The error to raise. Judges and tasks' own code are others': what they fail to do says nothing about an artifact. Nor does it
         if the base model's answers can't be rated."""
         science, recipe = answered.science, answered.science.recipe
@@ -265,7 +472,7 @@ class Bench:
             exit_code=Exit.ENVIRONMENT,
         )
 
-    def _rate(self, answered: Answered) -> Scored:
+    def _rate(self, answered: SplitAnswers) -> Scored:
         started = time.monotonic()
         science, items, recipe = answered.science, answered.items, answered.science.recipe
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
@@ -309,7 +516,7 @@ class Bench:
         )
         return Scored(evaluation, outcomes)
 
-    def _load_ahead(self, engine: Engine) -> None:
+    def _load_ahead(self, engine: ServingEngine) -> None:
         """Has the engine read what is likely to come next, while it answers. No more than a hint: whatever fails here is seen again,
         and sorted, when that checkpoint's turn has come."""
         read_ahead = getattr(engine, "prefetch", None)
@@ -327,7 +534,7 @@ class Bench:
         name = self._cluster_fields[task]
         return [None if name is None or name not in item.data else str(item.data[name]) for item in items]
 
-    def _tokens(self, science: Science, split: Split, engine: Engine) -> list[list[int]]:
+    def _tokens(self, science: Science, split: Split, engine: ServingEngine) -> list[list[int]]:
         key = (science.task, split, science.split_hash(split), science.recipe.hash())
         if key not in self._prompts:
             shots = load_shots(self.root, science.task, science.recipe)
@@ -337,7 +544,7 @@ class Bench:
         return self._prompts[key]
 
 
-def prompt_tokens(engine: Engine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:
+def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:
     """The token ids that are asked. `str.replace`, not `format`: a question may hold braces."""
     text = recipe.prompt.replace("{question}", question)
     if recipe.chat == "auto":
@@ -351,7 +558,7 @@ def prompt_tokens(engine: Engine, recipe: Recipe, shots: Sequence[dict[str, str]
 
 
 def _samples(
-    engine: Engine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
+    engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[list[Answer]]:
     """Each item's answers: one, or as many as the recipe draws, each draw with a seed of its own."""
     drawn = [_in_order(engine, prompts, recipe, seed + number, order) for number in range(recipe.samples)]
@@ -359,7 +566,7 @@ def _samples(
 
 
 def _in_order(
-    engine: Engine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
+    engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[Answer]:
     if order is None:
         return engine.generate(prompts, recipe.sampling, seed)

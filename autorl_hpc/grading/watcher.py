@@ -16,18 +16,27 @@ import threading
 import time
 from pathlib import Path
 
-from autorl_hpc.cluster import look
-from autorl_hpc.cluster.board import Board, Task, names_of, read_seen, read_submitted, write_seen
-from autorl_hpc.cluster.commands import SchedulerError
-from autorl_hpc.cluster.endings import LOG_TAIL_BYTES, Ending, explain
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.job_table import (
+    LOG_TAIL_BYTES,
+    JobTable,
+    ListedJob,
+    OrphanEnding,
+    explain,
+    names_of,
+    read_seen,
+    read_submitted,
+    write_seen,
+)
+from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
-from autorl_hpc.files.host import host_name
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs, Submitted
 from autorl_hpc.states import JobState, job_state
 
@@ -103,7 +112,7 @@ class Watcher(threading.Thread):
             self._look(jobs)
         self._trouble = None
         self._note(None)
-        board = Board.of(jobs, self._seen.values())
+        board = JobTable.of(jobs, self._seen.values())
         self._seal_orphans(self._orphans(jobs, board), board)
         return True
 
@@ -122,7 +131,7 @@ class Watcher(threading.Thread):
 
     def _look(self, jobs: SlurmJobs) -> None:
         names = names_of(jobs)
-        now = {(job.name, job.job_id): job for job in look.jobs(names)}
+        now = {(job.name, job.job_id): job for job in slurm.jobs(names)}
         for key, job in now.items():
             known = self._seen.get(key)
             if known is not None and known.state == job.state and known.exit_code is not None:
@@ -144,7 +153,7 @@ class Watcher(threading.Thread):
         if not lost:
             return False
         try:
-            told = look.accounting({job.name for job in lost.values()}) if self._accounting else None
+            told = slurm.accounting({job.name for job in lost.values()}) if self._accounting else None
             self._accounting = told is not None
         except SchedulerError as error:
             log.warning("accounting can't be asked: %s", error.what)
@@ -166,7 +175,7 @@ class Watcher(threading.Thread):
         for key, job in self._seen.items():
             ended_badly = job_state(job.state) in (JobState.ENDED, JobState.DONE) and job.exit_code is None
             if ended_badly and key not in self._asked and self._matters(job):
-                told = look.with_exit_codes(list(self._seen.values()), job.job_id)
+                told = slurm.with_exit_codes(list(self._seen.values()), job.job_id)
                 base = job.job_id.partition("_")[0]
                 self._seen = {(other.name, other.job_id): other for other in told}
                 # Those that scontrol has forgotten too are not asked for again.
@@ -186,7 +195,7 @@ class Watcher(threading.Thread):
         """Whether it stands for an array of agents, one of which ended badly."""
         return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
 
-    def _orphans(self, jobs: SlurmJobs, board: Board) -> list[str]:
+    def _orphans(self, jobs: SlurmJobs, board: JobTable) -> list[str]:
         """Unsealed runs of which no job is left, seen so in looks in a row with the clock standing still."""
         record = read_experiment(self.experiment)
         alive = board.alive_runs() | self._just_submitted(jobs)
@@ -222,7 +231,7 @@ class Watcher(threading.Thread):
                 runs |= set(submitted.runs)
         return runs
 
-    def _seal_orphans(self, runs: list[str], board: Board) -> None:
+    def _seal_orphans(self, runs: list[str], board: JobTable) -> None:
         """By the supervisors' own command, in a process: seals are theirs to write."""
         rows = []
         for run_id in runs:
@@ -243,7 +252,7 @@ class Watcher(threading.Thread):
         for run_id in runs:
             self._missing.pop(run_id, None)  # one that could not be sealed is tried again after more looks
 
-    def _ending_of(self, run_id: str, tasks: list[Task]) -> Ending:
+    def _ending_of(self, run_id: str, tasks: list[ListedJob]) -> OrphanEnding:
         """By the last job that was seen to end badly; else by the last one."""
         known = [task for task in tasks if task.seen is not None]
         bad = [task for task in known if task.state is JobState.ENDED]

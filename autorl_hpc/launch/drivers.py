@@ -10,9 +10,9 @@ from typing import Any
 
 from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files import driver_keys, reading
+from autorl_hpc.files import reading, store
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_experiment
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import NO_DRIVER, DriverScience, DriverSpec, serve_options
@@ -76,9 +76,9 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
             _check_gpus(name, driver, profile, where)
         elif driver.key_variable is not None and driver.key_variable in os.environ:
             _key_in_variable(name, driver.key_variable, where)
-        elif (path := driver_keys.key_path(experiment, name, driver)) is not None:
+        elif (path := store.key_path(experiment, name, driver)) is not None:
             try:
-                driver_keys.read_key(path)
+                store.read_key(path)
             except AutorlError as error:
                 raise _wrong_key(name, driver, error, where) from None
 
@@ -124,7 +124,7 @@ def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -
 
 def _key_in_variable(name: str, variable: str, where: Path) -> str:
     try:
-        return driver_keys.checked_key(os.environ[variable].encode(errors="replace"), f"${variable}")
+        return store.checked_key(os.environ[variable].encode(errors="replace"), f"${variable}")
     except AutorlError as error:
         raise AutorlError(
             f"field `drivers.{name}.key_variable`: {error.what} (${variable})",
@@ -168,9 +168,9 @@ def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> No
         path = experiment.driver_key(name)
         if driver.kind == "vllm":
             if not path.exists():  # a driver that runs has the one that stands
-                driver_keys.write_key(path, driver_keys.new_key())
+                store.write_key(path, store.new_key())
         elif driver.key_variable is not None and driver.key_variable in os.environ:
-            driver_keys.write_key(path, _key_in_variable(name, driver.key_variable, where))
+            store.write_key(path, _key_in_variable(name, driver.key_variable, where))
 
 
 def drop_keys(experiment: ExperimentDir) -> None:

@@ -10,31 +10,97 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
+from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.launch.drivers import driver_sciences
-from autorl_hpc.launch.environments import check_needs, run_environment
-from autorl_hpc.launch.judge import with_judge
-from autorl_hpc.launch.reach import check_search
+from autorl_hpc.launch.prerequisites import check_needs, run_environment, with_judge
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import NO_DRIVER
-from autorl_hpc.records.experiment import ExperimentSpec
+from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
 from autorl_hpc.records.run import FeedbackPart, RunEnvironment, Science
 from autorl_hpc.records.task import Recipe, SplitPin
+from autorl_hpc.rollouts.search import backends
+from autorl_hpc.scoring.judges import JUDGE_MODEL
 from autorl_hpc.states import Fault, Network, Protocol, Split
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.heldout import load_items
-from autorl_hpc.tasks.loader import Task, load_task
-from autorl_hpc.tasks.own_files import with_scorer_hash
-from autorl_hpc.tasks.parts import pin_part
-from autorl_hpc.tasks.played import with_environment_hash
-from autorl_hpc.tasks.staged import recipe_files, verify_staged_task, with_pins
+from autorl_hpc.tasks.folders import with_scorer_hash
+from autorl_hpc.tasks.heldout import load_items, pin_part, recipe_files, verify_staged_task, with_pins
+from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
+
+if TYPE_CHECKING:
+    pass
+
+# What graders must reach to score an experiment's tasks, and where no real score is possible; said before anything is queued.
+
+
+def check_search(recipe: Recipe, task: str, where: Path) -> None:
+    """The recipe's search engine is named in full, and its key can be read.
+
+    Raises:
+        AutorlError: it isn't. No connection is tried: this may be a machine without one.
+    """
+    kind = recipe.options.get("search")
+    if kind not in ("online", "replay"):
+        return
+    try:
+        backends.identity_of(recipe.options)
+        if kind == "online" and "search_key_file" in recipe.options:
+            backends.read_key(Path(str(recipe.options["search_key_file"])).expanduser())
+    except OSError as error:
+        problem = f"the search engine's key can't be read: {error.strerror} ({recipe.options['search_key_file']})"
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return
+    raise AutorlError(
+        f"field `matrix.task`: {task}, recipe {recipe.name}: {problem}",
+        where=where,
+        next_step="correct the option in the recipe, or the file with the key",
+    )
+
+
+def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
+    """One sentence for each task that asks something beyond this package and its staged files; none for the others."""
+    recipes = {cell.science.task: cell.science.recipe for cell in cells}
+    return [
+        f"{task}: {words}"
+        for task, recipe in recipes.items()
+        for words in (*_judge(recipe, spec), *_search(recipe))
+        if words
+    ]
+
+
+def _judge(recipe: Recipe, spec: ExperimentSpec) -> list[str]:
+    if recipe.judge == "none":
+        return []
+    name = str(recipe.options.get(JUDGE_MODEL, ""))
+    if name == JudgeSpec.BUILTIN:
+        return [f"{name} is a toy, no judge: these are no real scores"]
+    host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
+    return [
+        f"graders ask the judge {name} at {host}; where a node can't reach it nothing is scored, and submissions wait"
+    ]
+
+
+def _search(recipe: Recipe) -> list[str]:
+    kind, date = recipe.options.get("search"), recipe.options.get("search_date", "no date")
+    if kind == "online":
+        host = urlsplit(str(recipe.options.get("search_url", ""))).hostname
+        return [
+            f"graders ask the search engine at {host} ({date}); where a node can't reach it nothing is scored, and "
+            "submissions wait; no real score is possible offline"
+        ]
+    if kind == "replay":
+        return [f"searches are replayed ({date}): a model that asks what was not recorded gets no score"]
+    return []
+
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
 MAX_RUN_ID_CHARS = 200

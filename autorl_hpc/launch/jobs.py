@@ -10,13 +10,197 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autorl_hpc.cluster.site import Site
-from autorl_hpc.launch.limits import CLOSING_S, Links, agent_links, driver_links, grader_links, report_minutes
+from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
+from autorl_hpc.agents import load_agent
+from autorl_hpc.cluster.profile import HABITS, Site
+from autorl_hpc.cluster.slurm import without_scheduler
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Submitted
+from autorl_hpc.records.experiment import Budget, ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord
+from autorl_hpc.states import Fault
+from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
+
+# How long jobs must be, and how many of them make up a budget that is longer than one job may be.
+
+START_S = 60.0
+"""From a job's first line to the agent's: a copy of the base model, an import."""
+
+END_S = 120.0
+"""For what was dropped last: intake and the seal."""
+
+EARLY_S = 60.0
+"""Slurm checks limits every half minute or so: its signal was seen up to a minute early."""
+
+SPARE_SHARE = 0.1
+SPARE_S = 600.0
+"""More time for a run in one job, where the limit allows it: a tenth of the budget, at most this. A supervisor that is started
+over or a warning that came to nothing takes time of the job that the budget doesn't count. A chain has a link to spare."""
+
+LEAST_USE_S = 30.0
+"""A link that leaves the agent less than this is no link."""
+
+MAX_LINKS = 100
+"""Of a budget, as the supervisor gives it back at most."""
+
+GRADER_S = 86400.0
+"""A grader's job asks for no more than a day where the profile doesn't say how long: shorter jobs start sooner."""
+
+DRIVER_CHAIN = 3
+"""Jobs of a driver that stand in line at least: one dies with its node, another goes on."""
+
+REPORT_MINUTES = 30
+CLOSING_S = 1800.0
+"""For the scores on the report split, after the last agent."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """A chain of jobs for one run or one grader."""
+
+    count: int
+    minutes: int
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60))
+
+
+def _floor_minutes(seconds: float) -> int:
+    return max(1, math.floor(seconds / 60))
+
+
+def agent_links(
+    budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
+) -> Links:
+    """The jobs of one run: one where the limit allows it, else a chain with one link to spare.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+        closing_s: what the job does after the agent's end, where its grader is in it.
+
+    Raises:
+        AutorlError: a job is too short to be of use, or too many of them would be needed.
+    """
+    work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
+    around_s = START_S + profile.signal_before_end_s + EARLY_S
+    spare_s = min(SPARE_S, budget.wall_clock_s * SPARE_SHARE)
+    if limit_s is None:
+        return Links(1, _minutes(work_s + around_s + spare_s))
+    minutes = _floor_minutes(limit_s)  # Slurm counts in whole minutes
+    if _minutes(work_s + around_s) <= minutes:
+        return Links(1, min(minutes, _minutes(work_s + around_s + spare_s)))
+    use_s = minutes * 60 - around_s
+    if use_s < LEAST_USE_S:
+        raise AutorlError(
+            f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: "
+            "nothing is left for the agent",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile",
+            exit_code=Exit.USAGE,
+        )
+    count = math.ceil(work_s / use_s) + 1
+    if count > MAX_LINKS:
+        raise AutorlError(
+            f"field `budget`: {budget.wall_clock_s:.0f} s would need {count} jobs of {limit_s:.0f} s in a row",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="use a partition with longer jobs, or a smaller budget",
+            exit_code=Exit.USAGE,
+        )
+    return Links(count, minutes)
+
+
+def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
+    """From the first agent's start to the last closing, queues left out."""
+    rounds = math.ceil(runs / spec.parallel) if runs else 0
+    return rounds * agent.count * agent.minutes * 60 + CLOSING_S
+
+
+def chain_links(
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None,
+    least: int,
+    *,
+    signal_s: float,
+    where: str,
+    what: str,
+) -> Links:
+    """As many jobs as last from the first agent to the last, `least` at least.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+        asked_s: what experiment or profile say; None: nothing.
+        what: the field that says so.
+    """
+    long_s = expected_s(spec, runs, agent)
+    minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
+    if limit_s is not None:
+        minutes = min(minutes, _floor_minutes(limit_s))
+    least_s = signal_s + EARLY_S + LEAST_USE_S
+    if minutes * 60 < least_s:
+        raise AutorlError(
+            f"field `{what}`: a job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step="give it more time, or shorten `signal_before_end` in the cluster's profile",
+            exit_code=Exit.USAGE,
+        )
+    needed = math.ceil(long_s / (minutes * 60)) + 1
+    return Links(min(MAX_LINKS, max(least, needed)), minutes)
+
+
+def driver_links(
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None,
+    *,
+    signal_s: float,
+    where: str,
+    name: str,
+) -> Links:
+    """The jobs of a driver that is served here."""
+    what = f"drivers.{name}.time"
+    return chain_links(spec, runs, agent, limit_s, asked_s, DRIVER_CHAIN, signal_s=signal_s, where=where, what=what)
+
+
+def grader_links(
+    spec: ExperimentSpec,
+    runs: int,
+    agent: Links,
+    limit_s: float | None,
+    asked_s: float | None = None,
+    *,
+    signal_s: float = 0.0,
+    where: str = "",
+) -> Links:
+    """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last.
+
+    Args:
+        limit_s: the longest job there may be; None: no limit.
+        asked_s: what the profile says; None: nothing.
+    """
+    chain = spec.grader.chain
+    return chain_links(spec, runs, agent, limit_s, asked_s, chain, signal_s=signal_s, where=where, what="grader.time")
+
+
+def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
+    """The time limit of the report's job."""
+    minutes = REPORT_MINUTES if asked_s is None else _floor_minutes(asked_s)
+    return minutes if limit_s is None else min(minutes, _floor_minutes(limit_s))
+
 
 DRIVER_ROLE = "driver-"
 """Before a driver's name, its role."""
@@ -259,3 +443,37 @@ def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple
 def _mebibytes(memory: str) -> int:
     """Slurm's 64G in MiB."""
     return math.ceil(int(memory[:-1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}[memory[-1]])
+
+
+# The environment in which jobs are submitted and start.
+
+OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMPDIR")
+"""What Slurm sets for a job besides SLURM_*."""
+
+
+def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
+    """This environment with the frozen code in it, and without what a surrounding job left; of secrets only those that the
+    experiment's agents name."""
+    outer = without_scheduler(os.environ)
+    env = without_secrets(outer)  # other processes of the user can read what a job has in its environment
+    env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
+    for name in HABITS.values():
+        if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't
+            env[f"AUTORL_{name}"] = os.environ[name]
+    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
+        env.pop(name, None)
+    if "SLURM_JOB_ID" in os.environ:  # of the surrounding job alone
+        for name in OF_A_JOB:
+            env.pop(name, None)
+    env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
+    env["AUTORL_ROOT"] = record.root
+    if record.cluster is None:  # on a cluster the scheduler says which GPUs a job has
+        env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    return env
+
+
+def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
+    frozen = experiment.code / record.code_hash / "templates" / "agents"
+    folders = [frozen] if frozen.is_dir() else None  # nothing is frozen yet in a dry run
+    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, folders).file.secrets}

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from autorl_hpc.cluster import look
-from autorl_hpc.cluster.board import Board, names_of, read_submitted
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.job_table import JobTable, names_of, read_submitted
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
-from autorl_hpc.files.jobs import alive_jobs
-from autorl_hpc.launch import drivers, local, reach, slurm
-from autorl_hpc.launch.launcher import Plan
+from autorl_hpc.files.frozen_records import alive_jobs
+from autorl_hpc.launch import drivers, expand, local, sbatch
+from autorl_hpc.launch.plan import Plan
 from autorl_hpc.records.run import ExperimentRecord
 
 
@@ -28,7 +28,7 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record)]
         said = f"{len(jobs)} jobs running"
     else:
-        done = slurm.submit(planned.experiment, record, say)
+        done = sbatch.submit(planned.experiment, record, say)
         jobs = [f"{job.role}:{job.job_id}" for job in done]
         count = Counter(_kind(job.role) for job in done)
         said = ", ".join(f"{number} x {role}" for role, number in count.items())
@@ -46,7 +46,7 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
         "jobs": jobs,
         "said": said,
         "driver_notes": drivers.notes(planned.spec),
-        "graders_need": reach.lines(planned.spec, planned.cells),
+        "graders_need": expand.lines(planned.spec, planned.cells),
     }
 
 
@@ -64,7 +64,7 @@ def _refuse_two_places(planned: Plan) -> None:
         jobs = read_submitted(experiment)
         there = None
         if jobs is not None and jobs.submitted and jobs.cluster != here:
-            board = Board.of(jobs, look.jobs(names_of(jobs)), asked_back=True)
+            board = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
             there = jobs.cluster if board.alive() else None
     if there is not None:
         raise AutorlError(

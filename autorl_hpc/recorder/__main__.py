@@ -11,6 +11,6 @@ if __name__ == "__main__":
         os.nice(NICE)  # before the imports, which are most of what it costs
     except OSError:
         pass
-    from autorl_hpc.recorder.main import main
+    from autorl_hpc.recorder.run_recorder import main
 
     sys.exit(main())

@@ -18,7 +18,7 @@ CRC_BYTES = 4
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
-class Damaged(ValueError):
+class DamagedEvents(ValueError):
     """The bytes are no event file from here on."""
 
 
@@ -35,7 +35,7 @@ def records(data: bytes, available: int) -> tuple[list[bytes], int]:
     while at + HEADER.size <= len(data):
         length, _ = HEADER.unpack_from(data, at)
         if length > 2**31:
-            raise Damaged(f"a record of {length} bytes")
+            raise DamagedEvents(f"a record of {length} bytes")
         end = at + HEADER.size + length + CRC_BYTES
         if end > available:
             break
@@ -99,9 +99,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         elif kind in (FIXED64, FIXED32):
             length = 8 if kind == FIXED64 else 4
         else:
-            raise Damaged(f"wire type {kind}")
+            raise DamagedEvents(f"wire type {kind}")
         if at + length > len(data):
-            raise Damaged("a field that reaches beyond its record")
+            raise DamagedEvents("a field that reaches beyond its record")
         yield key >> 3, kind, data[at : at + length]
         at += length
 
@@ -116,4 +116,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if not byte & 0x80:
             return value, at
-    raise Damaged("a number without an end")
+    raise DamagedEvents("a number without an end")

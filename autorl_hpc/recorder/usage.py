@@ -2,15 +2,237 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from autorl_hpc.files.memory import memory_bytes
-from autorl_hpc.recorder.sweep import Sweep
-from autorl_hpc.recorder.table import ProcessTable
-from autorl_hpc.recorder.watch import Lines, Moment
+from autorl_hpc.files.processes import memory_bytes
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
+from autorl_hpc.recorder.process_table import ProcessTable
+from autorl_hpc.recorder.watch import Leavings, LineWriter, Moment, Pace
 from autorl_hpc.records.recorded import GpuSample, UsageSample
+
+# Walks the workspace again and again, a little at a time: for its size on the disk, and for those who look for files in it.
+#
+# One walk serves all. It takes what the other watches leave of a share of a core, however large the
+# workspace is; a larger one takes longer.
+
+SWEEP_S = 1.0
+SLICE_S = 0.004
+"""CPU seconds of one look at most; nobody but this thread waits for it."""
+
+WHOLE_SHARE = 0.008
+"""Of a core, for all of the recorder: the walk has what the other watches leave."""
+
+LEAST_SHARE, MOST_SHARE = 0.0005, 0.004
+WINDOW_S = 30.0
+BURST_S = 0.02
+SLOWEST_S = 20.0
+
+PAUSE_S = 10.0
+"""From the end of one walk to the start of the next."""
+
+TICK = 32
+"""Entries between two looks at the clock."""
+
+FOLDER_AT_ONCE = 2000
+"""Entries of one folder before others have their turn: a folder of a million must not hide its neighbours."""
+
+MAX_OPEN = 32
+"""Folders half walked, each with a descriptor."""
+
+MAX_WAITING = 200_000
+"""Folders that are still to be walked; beyond, some are left out and the size is not known."""
+
+MAX_DEPTH = 64
+MAX_LINKED = 200_000
+"""Files with several names that are told apart."""
+
+CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
+"""Why a walk leaves something out; then the size is not known."""
+
+Parts = tuple[str, ...]
+Visitor = Callable[[Parts, os.stat_result], None]
+
+
+class Sweep:
+    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any."""
+
+    name = "workspace"
+
+    def __init__(self, workspace: Path, events: Path | None = None) -> None:
+        """`events`: where it is told what a walk left out."""
+        self.workspace = workspace
+        self._events = events
+        self.every_s = SWEEP_S
+        self.visitors: list[Visitor] = []
+        self.disk_bytes: int | None = None
+        self._told: set[str] = set()
+        self.files = 0
+        self.walks = 0
+        self._steps: Iterator[None] | None = None
+        self._leavings: Leavings | None = None
+        self._pace: Pace | None = None
+
+    def look(self, now: Moment) -> None:
+        """Walks on, for SLICE_S at most."""
+        if self._leavings is None or self._pace is None:  # here, for they ask for the CPU time of this thread
+            self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, MOST_SHARE, WINDOW_S)
+            self._pace = Pace(LEAST_SHARE, BURST_S, SWEEP_S, SLOWEST_S)
+        self._pace.share = self._leavings.share()
+        self._pace.begin()
+        done = True
+        try:
+            done = self._walk_on(time.thread_time() + SLICE_S)
+        finally:
+            pause_s = self._pace.end()
+            if done:
+                self._steps = None
+            self.every_s = max(pause_s, PAUSE_S) if done else pause_s
+
+    def _walk_on(self, until_s: float) -> bool:
+        """Whether the walk is done; if not, this thread's CPU time has come to `until_s`."""
+        if self._steps is None:
+            self._steps = self._walk()
+        return all(time.thread_time() < until_s for _ in self._steps)
+
+    def close(self, now: Moment) -> None:
+        """Lets go. A last whole walk could take long."""
+        self._steps = None
+
+    def show(self, visitor: Visitor, deadline: float) -> None:
+        """Shows what lies in the workspace now to one visitor, in the caller's thread, as far as the time reaches. Raises OSError."""
+        walk = _Walk(self.workspace, [visitor])
+        try:
+            for _ in walk.steps():
+                if time.monotonic() >= deadline:
+                    return
+        finally:
+            walk.close()
+
+    def _walk(self) -> Iterator[None]:
+        """Raises OSError if the workspace itself can't be opened."""
+        walk = _Walk(self.workspace, self.visitors)
+        try:
+            yield from walk.steps()
+        finally:
+            walk.close()
+        self.disk_bytes = walk.disk_bytes if walk.whole else None
+        self.files, self.walks = walk.files, self.walks + 1
+        self._tell(walk.left_out)
+
+    def _tell(self, left_out: dict[str, int]) -> None:
+        """Each reason is told once: a run walks its workspace thousands of times."""
+        if self._events is None or self._told.issuperset(left_out):
+            return
+        self._told |= set(left_out)
+        append_event(self._events, "recorder_left_out", watch=self.name, **left_out, disk_bytes_known=False)
+
+
+class _Walk:
+    """One walk, in breadth: what lies near the top is seen first."""
+
+    def __init__(self, workspace: Path, visitors: list[Visitor]) -> None:
+        self.root_fd = os.open(workspace, DIR_FLAGS)
+        self.device = os.fstat(self.root_fd).st_dev
+        self.visitors = visitors
+        self.disk_bytes = self.files = 0
+        self.left_out: dict[str, int] = {}
+        self._waiting: deque[Parts] = deque([()])
+        self._open: deque[tuple[Parts, int, Any]] = deque()
+        self._linked: set[tuple[int, int]] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was left out."""
+        return not self.left_out
+
+    def _leave_out(self, why: str) -> None:
+        self.left_out[why] = self.left_out.get(why, 0) + 1
+
+    def close(self) -> None:
+        """Closes all folders."""
+        for _, fd, entries in self._open:
+            entries.close()
+            os.close(fd)
+        os.close(self.root_fd)
+
+    def steps(self) -> Iterator[None]:
+        """Yields every few entries."""
+        while self._waiting or self._open:
+            if self._waiting and len(self._open) < MAX_OPEN:
+                self._enter(self._waiting.popleft())
+            if self._open:
+                yield from self._go_on(*self._open.popleft())
+
+    def _enter(self, parts: Parts) -> None:
+        try:
+            fd = open_below(self.root_fd, parts, DIR_FLAGS)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self._leave_out(CLOSED)  # by its owner, or a link by now
+            return
+        try:
+            self._open.append((parts, fd, os.scandir(fd)))
+        except OSError:
+            os.close(fd)
+            self._leave_out(CLOSED)
+
+    def _go_on(self, parts: Parts, fd: int, entries: Any) -> Iterator[None]:
+        self._open.appendleft((parts, fd, entries))  # where `close` finds it
+        try:
+            for number in range(1, FOLDER_AT_ONCE + 1):
+                entry = next(entries, None)
+                if entry is None:
+                    break
+                self._meet(parts, entry)
+                if number % TICK == 0:
+                    yield
+            else:
+                self._open.rotate(-1)
+                return
+        except OSError:
+            self._leave_out(CLOSED)
+        self._open.popleft()
+        entries.close()
+        os.close(fd)
+        yield
+
+    def _meet(self, parts: Parts, entry: os.DirEntry[str]) -> None:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if status.st_dev != self.device:
+            return
+        here = (*parts, entry.name)
+        if stat.S_ISDIR(status.st_mode):
+            self._put_off(here)
+        elif status.st_nlink > 1 and len(self._linked) < MAX_LINKED:
+            if (status.st_dev, status.st_ino) in self._linked:
+                return
+            self._linked.add((status.st_dev, status.st_ino))
+        self.disk_bytes += status.st_blocks * 512
+        self.files += 1
+        if stat.S_ISREG(status.st_mode):
+            for visit in self.visitors:
+                visit(here, status)
+
+    def _put_off(self, folder: Parts) -> None:
+        if len(folder) > MAX_DEPTH:
+            self._leave_out(TOO_DEEP)
+        elif len(self._waiting) >= MAX_WAITING:
+            self._leave_out(TOO_MANY)
+        else:
+            self._waiting.append(folder)
+
 
 LOOK_S = 5.0
 LATER_LOOK_S = 60.0
@@ -44,7 +266,7 @@ class Gpus(Protocol):
         ...
 
 
-class Usage:
+class UsageSampler:
     """Writes a `UsageSample` every LOOK_S.
 
     Args:
@@ -59,7 +281,7 @@ class Usage:
         self.sweep = sweep
         self.gpus = gpus
         self.every_s = LOOK_S
-        self._lines = Lines(path, MAX_BYTES)
+        self._lines = LineWriter(path, MAX_BYTES)
         self._memory: int | None = None
         self._next_memory = 0.0
 
@@ -110,3 +332,238 @@ class Usage:
             took_s = time.monotonic() - begun
             self._next_memory = begun + min(LATEST_MEMORY_S, took_s / MEMORY_SHARE)
         return self._memory
+
+
+# What the GPUs do that the agent may use, by NVML. Measured in a thread of its own: a driver in trouble answers late or never.
+#
+# NVML numbers the GPUs that this process may open, in PCI order; so does CUDA with equal GPUs, and with CUDA_DEVICE_ORDER=PCI_BUS_ID
+# else.
+
+MEASURE_S = 2.5
+"""NVML keeps some ten seconds of samples: two measurements in one of `Usage`."""
+
+LATE_S = 15.0
+"""Older figures are not told any more."""
+
+
+class NvmlGpus:
+    """Measures GPUs until it is closed; no NVIDIA driver, or no GPU for the agent, is an empty tuple.
+
+    Args:
+        environment: of the agent: CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...), else SLURM_JOB_GPUS of the job.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._busy: dict[str, list[float]] = {}
+        self._latest: tuple[GpuSample, ...] | None = None
+        self._measured_at = time.monotonic()
+        self._troubles: list[str] = []
+        self._told: set[str] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+        self._thread.start()
+
+    def samples(self) -> tuple[GpuSample, ...] | None:
+        """The newest figures; use is the mean since the last call. Null where NVML can't tell, or is late.
+
+        Empty: there is no GPU. None: nobody knows yet, or can.
+        """
+        with self._lock:
+            busy, self._busy = self._busy, {}
+            latest = self._latest
+            late = time.monotonic() - self._measured_at > LATE_S
+        if latest is None:
+            return None
+        if late and latest:
+            self._say(f"NVML has not answered for {LATE_S:g} s")
+            return tuple(GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in latest)
+        return tuple(gpu.model_copy(update={"used_share": _mean(busy.get(gpu.uuid, []))}) for gpu in latest)
+
+    def trouble(self) -> str | None:
+        """The next thing that went wrong; each is told once."""
+        with self._lock:
+            return self._troubles.pop(0) if self._troubles else None
+
+    def close(self) -> None:
+        """Ends the thread; one that hangs in the driver is left behind."""
+        self._closing.set()
+        self._thread.join(timeout=1.0)
+
+    def _say(self, trouble: str) -> None:
+        with self._lock:
+            if trouble not in self._told and len(self._told) < 20:
+                self._told.add(trouble)
+                self._troubles.append(trouble)
+
+    def _run(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception as error:
+            if not _no_gpu_here(error):
+                self._say(f"NVML can't be used: {error}")
+            else:
+                with self._lock:
+                    self._latest = ()
+            return
+        try:
+            devices = chosen(_all_devices(pynvml), self._environment)
+            readers = [_Reader(pynvml, device, self._say) for device in devices]
+            while True:
+                found = [reader.read() for reader in readers]
+                with self._lock:
+                    self._latest = tuple(sample for sample, _ in found)
+                    self._measured_at = time.monotonic()
+                    for sample, busy in found:
+                        self._busy.setdefault(sample.uuid, []).extend(busy)
+                        del self._busy[sample.uuid][:-1000]
+                if not readers or self._closing.wait(MEASURE_S):
+                    return
+        except Exception as error:  # NVML's library is a C library's: whatever it raises, the other figures go on
+            self._say(f"GPUs can't be measured: {error}")
+        finally:
+            try:
+                pynvml.nvmlShutdown()
+            except Exception as error:
+                self._say(f"NVML can't be ended: {error}")
+
+
+class Device:
+    """One GPU or MIG slice that NVML shows."""
+
+    def __init__(self, index: int, uuid: str, handle: Any, is_slice: bool = False) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.handle = handle
+        self.is_slice = is_slice
+
+
+def chosen(devices: list[Device], environment: Mapping[str, str]) -> list[Device]:
+    """The devices that CUDA would show under this environment.
+
+    A name may be the beginning of an identifier. As CUDA does, the list ends at the first entry that names no device. With no
+    CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS counts all of the node's GPUs: it chooses only where more can be seen than it names.
+    """
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    whole = [device for device in devices if not device.is_slice]
+    if named is None:
+        job = [part.strip() for part in environment.get("SLURM_JOB_GPUS", "").split(",") if part.strip()]
+        if job and len(job) < len(whole):
+            return [device for device in whole if str(device.index) in job]
+        return whole
+    found: list[Device] = []
+    for part in named.split(","):
+        name = part.strip()
+        if name.isdigit():
+            matching = [device for device in whole if device.index == int(name)]
+        else:
+            matching = [device for device in devices if name and device.uuid.startswith(name)]
+        if len(matching) != 1:
+            break
+        found.append(matching[0])
+    return found
+
+
+def _all_devices(nvml: Any) -> list[Device]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(handle)), handle))
+        except nvml.NVMLError:
+            continue  # one that this process may not open
+        found += _slices(nvml, index, handle)
+    return found
+
+
+def _slices(nvml: Any, index: int, handle: Any) -> list[Device]:
+    found = []
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(part)), part, is_slice=True))
+            except nvml.NVMLError:
+                continue
+    except nvml.NVMLError:
+        pass  # no MIG on this GPU
+    return found
+
+
+class _Reader:
+    """Reads one device; what it can't tell is null, and a real failure is said."""
+
+    def __init__(self, nvml: Any, device: Device, say: Any) -> None:
+        self.nvml = nvml
+        self.device = device
+        self.say = say
+        self.name = _text(self._ask("nvmlDeviceGetName") or "")
+        self._seen_us = 0
+
+    def read(self) -> tuple[GpuSample, list[float]]:
+        """(sample, shares of time with a kernel since the last reading, by NVML's own short periods)."""
+        memory, power_mw = self._memory(), None if self.device.is_slice else self._ask("nvmlDeviceGetPowerUsage")
+        sample = GpuSample(
+            index=self.device.index,
+            name=self.name,
+            uuid=self.device.uuid,
+            memory_bytes=memory[0],
+            memory_total_bytes=memory[1],
+            power_w=None if power_mw is None else power_mw / 1000,
+        )
+        return sample, self._busy()
+
+    def _memory(self) -> tuple[int | None, int | None]:
+        # The second version tells the driver's own share apart; it isn't the agent's.
+        info = self._ask("nvmlDeviceGetMemoryInfo", getattr(self.nvml, "nvmlMemory_v2", None))
+        info = info if info is not None else self._ask("nvmlDeviceGetMemoryInfo")
+        return (None, None) if info is None else (int(info.used), int(info.total))
+
+    def _busy(self) -> list[float]:
+        """NVML has no use of MIG slices."""
+        if self.device.is_slice:
+            return []
+        try:
+            _, samples = self.nvml.nvmlDeviceGetSamples(
+                self.device.handle, self.nvml.NVML_GPU_UTILIZATION_SAMPLES, self._seen_us
+            )
+            fresh = [sample for sample in samples if sample.timeStamp > self._seen_us]
+            if fresh:
+                first, self._seen_us = self._seen_us == 0, max(sample.timeStamp for sample in fresh)
+                # At first NVML gives what it kept from before the agent began.
+                return [_share(sample.sampleValue.uiVal) for sample in (fresh[-1:] if first else fresh)]
+        except (self.nvml.NVMLError, AttributeError):
+            pass  # not every GPU keeps samples
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        return [] if rates is None else [_share(rates.gpu)]
+
+    def _ask(self, function: str, *arguments: Any) -> Any | None:
+        try:
+            return getattr(self.nvml, function)(self.device.handle, *[a for a in arguments if a is not None])
+        except self.nvml.NVMLError as error:
+            if error.value not in (self.nvml.NVML_ERROR_NOT_SUPPORTED, self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                self.say(f"{function} of GPU {self.device.index}: {error}")
+            return None
+
+
+def _no_gpu_here(error: Exception) -> bool:
+    """Whether NVML says that there is no driver or no library; anything else is a trouble."""
+    value = getattr(error, "value", None)
+    return isinstance(error, ImportError) or value in (9, 12)  # DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+
+
+def _share(percent: int) -> float:
+    return min(1.0, max(0.0, percent / 100))
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

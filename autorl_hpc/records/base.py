@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
 from autorl_hpc.states import Fault
 
 SCHEMA_VERSION = 1
@@ -115,4 +116,84 @@ def damaged(what: str, where: str | Path) -> AutorlError:
         fault=Fault.CLUSTER,
         next_step="run `autorl-hpc verify` on its run; the other runs are not touched by this",
         exit_code=Exit.FAILED,
+    )
+
+
+# The shapes of names and hashes that records share.
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A task, agent, driver, mode, experiment or manifest: safe as a file name."""
+
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]
+"""`name` or `org/name`."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+_NO_PLAIN_ASCII = re.compile(r"[^ -~]")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may stand as a file name of ours."""
+    return re.fullmatch(NAME_PATTERN, text) is not None and ".." not in text
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that is no plain character: it may go into JSON, a terminal and a page.
+
+    File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
+    """
+    return _NO_PLAIN_ASCII.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+
+
+# What the tables of experiments and of clusters' profiles are made of.
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration_s(value: Any) -> float:
+    """Seconds from a number (seconds) or text such as `90s`, `20m`, `1h30m`, `2d`."""
+    if isinstance(value, bool):
+        raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, str):
+        text = value.strip().lower().replace(" ", "")
+        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+            return sum(float(n) * _UNITS_S[u] for n, u in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+    raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
+Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400)]
+"""A duration that may be none at all."""
+
+
+class Table(Strict):
+    """A field that holds fields."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_table(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, BaseModel)):
+            raise ValueError("must be a table of fields")
+        return value
+
+
+class Resources(Table):
+    """What one kind of job asks of a cluster; left out: what the cluster's profile says."""
+
+    gpus: int | None = Field(None, ge=0, le=64)
+    cpus: int | None = Field(None, ge=1, le=1024)
+    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
+        None, description="Such as 64G."
     )

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints, field_validator
 
-from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.names import Name
-from autorl_hpc.records.parts import Duration, Resources, Table
+from autorl_hpc.records.base import Duration, Name, Record, Resources, Strict, Table
 
 
 def _one_line(value: str) -> str:

@@ -8,9 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
 
-from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.names import Name, Sha256
-from autorl_hpc.records.parts import Duration, Resources
+from autorl_hpc.records.base import Duration, Name, Record, Resources, Sha256, Strict
 
 NO_DRIVER = "none"
 """In a matrix: the agent calls no LLM."""

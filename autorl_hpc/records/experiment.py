@@ -18,10 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from autorl_hpc.records.base import Record
+from autorl_hpc.records.base import Duration, ModelName, Name, Pause, Record, Resources, Table, parse_duration_s
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
-from autorl_hpc.records.names import ModelName, Name
-from autorl_hpc.records.parts import Duration, Pause, Resources, Table, parse_duration_s
 from autorl_hpc.states import Network, Protocol
 
 

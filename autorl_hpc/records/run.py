@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
+from autorl_hpc.records.base import ModelName, Name, Record, Sha256, Strict
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import DriverScience
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec
-from autorl_hpc.records.names import ModelName, Name, Sha256
 from autorl_hpc.records.task import Recipe, SplitPin
 from autorl_hpc.states import Network, Protocol, Split
 

@@ -7,13 +7,16 @@ from typing import Any
 from autorl_hpc.records.base import SCHEMA_VERSION, Strict
 from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
 from autorl_hpc.records.driver import DriverEndpoint
-from autorl_hpc.records.evidence import Anchor, EvidenceManifest, Heads
+from autorl_hpc.records.entries import BODIES, Entry
 from autorl_hpc.records.exchange import (
+    Anchor,
     Baseline,
     BundleManifest,
     Claim,
     Clock,
     EnvironmentPointer,
+    EvidenceManifest,
+    Heads,
     Heartbeat,
     Manifest,
     QueueEntry,
@@ -21,7 +24,6 @@ from autorl_hpc.records.exchange import (
     Trouble,
 )
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.ledger import BODIES, Entry
 from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.records.task import TaskFile

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from autorl_hpc.records.base import Record, Strict
-from autorl_hpc.records.names import Name, Sha256
+from autorl_hpc.records.base import Name, Record, Sha256, Strict
 
 
 class Sampling(Strict):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.report import statistics
+from autorl_hpc.report.summary import Axis, Curve, CurvePoint, Point, RunSummary
 
 
 @dataclass(frozen=True)
-class Axis:
+class ScaledAxis:
     """One horizontal axis.
 
     Attributes:
@@ -32,37 +35,37 @@ class Axis:
         return self.places.get(point.submission_id)
 
 
-def by_time(run: RunSummary) -> Axis:
+def by_time(run: RunSummary) -> ScaledAxis:
     """Budget used."""
     places = {p.submission_id: p.elapsed_s for p in run.trajectory}
     now = max([run.elapsed_s, *places.values()])
-    return Axis("time", places, max(run.budget_s, now) or 1.0, now, fmt.duration, run.budget_s)
+    return ScaledAxis("time", places, max(run.budget_s, now) or 1.0, now, fmt.duration, run.budget_s)
 
 
-def by_submission(run: RunSummary) -> Axis:
+def by_submission(run: RunSummary) -> ScaledAxis:
     """Submissions in order, refused ones among them."""
     places = {p.submission_id: float(i) for i, p in enumerate(run.trajectory, 1)}
     count = float(max(len(places), 1))
-    return Axis("submissions", places, count, count, lambda value: f"{value:.0f}" if value == int(value) else "")
+    return ScaledAxis("submissions", places, count, count, lambda value: f"{value:.0f}" if value == int(value) else "")
 
 
-def by_tokens(run: RunSummary) -> Axis | None:
+def by_tokens(run: RunSummary) -> ScaledAxis | None:
     """The driver's tokens, in and out; None: no trace tells them."""
     places = {i.submission_id: float(i.tokens) for i in run.story.iterations if i.tokens is not None}
     used = run.story.resources
     total = float((used.tokens_in or 0) + (used.tokens_out or 0))
     end = max([total, *places.values()])
-    return Axis("tokens", places, end, end, _count) if places and end > 0 else None
+    return ScaledAxis("tokens", places, end, end, _count) if places and end > 0 else None
 
 
-def by_gpu_hours(run: RunSummary) -> Axis | None:
+def by_gpu_hours(run: RunSummary) -> ScaledAxis | None:
     """GPU-hours that the agent had; None: no GPU was seen."""
     places = {i.submission_id: i.gpu_hours for i in run.story.iterations if i.gpu_hours is not None}
     end = max([run.story.resources.gpu_hours or 0.0, *places.values()])
-    return Axis("GPU-hours", places, end, end, lambda value: f"{value:.3g} h") if places and end > 0 else None
+    return ScaledAxis("GPU-hours", places, end, end, lambda value: f"{value:.3g} h") if places and end > 0 else None
 
 
-def axes_of(run: RunSummary) -> list[Axis]:
+def axes_of(run: RunSummary) -> list[ScaledAxis]:
     """Those that something is known of."""
     every = [by_time(run), by_submission(run), by_tokens(run), by_gpu_hours(run)]
     return [axis for axis in every if axis is not None]
@@ -73,3 +76,133 @@ def _count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f}"
+
+
+# Improvement against what it cost: the best feedback score so far over time, tokens, submissions and GPU-hours.
+#
+# These are feedback scores, which the agent chose by: they flatter. What a run is worth is its report score.
+
+GRID = 33
+"""Points of a curve: steps of 3 % of its length, finer than a page shows."""
+
+
+def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
+    """The four curves over counted runs. The grid of each ends at the budget, or at the most that a run spent."""
+    counted = [run for run in runs if run.counted]
+    return tuple(_curve(axis, counted) for axis in get_args(Axis))
+
+
+def steps(run: RunSummary, axis: Axis) -> statistics.BestSoFar | None:
+    """A run's improvement as steps along `axis`; None if its cost, its base model's score or its course is unknown."""
+    base = run.baseline_feedback.score if run.baseline_feedback is not None else None
+    spent, end = _spent(run, axis), _end(run, axis)
+    if base is None or end is None:
+        return None
+    scored = [point for point in run.trajectory if point.score is not None]
+    if any(point.submission_id not in spent for point in scored):
+        return None
+    if run.best_feedback is not None and not scored:  # imported, without its scores.json
+        return None
+    found = [(spent[point.submission_id], point.score - base) for point in scored if point.score is not None]
+    return statistics.BestSoFar(found, max([end, *(x for x, _ in found)]))
+
+
+def _spent(run: RunSummary, axis: Axis) -> dict[int, float]:
+    """What had been spent at each submission, by its number."""
+    if axis == "time_s":
+        return {point.submission_id: point.elapsed_s for point in run.trajectory}
+    if axis == "submissions":
+        return {point.submission_id: float(place) for place, point in enumerate(run.trajectory, 1)}
+    found = {one.submission_id: getattr(one, axis) for one in run.story.iterations}
+    return {number: float(value) for number, value in found.items() if value is not None}
+
+
+def _end(run: RunSummary, axis: Axis) -> float | None:
+    """What the whole run spent."""
+    if axis == "time_s":
+        return run.elapsed_s
+    if axis == "submissions":
+        return float(len(run.trajectory))
+    resources = run.story.resources
+    return tokens_of(run) if axis == "tokens" else resources.gpu_hours
+
+
+def tokens_of(run: RunSummary) -> float | None:
+    """Tokens of the driver, in and out; None if either is unknown."""
+    resources = run.story.resources
+    if resources.tokens_in is None or resources.tokens_out is None:
+        return None
+    return float(resources.tokens_in + resources.tokens_out)
+
+
+def _curve(axis: Axis, runs: Sequence[RunSummary]) -> Curve:
+    known = [one for one in (steps(run, axis) for run in runs) if one is not None]
+    top = max((run.budget_s for run in runs), default=0.0) if axis == "time_s" else 0.0
+    top = max([top, *(one.end for one in known)])
+    curve = Curve(axis=axis, n=len(known), unknown=len(runs) - len(known))
+    if not known or top <= 0:
+        return curve
+    grid = [top * i / (GRID - 1) for i in range(GRID)]
+    if axis == "submissions":
+        grid = sorted({float(round(x)) for x in grid})
+    points = tuple(
+        CurvePoint(
+            x=_six_digits(one.x) or 0.0,
+            mean=_six_digits(one.mean) or 0.0,
+            low=_six_digits(one.low) if one.kind == "t" else None,
+            high=_six_digits(one.high) if one.kind == "t" else None,
+            n_reached=one.running,
+        )
+        for one in statistics.band(known, grid)
+    )
+    return curve.model_copy(update={"points": points})
+
+
+def _six_digits(value: float | None) -> float | None:
+    """Six digits behind the point: a drawing needs no more, and thousands of these stand in a report."""
+    return None if value is None else round(value, 6)
+
+
+# What of its budget a run used, part by part.
+
+NAMES = {
+    "gpu_hours": "GPU-hours",
+    "tokens": "driver tokens",
+    "cost_usd": "driver cost",
+    "max_submissions": "submissions",
+}
+
+_LIMITS = {
+    "gpu_hours": "GPU-hours",
+    "tokens": "tokens",
+    "cost_usd": "USD",
+    "max_submissions": "submissions",
+    "memory_gib": "GiB of memory",
+    "disk_gib": "GiB of disk",
+    "processes": "processes",
+}
+
+
+def limits_told(limits: Mapping[str, float]) -> str:
+    """A budget's limits beside its time: `24 GPU-hours, 20 M tokens, 60 USD`; empty where there is none."""
+    told = [f"{_short_amount(name, limits[name])} {words}" for name, words in _LIMITS.items() if name in limits]
+    return ", ".join(told)
+
+
+def _short_amount(name: str, value: float) -> str:
+    return fmt.amount("count", value).replace(".0 ", " ") if name == "tokens" else f"{value:,.10g}"
+
+
+def used_of(view: RunView) -> dict[str, float]:
+    """Of the parts beside time, by the names of the budget's fields; none before the seal."""
+    sealed = view.sealed
+    if sealed is None:
+        return {}
+    found: dict[str, float] = {"max_submissions": float(len(view.contents()))}
+    if sealed.gpu_hours is not None:
+        found["gpu_hours"] = sealed.gpu_hours
+    if sealed.driver is not None:
+        found["tokens"] = float(sealed.driver.tokens)
+        if sealed.driver.cost_usd is not None:
+            found["cost_usd"] = sealed.driver.cost_usd
+    return found

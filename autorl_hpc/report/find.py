@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
-from autorl_hpc.files.records import read_experiment
-from autorl_hpc.report.reference import MAX_FOLDERS, ReferenceFolders, find_reference
-from autorl_hpc.report.sites import sites_of
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.format import clean
+from autorl_hpc.report.import_autorl_bench import MAX_FOLDERS, ReferenceFolders, find_reference
 
 if TYPE_CHECKING:
     from autorl_hpc.report.summary import LeftOut
+
+# Several sites' trees in one report: what each is called.
+
+MAX_CHARS = 40
+"""A site's name stands in a column."""
+
+
+def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
+    """Names of the runs/ folders in which these runs lie (`runs/<experiment>/<run_id>`), empty if it is one alone.
+
+    A name is what the folders' paths don't share: `alps/runs` and `jean-zay/runs` are called alps and jean-zay.
+    """
+    roots = sorted({run.parent.parent for run in runs})
+    if len(roots) < 2:
+        return {}
+    parts = [root.parts for root in roots]
+    begin, end = _common(parts), _common([one[::-1] for one in parts])
+    names = [clean("/".join(_own(root.parts, begin, end)), MAX_CHARS) or "(no name)" for root in roots]
+    places = {root: names[:at].count(names[at]) for at, root in enumerate(roots)}  # long names were cut
+    return {
+        root: f"{name} ({places[root] + 1})" if places[root] else name for root, name in zip(roots, names, strict=True)
+    }
+
+
+def _own(parts: tuple[str, ...], begin: int, end: int) -> tuple[str, ...]:
+    """The parts that are a path's own; the last one where all of it is shared, as in `a` and `a/a`."""
+    return parts[begin : len(parts) - end] or parts[-1:]
+
+
+def _common(several: list[tuple[str, ...]]) -> int:
+    """How many parts all of them begin with."""
+    return next(
+        (i for i, level in enumerate(zip(*several, strict=False)) if len(set(level)) > 1), min(map(len, several))
+    )
+
 
 RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
@@ -31,7 +65,7 @@ NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launc
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """What lies below the given paths.
 
     Attributes:
@@ -131,7 +165,7 @@ def shown(experiment: Path, run_id: str = "", site: str | None = None) -> str:
     return clean("/".join(parts)) or "(no name)"
 
 
-def find_runs(paths: Sequence[Path]) -> Found:
+def find_runs(paths: Sequence[Path]) -> FoundRuns:
     """All runs below the paths, each once.
 
     Raises:
@@ -139,7 +173,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
     """
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
-    found = Found()
+    found = FoundRuns()
     homes: list[Path] = []
     for given in paths:
         path = given.resolve()
@@ -158,7 +192,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
     return found
 
 
-def _look(path: Path, found: Found, given: Path) -> Path:
+def _look(path: Path, found: FoundRuns, given: Path) -> Path:
     """Adds what lies at `path`; returns where a report on it alone would go."""
     try:
         names = reading.list_names(path)
@@ -201,7 +235,7 @@ def _is_ours(path: Path) -> bool:
     return _holds(path, RUN_FILE) or _holds(path, EXPERIMENT_FILE)
 
 
-def _known(path: Path, found: Found) -> bool:
+def _known(path: Path, found: FoundRuns) -> bool:
     """Whether the path was covered by an earlier one."""
     return any(run.path == path or path in run.path.parents for run in found.runs)
 
@@ -223,3 +257,59 @@ def _trouble(folder: Path, name: str) -> str | None:
         return MISSING
     except OSError as error:
         return error.strerror or type(error).__name__
+
+
+# Experiments and runs below the paths that a user gives, damaged ones too.
+
+
+def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
+    """The experiments in the given folders: experiments themselves, or folders of them.
+
+    One that lost its experiment.json is found by the runs in it.
+
+    Raises:
+        AutorlError: there is none in one of the folders.
+    """
+    found: list[ExperimentDir] = []
+    for path in paths:
+        if _is_experiment(path):
+            here = [path]
+        else:
+            try:
+                here = [path / name for name in reading.list_names(path) if _is_experiment(path / name)]
+            except NotADirectoryError:
+                here = []
+        if not here:
+            raise nothing_in(path)
+        found += [ExperimentDir(one) for one in here]
+    return found
+
+
+def nothing_in(path: Path) -> AutorlError:
+    """The error for a given path that holds nothing of ours."""
+    what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
+    next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
+    return AutorlError(what, where=path, next_step=next_step)
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        names = reading.list_names(path)
+        return "experiment.json" in names or any((path / name / "run.json").is_file() for name in names)
+    except OSError:
+        return False
+
+
+def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
+    """The experiment's run_ids, and what is wrong with its experiment.json: then they are those of the folders there."""
+    try:
+        return list(read_experiment(experiment).runs), None
+    except (AutorlError, OSError) as error:
+        what = error.what if isinstance(error, AutorlError) else str(error)
+        what = what if experiment.resolved.name in what else f"{experiment.resolved.name}: {what}"
+        return runs_on_disk(experiment), what
+
+
+def runs_on_disk(experiment: ExperimentDir) -> list[str]:
+    """The run folders that lie in the experiment's folder, named by experiment.json or not."""
+    return [name for name in reading.list_names(experiment.path) if experiment.run(name).record.is_file()]

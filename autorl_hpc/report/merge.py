@@ -11,18 +11,14 @@ from typing import NamedTuple, Protocol, get_args
 from autorl_hpc import __version__, states
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.report.across import across_tasks
-from autorl_hpc.report.chain import Chain, genesis_of, read_chain
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.evidence import NEVER_RANKS, UNRANKING
-from autorl_hpc.report.find import Found, find_runs, shown
+from autorl_hpc.report.find import FoundRuns, find_runs, shown, sites_of
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.groups import group_runs
-from autorl_hpc.report.imported import imported_summary
-from autorl_hpc.report.leaderboard import leaderboards
-from autorl_hpc.report.reference import ReferenceFolders, ReferenceRun, read_reference
-from autorl_hpc.report.sites import sites_of
+from autorl_hpc.report.import_autorl_bench import ReferenceFolders, ReferenceRun, imported_summary, read_reference
+from autorl_hpc.report.leaderboard import across_tasks, leaderboards
+from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING, ReadableLedger, genesis_of, read_chain
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import Excluded, LeftOut, MergedReport, RunSummary
-from autorl_hpc.report.text import clean
 
 COPIES = "nothing, if it is a copy; two continuations come of a launch in each of two copies"
 UNNAMED = "unnamed"
@@ -36,17 +32,17 @@ class Taken(NamedTuple):
     summary: RunSummary
 
 
-class Chosen(NamedTuple):
+class ChosenRun(NamedTuple):
     """A run to be taken into the report, with its chain where that was read already."""
 
     run: RunDir
-    chain: Chain | None
+    chain: ReadableLedger | None
 
 
 class Take(Protocol):
     """How runs become summaries: by reading all of them, or from what was kept of an earlier reading."""
 
-    def __call__(self, runs: Sequence[Chosen], library: Library) -> Iterator[RunSummary | Exception]:
+    def __call__(self, runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
         """In the order of the runs, the summary of each, short or whole; or why it can't be read, and is left out.
 
         Raises:
@@ -54,7 +50,7 @@ class Take(Protocol):
         """
 
 
-def read_all(runs: Sequence[Chosen], library: Library) -> Iterator[RunSummary | Exception]:
+def read_all(runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
     """Whole summaries by reading everything."""
     for run, chain in runs:
         try:
@@ -74,7 +70,7 @@ def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
     return merge_found(find_runs(paths), take)
 
 
-def merge_found(found: Found, take: Take = read_all) -> MergedReport:
+def merge_found(found: FoundRuns, take: Take = read_all) -> MergedReport:
     """The merged report of the runs that were found."""
     left_out = list(found.left_out)
     taken: list[Taken] = []
@@ -139,7 +135,7 @@ def _imported(found: Iterable[ReferenceFolders]) -> list[Taken]:
     ]
 
 
-def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
+def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[ChosenRun]:
     """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
     copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
@@ -149,13 +145,13 @@ def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
             said.unreadable(run, error)
     for several in copies.values():
         if len(several) == 1:
-            yield Chosen(several[0], None)
+            yield ChosenRun(several[0], None)
         else:
             yield from _longest(several, said)
 
 
-def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
-    chains: list[tuple[RunDir, Chain]] = []
+def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[ChosenRun]:
+    chains: list[tuple[RunDir, ReadableLedger]] = []
     for run in copies:
         try:
             chains.append((run, read_chain(run)))
@@ -174,7 +170,7 @@ def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[Chosen]:
                 else "another continuation of a run that is in the report"
             )
             said.leave_out(run, f"{what}: counted once", COPIES)
-    yield Chosen(*best)
+    yield ChosenRun(*best)
 
 
 @dataclass

@@ -2,26 +2,193 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autorl_hpc.files.share import share
-from autorl_hpc.report import figures, index_parts, plot, run_parts
+from autorl_hpc.errors import from_os_error
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import run_html as run_html_parts
-from autorl_hpc.report import run_md as run_md_parts
-from autorl_hpc.report.board import OverRuns
+from autorl_hpc.report import plot, run_page, summary, tables
+from autorl_hpc.report import run_markdown as run_md_parts
+from autorl_hpc.report import run_page as run_html_parts
+from autorl_hpc.report.axes import limits_told
+from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of, link_to
 from autorl_hpc.report.charts import svg
-from autorl_hpc.report.evidence import UNSEEN
-from autorl_hpc.report.measured import how_measured
-from autorl_hpc.report.run_parts import Shown
-from autorl_hpc.report.spent import limits_told
-from autorl_hpc.report.summary import Gain, MergedReport, Point, RunSummary, ScoreSummary
-from autorl_hpc.report.text import markdown
+from autorl_hpc.report.charts.build import figures_of
+from autorl_hpc.report.format import UNKNOWN, markdown
+from autorl_hpc.report.run_folder import UNSEEN
+from autorl_hpc.report.run_page import RunPage
+from autorl_hpc.report.scores import how_measured, how_measured_of_all
+from autorl_hpc.report.summary import (
+    Board,
+    CellSummary,
+    Gain,
+    Group,
+    MergedReport,
+    OverRuns,
+    Point,
+    RunSummary,
+    ScoreSummary,
+)
+from autorl_hpc.report.tables import GROUP_NOTES
 from autorl_hpc.report.versus import Versus
+from autorl_hpc.states import Route
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
+
+# What the merged page is made of, before the templates: leaderboards with their figures, tasks, rows of runs, the script.
+
+MAX_DRAWN_RUNS = 24
+"""Trajectories on the merged page: one of 50 submissions takes 9 kB, and nobody looks through hundreds of them."""
+
+MAX_DRAWN_BOARDS = 6
+"""Leaderboards with figures on the page, in files too: a report of more of them is a table, not a comparison."""
+
+MAX_PAIRS = 40
+"""Pairs of agents shown for one task; 60 agents make 1,770."""
+
+
+class PageScript(NamedTuple):
+    """The page's own script, and how the Content-Security-Policy names it."""
+
+    text: str
+    csp: str
+
+
+def script() -> PageScript:
+    """templates/report/index.js."""
+    text = (share("templates") / "report" / "index.js").read_text(encoding="utf-8")
+    return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
+
+
+def parts(merged: MergedReport, links: Mapping[int, str], *, drawn: bool = True) -> dict[str, Any]:
+    """Everything that the template of the page needs; without drawings that of the Markdown."""
+    of_group = {task.group: n for n, board in enumerate(merged.boards, 1) for task in board.tasks}
+    plotted = [run for run in merged.runs if run.trajectory]
+    return {
+        "r": merged,
+        "script": script(),
+        "boards": [_board(merged, board, number, drawn) for number, board in enumerate(merged.boards, 1)],
+        "blocks": blocks(merged, of_group),
+        "rows": _rows(merged, of_group, links),
+        "drawn_runs": plotted if len(plotted) <= MAX_DRAWN_RUNS else [],
+        "max_drawn": MAX_DRAWN_RUNS,
+        "noted": noted(merged),
+    }
+
+
+def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict[str, Any]:
+    across = next((one for one in merged.across_tasks if one.conditions == board.conditions), None)
+    pairs = sorted(across.comparisons, key=lambda x: (x.p_value, -abs(x.difference))) if across else []
+    names = Counter(task.task for task in board.tasks)
+    return {
+        "board": board,
+        "number": number,
+        "pairs": pairs[:MAX_PAIRS],
+        "more_pairs": max(0, len(pairs) - MAX_PAIRS),
+        "twice": {name: count > 1 for name, count in names.items()},
+        "overall": any(row.overall is not None for row in board.rows),
+        "tested": sum(cell is not None and cell.p_value is not None for row in board.rows for cell in row.cells),
+        "figures": figures_of(merged, board, number) if drawn and number <= MAX_DRAWN_BOARDS else (),
+        "diagnosed": any(
+            {*row.planned, *row.executed} - {str(Route.UNKNOWN)}
+            or row.failures
+            or any(s.mean is not None for s in (row.costs.tokens, row.costs.cost_usd, row.costs.gpu_hours))
+            for row in board.rows
+        ),
+    }
+
+
+def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Each group with its runs (and their places in the report), and the common scale of its strips."""
+    return [
+        {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
+        for place, group in enumerate(merged.groups)
+    ]
+
+
+def noted(merged: MergedReport) -> list[tuple[RunSummary, list[str]]]:
+    """Runs with notes of their own; what holds for a whole group stands at the group."""
+    found = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
+    return [(run, notes) for run, notes in found if notes]
+
+
+def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
+    cells, runs = [], []
+    shown: list[float | None] = []
+    for cell in group.cells:
+        of_cell = [(place, all_runs[place]) for place in cell.places]
+        values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
+        shown += [*values, cell.improvement.low, cell.improvement.high]
+        cells.append({"cell": cell, "values": values, "lost": _lost(cell)})
+        runs += of_cell
+    pairs = sorted(group.comparisons, key=lambda x: (x.p_value, -abs(x.difference)))[:MAX_PAIRS]
+    few = len(group.comparisons) <= MAX_PAIRS
+    return {
+        "group": group,
+        "cells": cells,
+        "runs": runs,
+        "measured": how_measured_of_all([run for _, run in runs]),
+        "span": plot.strip_span(shown),
+        "comparisons": group.comparisons if few else pairs,
+        "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
+    }
+
+
+def _lost(cell: CellSummary) -> str:
+    return ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
+
+
+def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
+    """One for each run, in the order of the groups: what may be compared stands together."""
+    several = len(merged.experiments) > 1
+    return [
+        {
+            "run": (run := merged.runs[place]),
+            "board": of_group.get(number, 0),
+            "link": links.get(place),
+            "more": " · ".join(
+                part
+                for part in (run.driver if run.driver != "none" else "", run.mode, run.experiment if several else "")
+                if part
+            ),
+            "route": route_of(run),
+        }
+        for number, group in enumerate(merged.groups)
+        for cell in group.cells
+        for place in cell.places
+    ]
+
+
+def route_of(run: RunSummary) -> str:
+    """`grpo → sft`, one word where plan and execution agree, nothing where nobody knows."""
+    planned, executed = run.story.route.planned, run.story.route.executed
+    if planned is Route.UNKNOWN and executed is Route.UNKNOWN:
+        return ""
+    return str(planned) if planned is executed else f"{_or_unknown(planned)} → {_or_unknown(executed)}"
+
+
+def _or_unknown(route: Route) -> str:
+    return "?" if route is Route.UNKNOWN else str(route)
+
+
+def counts(found: Mapping[str, int]) -> str:
+    """`sft 3, grpo 2`."""
+    return ", ".join(f"{word} {count}" for word, count in found.items()) or UNKNOWN
+
+
+def beside(excluded: Mapping[str, int]) -> str:
+    """`2 lost, 1 cancelled`: the runs that are not counted."""
+    return ", ".join(f"{count} {'lost' if why == 'infrastructure' else why}" for why, count in excluded.items())
+
 
 NUMBERS = {
     "points": fmt.points,
@@ -33,25 +200,25 @@ NUMBERS = {
     "delta": fmt.delta,
     "size": fmt.size,
     "percent": fmt.percent,
-    "figure": figures.shown,
+    "figure": summary.shown,
     "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
 
 
 def index_html(merged: MergedReport, links: dict[int, str]) -> str:
     """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
-    return _template("html", "index.html.j2").render(**index_parts.parts(merged, links))
+    return _template("html", "index.html.j2").render(**parts(merged, links))
 
 
 def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
-    found = index_parts.parts(merged, {}, drawn=False)
+    found = parts(merged, {}, drawn=False)
     return _template("md", "index.md.j2").render(**found)
 
 
 def versus_html(versus: Versus) -> str:
     """One against another as a page."""
-    return _template("html", "versus.html.j2").render(v=versus, script=index_parts.script())
+    return _template("html", "versus.html.j2").render(v=versus, script=script())
 
 
 def versus_md(versus: Versus) -> str:
@@ -59,15 +226,15 @@ def versus_md(versus: Versus) -> str:
     return _template("md", "versus.md.j2").render(v=versus)
 
 
-def run_html(run: RunSummary, shown: Shown | None = None) -> str:
+def run_html(run: RunSummary, shown: RunPage | None = None) -> str:
     """One run as a page. `shown`: its words, where they were made already."""
-    found = run_html_parts.parts(shown or run_parts.shown(run))
+    found = run_html_parts.html_parts(shown or run_page.shown(run))
     return _template("html", "run.html.j2").render(found)
 
 
-def run_md(run: RunSummary, shown: Shown | None = None) -> str:
+def run_md(run: RunSummary, shown: RunPage | None = None) -> str:
     """One run as Markdown."""
-    found = run_md_parts.parts(shown or run_parts.shown(run))
+    found = run_md_parts.markdown_parts(shown or run_page.shown(run))
     return _template("md", "run.md.j2").render(found)
 
 
@@ -135,8 +302,8 @@ def _environment(kind: str) -> Environment:
         how_measured=how_measured,
         unseen=UNSEEN,
         sample=lambda figure, place: Markup(svg.sample(figure, place)),
-        counts=index_parts.counts,
-        beside=index_parts.beside,
+        counts=counts,
+        beside=beside,
         share_between=_plain(fmt.share_between),
         amount=_plain(fmt.amount),
         limits_told=_plain(limits_told),
@@ -154,3 +321,148 @@ def _plain(number: Any) -> Any:
     from markupsafe import Markup
 
     return lambda *args: Markup(number(*args).replace("<", "&lt;"))
+
+
+# Writes the pages, tables and records of a report. The same tree gives the same bytes.
+#
+# All of it can be made again, so nothing here waits for a disk: a file appears whole or not at all, and a crash may lose it.
+
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
+
+
+def run_summary(run: RunSummary) -> bytes:
+    """One run's summary.json."""
+    return run.model_dump_json(indent=2).encode() + b"\n"
+
+
+def run_files(run: RunSummary) -> dict[str, bytes]:
+    """The files of one run's report."""
+    shown = run_page.shown(run)
+    return {
+        SUMMARY_NAME: run_summary(run),
+        "run.md": run_md(run, shown).encode(),
+        RUN_PAGE: run_html(run, shown).encode(),
+    }
+
+
+def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
+    """The files of a merged report, which tells of each run in short.
+
+    Args:
+        links: of each run's place in it, the address of its page.
+    """
+    merged = merged.short()
+    return {SUMMARY_NAME: b"".join(merged_summary(merged)), **_merged_pages(merged, links)}
+
+
+def merged_summary(merged: MergedReport) -> Iterator[bytes]:
+    """summary.json, run by run: of thousands of runs it takes hundreds of megabytes, and is held whole nowhere."""
+    shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
+    before, mark, after = shell.partition(b'\n "runs": []')
+    yield before + (b'\n "runs": [' if merged.runs else mark)
+    for place, run in enumerate(merged.runs):
+        told = run.short().model_dump_json(indent=1).encode().replace(b"\n", b"\n  ")  # no text has a bare end of line
+        yield (b",\n  " if place else b"\n  ") + told
+    yield (b"\n ]" if merged.runs else b"") + after + b"\n"
+
+
+def _merged_pages(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
+    return {
+        "summary.csv": tables.as_csv(merged).encode(),
+        "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
+        "summary.md": index_md(merged).encode(),
+        INDEX: index_html(merged, links).encode(),
+    }
+
+
+def write_all(merged: MergedReport, out: Path) -> Path:
+    """Writes the pages of every run, whole summaries all of them, and the merged report; returns the path of index.html.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    out = out.absolute()
+    folders = [
+        write_run(run, RunDir(Path(folder)), out) for run, folder in zip(merged.runs, merged.run_folders, strict=True)
+    ]
+    return write_merged(merged, folders, out)
+
+
+def versus_files(versus: Versus) -> dict[str, bytes]:
+    """The files of a comparison."""
+    return {
+        COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
+        "compare.md": versus_md(versus).encode(),
+        "compare.html": versus_html(versus).encode(),
+    }
+
+
+def write_versus(versus: Versus, out: Path) -> None:
+    """Writes a comparison beside the index.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    try:
+        _put_files(out, versus_files(versus))
+    except OSError as error:
+        raise from_os_error(error, "writing the comparison", error.filename or out) from error
+
+
+def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
+    """Writes one run's report and returns its folder: the run's own, or one beside the index where that is not ours to write.
+
+    Raises:
+        AutorlError: neither can be written.
+    """
+    files = run_files(run)
+    try:
+        if run.imported is not None:
+            return _put_files(elsewhere_of(out, run.genesis, home), files)
+        try:
+            return _put_files(home.report, files)
+        except OSError as error:
+            if error.errno not in NOT_OURS:
+                raise
+            return _put_files(elsewhere_of(out, run.genesis, home), files)
+    except OSError as error:
+        raise from_os_error(error, "writing the report", error.filename or out) from error
+
+
+def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reload_s: int | None = None) -> Path:
+    """Writes the merged report and returns the path of index.html.
+
+    Args:
+        folders: where the pages of each of its runs lie.
+        reload_s: the index asks the browser to load it again after so many seconds.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
+    try:
+        merged = merged.short()
+        files = _merged_pages(merged, links)
+        if reload_s is not None:
+            files[INDEX] = reloading(files[INDEX], reload_s)
+        _put_files(out, files)
+        if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
+            atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
+    except OSError as error:
+        raise from_os_error(error, "writing the report", error.filename or out) from error
+    return out / INDEX
+
+
+def reloading(page: bytes, seconds: int) -> bytes:
+    """A page that the browser loads again by itself."""
+    return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
+
+
+def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
+    """Writes files unless they say this already: reporting again is cheap and changes no time of change."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        if not reading.says(folder / name, (data,)):
+            atomic.write_bytes(folder / name, data, durable=False)
+    return folder

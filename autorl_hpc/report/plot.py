@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.axes import Axis, by_time
+from autorl_hpc.report.axes import ScaledAxis, by_time
+from autorl_hpc.report.format import html
 from autorl_hpc.report.summary import Point, RunSummary, ScoreSummary
-from autorl_hpc.report.text import html
 from autorl_hpc.states import SubmissionState
 
 WIDTH, HEIGHT = 360, 200
@@ -24,12 +24,12 @@ BASE_X, SELECTED_X = WIDTH - RIGHT + 18, WIDTH - RIGHT + 40
 STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
-def trajectory(run: RunSummary, axis: Axis | None = None) -> str:
+def trajectory(run: RunSummary, axis: ScaledAxis | None = None) -> str:
     """Feedback score against budget used, or another axis; base model dashed; report scores at the right. An `<svg>` element."""
     return trajectories(run, [axis or by_time(run)])[0][1]
 
 
-def trajectories(run: RunSummary, axes: Sequence[Axis]) -> list[tuple[str, str]]:
+def trajectories(run: RunSummary, axes: Sequence[ScaledAxis]) -> list[tuple[str, str]]:
     """The name of each axis with its drawing. The heights are those of all, and computed once."""
     heights = _Heights(run)
     grid, report, base = _grid(heights), _report_marks(heights, run), _baseline(heights, run)
@@ -37,7 +37,7 @@ def trajectories(run: RunSummary, axes: Sequence[Axis]) -> list[tuple[str, str]]
     return [(axis.name, _drawing(run, axis, grid, base, marks, report)) for axis in axes]
 
 
-def _drawing(run: RunSummary, axis: Axis, grid: str, base: str, marks: Sequence[_Mark], report: str) -> str:
+def _drawing(run: RunSummary, axis: ScaledAxis, grid: str, base: str, marks: Sequence[_Mark], report: str) -> str:
     places = axis.places
     placed = [(mark, _x(axis, place)) for mark in marks if (place := places.get(mark.number)) is not None]
     parts = [grid, *_across(axis), base, _best_so_far(placed, _x(axis, axis.now))]
@@ -80,7 +80,7 @@ def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _x(axis: Axis, place: float) -> float:
+def _x(axis: ScaledAxis, place: float) -> float:
     return LEFT + (PLOT_RIGHT - LEFT) * place / axis.end
 
 
@@ -127,7 +127,7 @@ def _grid(heights: _Heights) -> str:
     return "".join(parts)
 
 
-def _across(axis: Axis) -> list[str]:
+def _across(axis: ScaledAxis) -> list[str]:
     """The axis itself, with a line at the budget where there is one."""
     parts = []
     budget_x = PLOT_RIGHT if axis.mark is None else _x(axis, axis.mark)

@@ -8,24 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from autorl_hpc.files.masking import masked
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Contamination, Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline
-from autorl_hpc.records.ledger import Contamination, Evaluation, Submission
-from autorl_hpc.report import length_controlled
-from autorl_hpc.report.evidence import fingerprint_of, shown_look
-from autorl_hpc.report.hiding import IN_WORKSPACE, NOTHING, Hidden, hidden_of
-from autorl_hpc.report.items import Items
-from autorl_hpc.report.statistics.clusters import (
-    Totals,
+from autorl_hpc.report import paired
+from autorl_hpc.report.format import clean
+from autorl_hpc.report.hidden_items import IN_WORKSPACE, NOTHING, Hidden, hidden_of
+from autorl_hpc.report.run_folder import Items, fingerprint_of, shown_look
+from autorl_hpc.report.statistics import (
+    ClusterTotals,
     clustered_interval,
     clustered_intervals,
     hull,
     vary_little,
     wilson_of_clusters,
 )
-from autorl_hpc.report.summary import BaselineSummary, ItemsInterval, Noise, Point, ScoreSummary
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.summary import BaselineSummary, Gain, ItemsInterval, Noise, Point, RunSummary, ScoreSummary
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Fault, SubmissionState
 
@@ -48,10 +47,8 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
     """
     if evaluation.score is None or evaluation.n == 0:
         return ScoreInterval()
-    if items is not None and length_controlled.is_fitted(items):
-        return _made(
-            *length_controlled.interval_points(items, evaluation.score), "normal over items, length-controlled"
-        )
+    if items is not None and paired.is_fitted(items):
+        return _made(*paired.interval_points(items, evaluation.score), "normal over items, length-controlled")
     if items is not None and items.clusters is not None:
         found = clustered_interval(items.outcomes, items.clusters)
         return _made(POINTS * found.low, POINTS * found.high, found.kind)
@@ -72,7 +69,7 @@ def _graded(outcomes: Sequence[float]) -> ScoreInterval:
     if mean.kind != "t" or mean.low is None or mean.high is None:
         return _made(POINTS * wilson.low, POINTS * wilson.high, "Wilson")
     found = stats.Interval(max(0.0, mean.low), min(1.0, mean.high))
-    if vary_little(Totals(list(outcomes), [1] * len(outcomes))):
+    if vary_little(ClusterTotals(list(outcomes), [1] * len(outcomes))):
         found = hull(found, wilson)
     return _made(POINTS * found.low, POINTS * found.high, "t over items")
 
@@ -85,7 +82,7 @@ def intervals_of(scores: Iterable[tuple[int, Evaluation, Items | None]]) -> dict
     found: dict[int, ScoreInterval] = {}
     together: dict[tuple[str, ...], list[tuple[int, tuple[float, ...]]]] = {}
     for number, evaluation, items in scores:
-        if items is None or items.clusters is None or evaluation.n == 0 or length_controlled.is_fitted(items):
+        if items is None or items.clusters is None or evaluation.n == 0 or paired.is_fitted(items):
             found[number] = interval(evaluation, items)
         else:
             together.setdefault(items.clusters, []).append((number, items.outcomes))
@@ -256,3 +253,39 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
     if evaluation is None:
         return SubmissionState.ACCEPTED
     return SubmissionState.FAILED if evaluation.score is None else SubmissionState.SCORED
+
+
+# In words: where a run's intervals and p values come from. Which method it is depends on its items, so every page says it.
+
+TESTS = {
+    "paired_items": "McNemar's mid-p test",
+    "clustered_items": "sign-flip test of clusters",
+    "graded_items": "sign-flip test of items",
+    "length_controlled_items": "permutation of items between the models",
+}
+
+
+def how_measured(run: RunSummary) -> str:
+    """One sentence on the run's 95 % intervals and its test; "" where nothing was measured."""
+    kept = run.report or run.baseline_report or run.best_feedback or run.baseline_feedback
+    parts = [_of_score(kept), _of_gain(run.improvement)]
+    return "; ".join(part for part in parts if part)
+
+
+def how_measured_of_all(runs: Sequence[RunSummary]) -> list[str]:
+    """The different sentences of several runs, the longest of each kind: a run without an improvement says less."""
+    said = sorted({how_measured(run) for run in runs} - {""})
+    return [one for one in said if not any(other != one and other.startswith(one) for other in said)]
+
+
+def _of_score(score: ScoreSummary | None) -> str:
+    if score is None or score.interval is None:
+        return ""
+    items = f"{score.n} items" if score.clusters is None else f"{score.n} items in {score.clusters} clusters"
+    return f"scores: {score.interval}, {items}"
+
+
+def _of_gain(gain: Gain | None) -> str:
+    if gain is None or gain.interval is None:
+        return ""
+    return f"improvement: {gain.interval}, p by {TESTS[gain.how]}"

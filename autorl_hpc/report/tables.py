@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
-from autorl_hpc.report.board import Board, BoardRow
-from autorl_hpc.report.evidence import selected_fingerprint
-from autorl_hpc.report.figures import cells
-from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
-from autorl_hpc.report.text import csv_cell
-from autorl_hpc.states import Split
+from autorl_hpc.records.entries import Fingerprint
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report.format import clean, csv_cell
+from autorl_hpc.report.run_folder import NEVER_RANKS, looks, selected_fingerprint
+from autorl_hpc.report.story_records import Story
+from autorl_hpc.report.summary import Board, BoardRow, MergedReport, RunSummary, ScoreSummary, cells
+from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
 
 def as_csv(merged: MergedReport) -> str:
@@ -179,3 +181,150 @@ def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
         f"{name}_n": score.n if score else None,
         f"{name}_clusters": score.clusters if score else None,
     }
+
+
+# What a reader must know before believing a run's numbers, one sentence each.
+
+DEGENERATE_SHARE = 0.5
+"""More than half of the answers being one and the same text is no model that answers questions."""
+
+TRUNCATED_SHARE = 0.1
+"""Below a tenth, the token limit can hardly decide a comparison."""
+
+NOT_RANKED = "not ranked"
+PAPER = "paper protocol"
+GROUP_NOTES = (NOT_RANKED, PAPER)
+"""How the notes begin that hold for all runs under the same conditions."""
+
+
+def notes_of(
+    run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None, secondary: str | None = None
+) -> tuple[str, ...]:
+    """The notes of a run, the gravest first; `secondary` is a figure that stands beside the score."""
+    notes: list[str] = []
+    if run.damage:
+        notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
+    notes += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
+    if run.sandbox in NEVER_RANKS:
+        notes.append(f"{NOT_RANKED}: sandbox {run.sandbox}")
+    if run.protocol is Protocol.PAPER:
+        notes.append(
+            f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
+        )
+    if run.feedback_of is not None and (scored := run.best_feedback or run.baseline_feedback) is not None:
+        notes.append(f"feedback scores are of a part: {scored.n} of {run.feedback_of} items; the report split is whole")
+    notes += _about_origin(run, commonest_output_share)
+    notes += _about_contamination(run)
+    notes += _about_sandboxes(run)
+    notes += _about_selected(run)
+    notes += _about_end(run)
+    return tuple(notes) if secondary is None else (*notes, secondary)
+
+
+def notes_of_story(story: Story) -> tuple[str, ...]:
+    """What a reader must know of what a run's story tells."""
+    disputed = story.route.disputed
+    return (
+        ()
+        if disputed is None
+        else (f"logs and code disagree on the route, so it tells nothing of the mode: {disputed}",)
+    )
+
+
+def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:
+    """The flags of the selected checkpoint, with the figures behind them."""
+    notes: list[str] = []
+    known = selected_fingerprint(run)
+    if "untrained_copy" in run.flags:
+        delta = known.relative_delta if known is not None else 0.0
+        what = "is the base model"
+        if known is not None and known.exchanged_of is not None:
+            what = "is the base model with its hidden units in another order or with other signs"
+        elif delta:
+            what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
+        notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
+    if known is None:  # a run of an earlier version: the report split's outputs are all there is
+        if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
+            notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
+        return notes
+    return notes + _about_known_origin(known)
+
+
+def _about_known_origin(known: Fingerprint) -> list[str]:
+    notes = []
+    if "foreign_weights" in known.flags and known.exchanged_of is not None:
+        notes.append(
+            f"foreign_weights: the selected checkpoint has the lengths of rows and columns of the staged model "
+            f"{known.exchanged_of}, its hidden units in another order or with other signs; does not rank, not counted"
+        )
+    elif "foreign_weights" in known.flags:
+        notes.append(
+            f"foreign_weights: the selected checkpoint is nearer to the staged model {known.nearest_model} (relative distance "
+            f"{fmt.delta(known.nearest_delta)}) than to its base model ({fmt.delta(known.relative_delta)}); does not rank, not "
+            "counted"
+        )
+    if "degenerate_outputs" in known.flags:
+        base = "" if known.base_output_share is None else f" (base model: {known.base_output_share:.0%})"
+        notes.append(
+            f"degenerate_outputs: {known.commonest_output_share or 0:.0%} of the selected checkpoint's feedback answers are one "
+            f"and the same text{base}"
+        )
+    if known.reason:
+        notes.append(f"the selected checkpoint has no fingerprint: {known.reason}")
+    return notes
+
+
+def _about_contamination(run: RunSummary) -> list[str]:
+    notes = []
+    for found in run.contaminated:
+        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
+        notes.append(
+            f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
+        )
+    short = [look for look in looks(run) if not look.complete]
+    if short:
+        notes.append(f"contamination: {len(short)} of {len(looks(run))} looks at the workspace were cut short")
+    return notes
+
+
+def _about_sandboxes(run: RunSummary) -> list[str]:
+    used = {(one.level, one.network) for one in run.sandboxes}
+    if len(used) < 2:
+        return []
+    return [
+        f"its attempts ran in different sandboxes: it is compared by the weakest, {run.sandbox} with network {run.network}"
+    ]
+
+
+def _about_selected(run: RunSummary) -> list[str]:
+    notes: list[str] = []
+    chosen = next((p for p in run.trajectory if p.submission_id == run.selected), None)
+    best = run.best_feedback.score if run.best_feedback is not None else None
+    if chosen is not None and chosen.score is not None and best is not None and chosen.score < best:
+        notes.append("the selected checkpoint is not the best on feedback: the agent marked it final")
+    if run.report is not None and run.report.n and run.report.truncated / run.report.n > TRUNCATED_SHARE:
+        notes.append(f"{run.report.truncated} of {run.report.n} answers were cut off by the token limit")
+    if run.improvement is not None and run.improvement.how == "base_kept":
+        notes.append("base kept: nothing valid to score, so the improvement is 0 by rule and counted")
+    return notes
+
+
+def _about_end(run: RunSummary) -> list[str]:
+    notes: list[str] = []
+    if run.excluded == "infrastructure":
+        notes.append("lost to the infrastructure: not counted, launch it again")
+    if run.ended_by is EndedBy.CANCELLED:
+        notes.append("cancelled: not counted")
+    lost = [
+        p for p in run.trajectory if p.status is SubmissionState.FAILED and p.fault in (Fault.CLUSTER, Fault.GRADER)
+    ]
+    if lost and run.excluded is None:
+        notes.append(
+            f"{len(lost)} accepted submissions were not scored by the infrastructure's fault: the best may be missing"
+        )
+    if run.baseline_report is not None and run.baseline_report.repeat_changed_items:
+        notes.append(
+            f"the grader's own noise: {run.baseline_report.repeat_changed_items} of {run.baseline_report.n} outcomes of the base "
+            "model differed between two measurements"
+        )
+    return notes

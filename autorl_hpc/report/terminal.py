@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autorl_hpc.files.heads import heads_of
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.records.evidence import RunHead
+from autorl_hpc.files.ledger import heads_of
+from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.board import BoardCell, OverRuns
+from autorl_hpc.report.find import sites_of
 from autorl_hpc.report.pages import outcome
-from autorl_hpc.report.sites import sites_of
-from autorl_hpc.report.summary import MergedReport, RunSummary, ScoreSummary
+from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
     from rich.console import Console

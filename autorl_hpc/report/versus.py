@@ -17,10 +17,9 @@ from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
-from autorl_hpc.report.board import Board, Conditions, OverRuns
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
-from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary
 
 Kind = Literal["agent", "experiment", "folder"]
 

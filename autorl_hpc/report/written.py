@@ -9,12 +9,12 @@ from typing import Any
 from autorl_hpc import __version__
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.report.chain import read_chain
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.outputs import SUMMARY_NAME, elsewhere_of, link_to
-from autorl_hpc.report.story import Story
+from autorl_hpc.report.cache import SUMMARY_NAME, elsewhere_of, link_to
+from autorl_hpc.report.pages import merged_files, run_files, run_summary
+from autorl_hpc.report.run_folder import read_chain
+from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.story_records import Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.write import merged_files, run_files, run_summary
 from autorl_hpc.report.written_extras import check_extras, with_what_was_asked
 from autorl_hpc.states import RunState
 
@@ -40,7 +40,7 @@ AGAIN = "write it again: autorl-hpc report"
 
 
 @dataclass
-class Look:
+class ReportComparison:
     """What came of comparing a report.
 
     Attributes:
@@ -51,13 +51,13 @@ class Look:
     unseen: list[str] = field(default_factory=list)
 
 
-def check_run_report(run: RunDir, *, exported: bool = False) -> Look:
+def check_run_report(run: RunDir, *, exported: bool = False) -> ReportComparison:
     """Compares `<run>/report/`, if it is there, of a run whose chain is whole.
 
     Args:
         exported: of a bundle's run: it has no pages, and another machine's arithmetic may differ in a last digit.
     """
-    look = Look()
+    look = ReportComparison()
     chain = read_chain(run)
     now = digest(run, Library(), chain)
     files = run_files(now)
@@ -93,9 +93,9 @@ def _with_story_told(now: RunSummary, folder: Path) -> RunSummary:
     return now.model_copy(update={"story": story})
 
 
-def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Look:
+def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> ReportComparison:
     """Compares `report/` of an experiment, if it is there, with the present report of all its runs."""
-    look = Look()
+    look = ReportComparison()
     elsewhere = _elsewhere(experiment, merged)
     files = merged_files(merged, _links(experiment, merged, elsewhere))
     told = _told(experiment.report, files, look)
@@ -151,7 +151,9 @@ def _links(experiment: ExperimentDir, merged: MergedReport, elsewhere: dict[int,
     return {place: link_to(folder, experiment.report) for place, folder in pages.items()}
 
 
-def _told(folder: Path, files: dict[str, bytes], look: Look, name: str = "report/") -> dict[str, Any] | None:
+def _told(
+    folder: Path, files: dict[str, bytes], look: ReportComparison, name: str = "report/"
+) -> dict[str, Any] | None:
     """What the report says; None if there is none, or none that can be read."""
     try:
         value = reading.read_json(folder / SUMMARY_NAME)
@@ -186,7 +188,13 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _compare(
-    folder: Path, told: dict[str, Any], files: dict[str, bytes], look: Look, *, final: bool, name: str = "report/"
+    folder: Path,
+    told: dict[str, Any],
+    files: dict[str, bytes],
+    look: ReportComparison,
+    *,
+    final: bool,
+    name: str = "report/",
 ) -> None:
     """Compares byte by byte.
 

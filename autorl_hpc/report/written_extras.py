@@ -7,12 +7,11 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
+from autorl_hpc.report.cache import COMPARE_NAME
 from autorl_hpc.report.charts.files import FOLDER, drawn_with, expected_files
-from autorl_hpc.report.outputs import COMPARE_NAME
-from autorl_hpc.report.paper import read_paper
-from autorl_hpc.report.summary import MergedReport
+from autorl_hpc.report.pages import versus_files
+from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
-from autorl_hpc.report.write import versus_files
 
 MAX_BYTES = 1 << 28
 """Larger than any picture or comparison of ours: whatever lies there is not read further."""

@@ -41,7 +41,7 @@ class EngineFailed(Exception):
     """The engine could not answer: the grader's or the artifact's fault, which the caller finds out."""
 
 
-class Engine(Protocol):
+class ServingEngine(Protocol):
     """An engine stays up between submissions; only weights are swapped."""
 
     @property

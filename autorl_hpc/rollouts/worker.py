@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 
 
-class Garbage(Exception):
+class InvalidStep(Exception):
     """The environment gave something that is no observation or no step."""
 
 
@@ -88,7 +88,7 @@ class Host:
         try:
             if "completion" in request:
                 if not isinstance(request["completion"], str):
-                    raise Garbage(f"a completion is text, not {request['completion']!r:.100}")
+                    raise InvalidStep(f"a completion is text, not {request['completion']!r:.100}")
                 return self._go_on(slot, request)
             return self._begin(slot, request)
         except KeyboardInterrupt:
@@ -128,7 +128,7 @@ class Host:
                 for message in made
             ]
             if not all({"role", "content"} <= message.keys() for message in messages):
-                raise Garbage("a message has a role and a content")
+                raise InvalidStep("a message has a role and a content")
             return messages
 
     def _fresh(self, slot: int) -> _Seat:
@@ -171,14 +171,14 @@ def _step(value: Any) -> dict[str, Any]:
             raise TypeError  # one of three characters would come apart
         observation, done, reward = value
     except (TypeError, ValueError):
-        raise Garbage(f"a step is (observation, done, reward), not {value!r:.200}") from None
+        raise InvalidStep(f"a step is (observation, done, reward), not {value!r:.200}") from None
     if not _is_bool(done):
-        raise Garbage(f"`done` is True or False, not {done!r:.100}")
+        raise InvalidStep(f"`done` is True or False, not {done!r:.100}")
     if isinstance(reward, (str, bytes)) or not isinstance(reward, numbers.Real):
-        raise Garbage(f"a reward is a number, not {reward!r:.100}")
+        raise InvalidStep(f"a reward is a number, not {reward!r:.100}")
     reward = float(reward)
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
-        raise Garbage(f"a reward lies between 0 and 1, not {reward!r}")
+        raise InvalidStep(f"a reward lies between 0 and 1, not {reward!r}")
     return {"observation": _text(observation, "an observation"), "done": bool(done), "reward": reward}
 
 
@@ -189,7 +189,7 @@ def _is_bool(value: Any) -> bool:
 
 def _text(value: Any, name: str, limit: int = MAX_OBSERVATION_CHARS) -> str:
     if not isinstance(value, str):
-        raise Garbage(f"{name} is text, not {type(value).__name__}")
+        raise InvalidStep(f"{name} is text, not {type(value).__name__}")
     return value[:limit].encode("utf-8", "replace").decode()
 
 

@@ -6,8 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import INSIDE, Plan, inside_script
+from autorl_hpc.sandbox.sandbox_plan import INSIDE, SandboxPlan, inner_command, inside_script
 from autorl_hpc.states import Network, SandboxLevel
 
 name = SandboxLevel.APPTAINER
@@ -18,19 +17,19 @@ def program() -> str | None:
     return shutil.which("apptainer") or shutil.which("singularity")
 
 
-def why_not(plan: Plan) -> str | None:
+def why_not(plan: SandboxPlan) -> str | None:
     """Why this level can't even be tried here; None: it can."""
     if plan.image is None:
         return "the run's environment is no image"
     return None if program() else "no apptainer here"
 
 
-def known_holes(plan: Plan) -> tuple[str, ...]:
+def known_holes(plan: SandboxPlan) -> tuple[str, ...]:
     """None but those that are found by trying."""
     return ()
 
 
-def argv(plan: Plan, command: Sequence[str]) -> list[str]:
+def argv(plan: SandboxPlan, command: Sequence[str]) -> list[str]:
     """The command that runs `command` in the image. The image's own software is used, not the machine's."""
     assert plan.image is not None
     made = [

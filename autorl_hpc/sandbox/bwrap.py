@@ -7,25 +7,24 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from autorl_hpc.sandbox import mounts
-from autorl_hpc.sandbox.inner import inner_command
-from autorl_hpc.sandbox.plan import DEVICES, HOST, SETTINGS, Plan
+from autorl_hpc.sandbox import sandbox_plan
+from autorl_hpc.sandbox.sandbox_plan import DEVICES, HOST, SETTINGS, SandboxPlan, inner_command
 from autorl_hpc.states import Network, SandboxLevel
 
 name = SandboxLevel.BWRAP
 
 
-def why_not(plan: Plan) -> str | None:
+def why_not(plan: SandboxPlan) -> str | None:
     """Why this level can't even be tried here; None: it can."""
     return None if shutil.which("bwrap") else "no bwrap here"
 
 
-def known_holes(plan: Plan) -> tuple[str, ...]:
+def known_holes(plan: SandboxPlan) -> tuple[str, ...]:
     """None but those that are found by trying."""
     return ()
 
 
-def argv(plan: Plan, command: Sequence[str]) -> list[str]:
+def argv(plan: SandboxPlan, command: Sequence[str]) -> list[str]:
     """The command that runs `command` inside.
 
     Args:
@@ -41,7 +40,7 @@ def argv(plan: Plan, command: Sequence[str]) -> list[str]:
     for device in plan.devices:
         if os.path.dirname(device) != "/dev" or os.path.basename(device) not in DEVICES:
             made += ["--dev-bind", device, device]
-    for step in mounts.steps(plan):
+    for step in sandbox_plan.steps(plan):
         if step.kind == "link":
             made += ["--symlink", step.source, step.target]
         elif step.kind == "empty":

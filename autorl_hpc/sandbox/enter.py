@@ -16,18 +16,12 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from autorl_hpc.scoring.programs import landlock, linux, namespaces
+from autorl_hpc.sandbox import linux
 
 FAILED = 126
 """Exit code when the sandbox could not be made: the agent never ran."""
 
-USER_AND_MORE = (
-    namespaces.CLONE_NEWUSER
-    | namespaces.CLONE_NEWNS
-    | namespaces.CLONE_NEWPID
-    | namespaces.CLONE_NEWIPC
-    | namespaces.CLONE_NEWUTS
-)
+USER_AND_MORE = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -47,33 +41,33 @@ def main() -> None:
 
 
 def _landlock(job: dict[str, Any]) -> None:
-    from autorl_hpc.sandbox import sockets
-    from autorl_hpc.sandbox.plan import carved
+    from autorl_hpc.sandbox import forward
+    from autorl_hpc.sandbox.sandbox_plan import carved
 
     # Real paths before anything is carved out: a link (/bin) would let in again what was left out under its real name (/usr/bin).
     # Here and not before: a folder of programs without a few has more names than a command line has room for.
     readable = carved(sorted({os.path.realpath(path) for path in job["readable"]}), job["hidden"])
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    rules = [(path, landlock.EVERYTHING if os.path.isdir(path) else landlock.OF_A_FILE) for path in job["writable"]]
-    read = landlock.READ | landlock.EXECUTE
+    rules = [(path, linux.ALL_ACCESS if os.path.isdir(path) else linux.OF_A_FILE) for path in job["writable"]]
+    read = linux.READ | linux.EXECUTE
     for path in [*readable, *job["placed"]]:
-        rules.append((path, read if os.path.isdir(path) else read & landlock.OF_A_FILE))
+        rules.append((path, read if os.path.isdir(path) else read & linux.OF_A_FILE))
     rules.append(
-        ("/proc", read | landlock.WRITE_FILE | landlock.TRUNCATE)
+        ("/proc", read | linux.WRITE_FILE | linux.TRUNCATE)
     )  # CUDA names its threads there, and doesn't start without
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()
     spans = job["ports"]
-    landlock.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
+    linux.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
     if spans is not None:
-        sockets.only_tcp()
+        forward.only_tcp()
 
 
 def _namespaces(job: dict[str, Any]) -> None:
     os.environ["TMPDIR"] = "/tmp"
     user, group = os.geteuid(), os.getegid()
-    flags = USER_AND_MORE | (0 if job["open"] else namespaces.CLONE_NEWNET)
+    flags = USER_AND_MORE | (0 if job["open"] else linux.CLONE_NEWNET)
     linux.call("unshare", flags)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     for path, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -132,23 +126,23 @@ def _loopback() -> None:
 
 def _mount(job: dict[str, Any]) -> None:
     """The sandbox's own file system, in the place of the machine's."""
-    mount, bind = namespaces.mount, namespaces.bind
-    quiet = namespaces.MS_NOSUID | namespaces.MS_NODEV
-    mount("none", "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE, None)
+    mount, bind = linux.mount, linux.bind
+    quiet = linux.MS_NOSUID | linux.MS_NODEV
+    mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE, None)
     root = job["root"]
     mount("tmpfs", root, "tmpfs", quiet, "size=4m,mode=755")
     for name in ("proc", "dev", "run", "var", "tmp"):
         os.mkdir(f"{root}/{name}")
-    mount("proc", f"{root}/proc", "proc", quiet | namespaces.MS_NOEXEC, None)
+    mount("proc", f"{root}/proc", "proc", quiet | linux.MS_NOEXEC, None)
     for path in job["settings"]:
         if os.path.exists(root + path):
             bind(root + path, root + path)
-    mount("tmpfs", f"{root}/dev", "tmpfs", namespaces.MS_NOSUID, "size=1m,mode=755")
+    mount("tmpfs", f"{root}/dev", "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
     os.mkdir(f"{root}/dev/shm")
     mount("tmpfs", f"{root}/dev/shm", "tmpfs", quiet, "mode=1777")
     os.mkdir(f"{root}/dev/pts")
     try:
-        mount("devpts", f"{root}/dev/pts", "devpts", namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=620")
+        mount("devpts", f"{root}/dev/pts", "devpts", linux.MS_NOSUID, "newinstance,ptmxmode=0666,mode=620")
         os.symlink("pts/ptmx", f"{root}/dev/ptmx")
     except OSError:
         pass  # no terminals inside
@@ -175,13 +169,13 @@ def _mount(job: dict[str, Any]) -> None:
         "none",
         f"{root}/dev",
         None,
-        namespaces.MS_REMOUNT | namespaces.MS_BIND | namespaces.MS_RDONLY | namespaces.MS_NOSUID,
+        linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID,
         None,
     )
-    mount("none", root, None, namespaces.MS_REMOUNT | namespaces.MS_BIND | namespaces.MS_RDONLY | quiet, None)
+    mount("none", root, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | quiet, None)
     os.chdir(root)
     linux.call("pivot_root", b".", b".")
-    linux.call("umount2", b".", namespaces.MNT_DETACH)
+    linux.call("umount2", b".", linux.MNT_DETACH)
 
 
 if __name__ == "__main__":

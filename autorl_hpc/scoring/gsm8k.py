@@ -14,7 +14,20 @@ from functools import cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-from autorl_hpc.scoring.thinking import without_closed_thinking
+# Taking a model's thinking out of its answer.
+
+
+def without_closed_thinking(text: str) -> str:
+    """As `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""
+    kept, start = [], 0
+    while (opened := text.find("<think>", start)) >= 0:
+        closed = text.find("</think>", opened)
+        if closed < 0:
+            break
+        kept.append(text[start:opened])
+        start = closed + len("</think>")
+    return "".join(kept) + text[start:]
+
 
 VERSION: Final = "1"
 """Of the scorer `gsm8k`; any change that can change one verdict is a new version."""
@@ -407,3 +420,69 @@ def _read_last_number(text: str) -> Fraction | None:
     value = _value(numbers[-1])
     hedge = _hedge(tail, numbers[0].end(), numbers[1].start()) if len(numbers) == 2 else ""
     return None if hedge == "or" and value != _value(numbers[0]) else value
+
+
+# The strict reading of a GSM8K answer: the number behind the first `#### `, and nothing else (scorer `gsm8k-marked`).
+#
+# Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
+# searches the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
+
+MARKED_VERSION: Final = "1"
+
+_MARKED = re.compile(r"####[ \t]*(-?[0-9.,]+)")
+
+
+def read_marked(text: str) -> Fraction | None:
+    """The number behind the first mark that has one; None if there is none or it can't be read."""
+    found = _MARKED.search(text)
+    if found is None or len(found[1]) > MAX_NUMBER_CHARS:
+        return None
+    try:
+        return Fraction(found[1].replace(",", "").rstrip("."))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def score_marked(text: str, gold: str) -> bool:
+    """Whether the marked number equals the gold one."""
+    return read_marked(text) == read_gold(gold)
+
+
+# Another suite's reading of GSM8K answers, bit for bit and with its faults, so that scores can be laid beside published
+# ones (scorer `gsm8k-opencompass`). Pure functions, standard library only, linear in the text's length.
+
+OPENCOMPASS_VERSION: Final = "a5acc4bb"
+"""Of the scorer: the revision of the other suite that it repeats."""
+
+
+def opencompass_extract(text: str) -> str:
+    """The answer as the reference extracts it, faults included on purpose (scorer `gsm8k-opencompass`).
+
+    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after
+    the model-level `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last
+    match of `\\-?\\d+\\.\\d+|\\-?\\d+` before the first `Question:`, else `NULL`. Known faults: `8,000` gives
+    `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3" gives `-3`, a text that begins with `Question:` gives
+    `NULL`.
+    """
+    if "<think>" not in text and "</think>" in text:
+        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
+    else:
+        text = without_closed_thinking(text).strip()
+    last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
+    return last[0].group() if last else "NULL"
+
+
+def opencompass_correct(pred: str, gold_answer: str) -> bool:
+    """Whether an extracted answer counts as right in the reference; `gold_answer` is the row's `answer`.
+
+    Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`). Equal
+    strings, or floats within 1e-6 of the integer. ValueError if the gold answer has no `#### `.
+    """
+    parts = gold_answer.split("#### ")
+    if len(parts) < 2:
+        raise ValueError(f"gold answer has no '#### ': {gold_answer[-80:]!r}; check the task's data")
+    gold = parts[1].replace(",", "")
+    try:
+        return pred == gold or abs(float(pred) - int(gold)) < 1e-6
+    except (ValueError, OverflowError):
+        return False

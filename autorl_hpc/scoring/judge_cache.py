@@ -14,14 +14,17 @@ import hashlib
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
+from autorl_hpc.scoring.gsm8k import without_closed_thinking
+from autorl_hpc.scoring.outcome import Verdict
 
 log = logging.getLogger("autorl_hpc.judge")
 
@@ -32,7 +35,7 @@ PAUSE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeReply:
     """What an endpoint answered to one request.
 
     Attributes:
@@ -71,7 +74,7 @@ class JudgeCache:
         self.folder = folder
         self._not_before = 0.0
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> JudgeReply | None:
         """The answer to the request of that key; None if there is none, or its file is damaged."""
         try:
             value = json.loads(reading.read_bytes(self._path(key)))
@@ -79,12 +82,12 @@ class JudgeCache:
                 return None
             logprobs = {str(token): float(number) for token, number in value["logprobs"].items()}
             tokens = int(value["prompt_tokens"]), int(value["completion_tokens"])
-            answer = Answer(str(value["text"]), logprobs, tokens[0], tokens[1], str(value["finish"]))
+            answer = JudgeReply(str(value["text"]), logprobs, tokens[0], tokens[1], str(value["finish"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return answer if all(math.isfinite(number) for number in logprobs.values()) else None
 
-    def put(self, key: str, answer: Answer) -> None:
+    def put(self, key: str, answer: JudgeReply) -> None:
         """Keeps an answer. A folder that can't be written is no error: it is said, and left alone for a minute."""
         if time.monotonic() < self._not_before:
             return
@@ -115,3 +118,80 @@ class JudgeCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
+
+
+# A judge's prompt for a pair of answers: the text file of a task, filled in; and the reading of the judge's word.
+#
+# A prompt file holds turns as `<|im_start|>ROLE`, text, `<|im_end|>`, the form of alpaca_eval's own files, so that those can be
+# used as they are. `{instruction}`, `{output_1}` and `{output_2}` are filled in, and `{mark}`: 16 hex digits that depend on all
+# three, so that no answer can hold the line that ends it.
+
+Conversation = list[dict[str, str]]
+
+FIRST, SECOND = ("1", "m"), ("2", "M")
+"""What a judge calls the answer that it is shown first, and the other one."""
+
+REMINDER: Final = "\n\nReply with {first} or {second} alone, and nothing else."
+_TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)\n?<\|im_end\|>", re.DOTALL)
+_FIELD = re.compile(r"\{(instruction|output_1|output_2|mark)\}")
+
+
+class JudgedPairText(NamedTuple):
+    """A pair as a judge is asked about it.
+
+    Attributes:
+        swapped: the model's answer comes first.
+    """
+
+    instruction: str
+    reference: str
+    answer: str
+    swapped: bool
+
+
+def is_swapped(instruction: str, seed: int) -> bool:
+    """Whether the model's answer is shown first: a coin for each instruction, the same for every model."""
+    return hashlib.sha256(f"{seed}\0{instruction}".encode("utf-8", "replace")).digest()[0] % 2 == 1
+
+
+def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str] | None = None) -> Conversation:
+    """The turns that a judge is asked.
+
+    Args:
+        remind: what it may reply; it has replied something else before.
+
+    Raises:
+        ValueError: the template has no user's turn with both outputs.
+    """
+    turns = [(role, text) for role, text in _TURN.findall(template)]
+    if not turns or turns[-1][0] != "user" or not {"output_1", "output_2"} <= set(_FIELD.findall(turns[-1][1])):
+        raise ValueError("a judge's prompt ends with a user's turn that holds {output_1} and {output_2}")
+    first, second = (pair.answer, pair.reference) if pair.swapped else (pair.reference, pair.answer)
+    mark = hashlib.sha256("\0".join((pair.instruction, first, second)).encode("utf-8", "replace")).hexdigest()[:16]
+    values = {"instruction": pair.instruction, "output_1": first, "output_2": second, "mark": mark}
+    # In one pass: what is filled in may itself hold {output_2}, or the marks of a turn.
+    made = [{"role": role, "content": _FIELD.sub(lambda field: values[field[1]], text)} for role, text in turns]
+    if remind:
+        made[-1]["content"] += REMINDER.format(first=remind[0], second=remind[1])
+    return made
+
+
+def read_discrete(verdict: Verdict, *, swapped: bool) -> float | None:
+    """The preference for the model's answer, 1 or 0; None if the judge named neither."""
+    said = re.fullmatch(r"[^\w]*([12mM])[^\w]*", without_closed_thinking(verdict.text))
+    return None if said is None else float((said[1] in SECOND) != swapped)
+
+
+def read_logprobs(verdict: Verdict, *, swapped: bool) -> float | None:
+    """The preference for the model's answer, 0 to 1, from the first token's probabilities; None if neither name is likely.
+
+    Source: tatsu-lab/alpaca_eval @ cd543a14, `logprob_parser`: p(second) / (p(first) + p(second)), a name that is not among
+    the likeliest tokens having none. Spaces around a name are passed over.
+    """
+    first, second = (
+        math.fsum(math.exp(min(value, 0.0)) for token, value in verdict.logprobs.items() if token.strip() in names)
+        for names in (FIRST, SECOND)
+    )
+    if first + second <= 0.0:
+        return None
+    return (first if swapped else second) / (first + second)

@@ -7,24 +7,236 @@ file and in the request's header, and nowhere else.
 
 from __future__ import annotations
 
+import email.utils
+import http.client
+import json
+import math
 import os
 import random
 import re
+import ssl
 import stat
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
+from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.processes import GivenUp, ended_by
+from autorl_hpc.records.base import printable
 from autorl_hpc.records.experiment import JudgeSpec
-from autorl_hpc.scoring.giving_up import GivenUp, ended_by
-from autorl_hpc.scoring.judge_cache import Answer, JudgeCache, request_key
-from autorl_hpc.scoring.judge_wire import Endpoint, RequestRefused, TryAgain
+from autorl_hpc.scoring.judge_cache import JudgeCache, JudgeReply, request_key
 from autorl_hpc.scoring.outcome import Judge, JudgeFailed, Verdict
 from autorl_hpc.states import Fault
+
+# One request to an OpenAI-compatible endpoint (`/chat/completions`), on the standard library, and the reading of its answer.
+#
+# The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for this machine itself: no proxy leads there.
+# Redirects are not followed: they would carry the key to another address.
+
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Of one response; an answer of a few tokens has some hundred bytes."""
+
+MAX_QUOTE_CHARS: Final = 200
+"""Of what an endpoint says in an error."""
+
+PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
+"""Statuses after which the same request may succeed."""
+
+REFUSALS: Final = frozenset((400, 413, 422))
+"""Statuses that may be about this one conversation: too long, or caught by a filter."""
+
+LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+class RetryRequest(Exception):
+    """The same request may succeed later.
+
+    Args:
+        after_s: how long the endpoint asks to wait, if it does.
+    """
+
+    def __init__(self, what: str, after_s: float | None = None) -> None:
+        super().__init__(what)
+        self.after_s = after_s
+
+
+class RequestRefused(Exception):
+    """The endpoint won't answer this conversation; it may answer others."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a judge is asked.
+
+    Attributes:
+        url: without `/chat/completions`; it may have a query.
+        key: sent as a bearer token and named nowhere; None: none.
+        timeout_s: of one exchange, from the connection to the last byte.
+        answers_as: names by which answers may call the model: one of them, or one with more behind it (a dated snapshot).
+    """
+
+    url: str
+    key: str | None
+    timeout_s: float
+    answers_as: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """The address without its query, for messages."""
+        return self.url.partition("?")[0]
+
+    def ask(self, body: Mapping[str, Any]) -> JudgeReply:
+        """The answer to one request.
+
+        Raises:
+            TryAgain: a passing trouble: busy, broken, late, or no answer of the form that is agreed.
+            RequestRefused: the endpoint refuses this conversation.
+            JudgeFailed: no request like this one will be answered: address, key, model or a parameter is wrong.
+        """
+        try:
+            answer = self._read(
+                self._exchange(json.dumps(dict(body), ensure_ascii=False).encode("utf-8", "replace")), body
+            )
+        except (RetryRequest, RequestRefused, JudgeFailed) as error:
+            # A server may quote what it was sent; a new exception, as the old one's words can't be changed.
+            words = self._without_key(str(error))
+            if isinstance(error, RetryRequest):
+                raise RetryRequest(words, error.after_s) from None
+            raise type(error)(words) from None
+        return answer
+
+    def _without_key(self, words: str) -> str:
+        return words.replace(self.key, "***") if self.key else words
+
+    def _exchange(self, data: bytes) -> bytes:
+        address, question, query = self.url.partition("?")
+        request = urllib.request.Request(f"{address}/chat/completions{question}{query}", data=data, method="POST")
+        request.add_header("Content-Type", "application/json")
+        request.add_header("User-Agent", f"autorl-hpc/{__version__}")
+        if self.key is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            with self._opener().open(request, timeout=self.timeout_s) as response:
+                return _body(response, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._by_status(error, deadline) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise JudgeFailed(
+                    f"{self.shown} shows a certificate that is not trusted: {reason.verify_message}"
+                ) from None
+            what = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
+            raise RetryRequest(f"{self.shown} can't be reached or broke off ({_quoted(what)})") from None
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        here = urlsplit(self.url).hostname in LOOPBACK
+        proxies = urllib.request.ProxyHandler({}) if here else urllib.request.ProxyHandler()
+        return urllib.request.build_opener(proxies, _NoRedirect())
+
+    def _by_status(self, error: urllib.error.HTTPError, deadline: float) -> Exception:
+        try:
+            said = _message(_body(error, deadline))
+        except (OSError, http.client.HTTPException, RetryRequest):
+            said = ""
+        what = f"{self.shown} answered {error.code}" + (f": {said}" if said else "")
+        if error.code in PASSING:
+            return RetryRequest(what, _retry_after_s(error.headers.get("Retry-After")))
+        if error.code in REFUSALS:
+            return RequestRefused(what)
+        return JudgeFailed(what)
+
+    def _read(self, data: bytes, body: Mapping[str, Any]) -> JudgeReply:
+        try:
+            value = json.loads(data)
+            choice = value["choices"][0]
+            text = choice["message"]["content"]
+            finish = choice.get("finish_reason")
+            named = value.get("model")
+            usage = value.get("usage") or {}
+            prompt, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+            raise RetryRequest(f"{self.shown} gave no chat completion: {_message(data) or 'an empty body'}") from None
+        if not isinstance(text, str | None):
+            raise RetryRequest(f"{self.shown} gave a message whose content is no text")
+        if isinstance(named, str) and not any(named.startswith(name) for name in self.answers_as):
+            raise JudgeFailed(
+                f"{self.shown} answered as model `{_quoted(named)}`, asked was `{body['model']}`; if that is the same one, "
+                "name it in `judge.answers_as`"
+            )
+        logprobs = _first_token(choice) if body.get("logprobs") else {}
+        if body.get("logprobs") and not logprobs:
+            raise JudgeFailed(
+                f"{self.shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
+            )
+        return JudgeReply(text or "", logprobs, prompt, written, finish if isinstance(finish, str) else "")
+
+
+def _body(response: Any, deadline: float) -> bytes:
+    """All of a response, piece by piece: each piece may come in time and the whole take for ever."""
+    parts, size = [], 0
+    while part := response.read1(65536):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise RetryRequest(f"a response of more than {MAX_ANSWER_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the response took too long")
+    return b"".join(parts)
+
+
+def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
+    """Log probabilities of the first token's likeliest candidates; empty where they are missing or no numbers."""
+    try:
+        candidates = choice["logprobs"]["content"][0]["top_logprobs"]
+        found = [(str(each["token"]), float(each["logprob"])) for each in candidates]
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+        return {}
+    return {token: value for token, value in reversed(found) if math.isfinite(value)}
+
+
+def _message(data: bytes) -> str:
+    """What a body says, in a few plain characters: its error's message, or its beginning."""
+    try:
+        value = json.loads(data)
+        error = value.get("error", value) if isinstance(value, dict) else value
+        said = error.get("message", error) if isinstance(error, dict) else error
+        return _quoted(said if isinstance(said, str) else json.dumps(said))
+    except (ValueError, RecursionError):
+        return _quoted(data[: 4 * MAX_QUOTE_CHARS].decode("utf-8", "replace"))
+
+
+def _quoted(text: str) -> str:
+    return printable(" ".join(text.split()))[:MAX_QUOTE_CHARS]
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds from a Retry-After header, which gives seconds or a date (RFC 9110, 10.2.3)."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
 
 JUDGE_MODEL: Final = "judge_model"
 """The option of a recipe that names its judge; filled in at launch, or set by a task that has one of its own."""
@@ -41,7 +253,7 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
-class Usage:
+class JudgeUsage:
     """What a judge was asked so far.
 
     Attributes:
@@ -56,7 +268,7 @@ class Usage:
     completion_tokens: int = 0
     cost: float | None = None
 
-    def since(self, before: Usage) -> dict[str, float]:
+    def since(self, before: JudgeUsage) -> dict[str, float]:
         """The difference, as metrics of an evaluation."""
         names = ("requests", "cached", "prompt_tokens", "completion_tokens")
         found = {f"judge_{name}": float(getattr(self, name) - getattr(before, name)) for name in names}
@@ -67,7 +279,7 @@ class MeteredJudge(Judge, Protocol):
     """A judge that counts what it was asked."""
 
     @property
-    def usage(self) -> Usage: ...
+    def usage(self) -> JudgeUsage: ...
 
 
 def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | None = None) -> MeteredJudge:
@@ -82,8 +294,6 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | N
         AutorlError: the experiment's judge is another one by now, or its key can't be read.
     """
     if name == JudgeSpec.BUILTIN:
-        from autorl_hpc.scoring.toy_judge import LengthAndWords
-
         return LengthAndWords()
     if spec is None or spec.name != name:
         raise AutorlError(
@@ -161,14 +371,14 @@ class HttpJudge:
         return self.spec.name
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> JudgeUsage:
         """So far."""
         with self._lock:
             cost = None
             if self.spec.price_in is not None or self.spec.price_out is not None:
                 tokens_in, tokens_out = self._prompt_tokens, self._completion_tokens
                 cost = (tokens_in * (self.spec.price_in or 0.0) + tokens_out * (self.spec.price_out or 0.0)) / 1e6
-            return Usage(self._requests, self._cached, self._prompt_tokens, self._completion_tokens, cost)
+            return JudgeUsage(self._requests, self._cached, self._prompt_tokens, self._completion_tokens, cost)
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
@@ -181,7 +391,7 @@ class HttpJudge:
         bodies = [self._body(conversation, max_tokens, logprobs) for conversation in conversations]
         keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
         wanted = dict(zip(keys, bodies, strict=True))  # the same request is sent once
-        found: dict[str, Answer] = {}
+        found: dict[str, JudgeReply] = {}
         for key in wanted:
             known = self.cache.get(key) if self.cache else None
             if known is not None and (known.logprobs or not logprobs):
@@ -223,14 +433,14 @@ class HttpJudge:
         body |= {"model": self.spec.name, "messages": messages}
         return {**body, "logprobs": True, "top_logprobs": logprobs} if logprobs else body
 
-    def _patiently(self, body: Mapping[str, Any], key: str, batch: _Batch) -> Answer:
+    def _patiently(self, body: Mapping[str, Any], key: str, batch: _Batch) -> JudgeReply:
         """The answer to one request, tried again as often as the experiment says. Raises RequestRefused, JudgeFailed, _Ended."""
         for attempt in range(self.spec.retries + 1):
             batch.wait(self._not_before - time.monotonic())
             self._count_request()
             try:
                 answer = self._endpoint.ask(body)
-            except TryAgain as error:
+            except RetryRequest as error:
                 if attempt == self.spec.retries:
                     raise JudgeFailed(f"{error}, tried {attempt + 1} times") from None
                 pause_s = min(MAX_PAUSE_S, self.first_pause_s * 2**attempt) * random.uniform(0.5, 1.0)
@@ -324,3 +534,62 @@ def _side_by_side(work: Callable[[str], None], keys: Sequence[str], at_once: int
         batch.ending.set()
     if batch.failure is not None:
         raise batch.failure
+
+
+# A judge for trying things out: no model, no network, and no opinion worth anything.
+#
+# It prefers the answer that takes up more of the instruction's words, and of two that take up equally many the longer one, up
+# to a limit. It reads the prompts of this package alone (`judge_prompt.py`).
+
+MAX_CHARS: Final = 600
+"""More length than this is worth nothing."""
+WORD_WORTH_CHARS: Final = 2 * MAX_CHARS
+"""One word of the instruction outweighs any length."""
+STEEPNESS: Final = 2.0 / WORD_WORTH_CHARS
+"""Of its log probabilities: one word more makes the odds e^2."""
+
+_PART = re.compile(
+    r"^\[(?P<mark>[0-9a-f]{16}) instruction\]\n(?P<instruction>.*)^\[(?P=mark) first answer\]\n(?P<first>.*)"
+    r"^\[(?P=mark) second answer\]\n(?P<second>.*)^\[(?P=mark) end\]$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class LengthAndWords:
+    """The built-in judge. It can't fail."""
+
+    model = JudgeSpec.BUILTIN
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    @property
+    def usage(self) -> JudgeUsage:
+        """Its requests cost nothing."""
+        return JudgeUsage(requests=self._asked)
+
+    def ask(
+        self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
+    ) -> list[Verdict]:
+        """One verdict a conversation, `?` where it can't read the prompt."""
+        self._asked += len(conversations)
+        return [_verdict(conversation[-1]["content"], logprobs) for conversation in conversations]
+
+    def forget(self, verdicts: Sequence[Verdict]) -> None:
+        """It keeps none."""
+
+
+def _verdict(prompt: str, logprobs: int) -> Verdict:
+    parts = _PART.search(prompt)
+    if parts is None:
+        return Verdict("?")
+    first, second = (_worth(parts["instruction"], parts[name]) for name in ("first", "second"))
+    if not logprobs:
+        return Verdict("1" if first >= second else "2")
+    odds = STEEPNESS * (second - first)
+    return Verdict("m" if odds <= 0 else "M", {"m": -math.log1p(math.exp(odds)), "M": -math.log1p(math.exp(-odds))})
+
+
+def _worth(instruction: str, answer: str) -> float:
+    wanted, given = (set(re.findall(r"[^\W\d_]{3,}", text.lower())) for text in (instruction, answer))
+    return len(wanted & given) * WORD_WORTH_CHARS + min(len(answer.strip()), MAX_CHARS)

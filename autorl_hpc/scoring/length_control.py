@@ -45,7 +45,7 @@ _MAX_NEWTON, _MAX_SWEEPS, _MAX_HALVINGS = 100, 200, 30
 _CONVERGED, _LONG_STEP = 1e-8, 0.5
 
 
-class Pair(NamedTuple):
+class JudgedPair(NamedTuple):
     """One judged item.
 
     Attributes:
@@ -62,7 +62,7 @@ class Pair(NamedTuple):
     gamed: tuple[tuple[float, float], ...] = ()
 
 
-class Fit(NamedTuple):
+class LengthControlledRate(NamedTuple):
     """A length-controlled win rate.
 
     Attributes:
@@ -92,7 +92,7 @@ def win_rate(preferences: Sequence[float]) -> float:
     return 100.0 * math.fsum(preferences) / len(preferences)
 
 
-def length_controlled(pairs: Sequence[Pair], c: float | None = None) -> Fit:
+def length_controlled(pairs: Sequence[JudgedPair], c: float | None = None) -> LengthControlledRate:
     """The length-controlled win rate of n pairs.
 
     Args:
@@ -106,14 +106,14 @@ def length_controlled(pairs: Sequence[Pair], c: float | None = None) -> Fit:
     rows = _rows(pairs)
     own = rows.y[: len(pairs)]
     if np.all(own == own[0]) and own[0] in (0.0, 1.0):
-        return Fit(100.0 * float(own[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
+        return LengthControlledRate(100.0 * float(own[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
     strength = _cross_validated(rows) if c is None else c
     weights = _liblinear(rows.x, rows.y, rows.weight, strength)
     score = 100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean())
-    return Fit(score, strength, (float(weights[0]), float(weights[1]), float(weights[2])))
+    return LengthControlledRate(score, strength, (float(weights[0]), float(weights[1]), float(weights[2])))
 
 
-def refits(pairs: Sequence[Pair], c: float, counts: Array) -> Array:
+def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:
     """Length-controlled win rates of resampled items at a fixed penalty, by Newton's method for all of them at once.
 
     An item's gamed rows go with it. The scale of the length difference stays that of all items: it is a unit, not an
@@ -146,7 +146,7 @@ def refits(pairs: Sequence[Pair], c: float, counts: Array) -> Array:
     return np.concatenate(scores)
 
 
-def influences(pairs: Sequence[Pair], c: float) -> Array:
+def influences(pairs: Sequence[JudgedPair], c: float) -> Array:
     """By how much each pair moves the length-controlled win rate at a fixed penalty: the derivative to its weight, over n.
 
     The root of the sum of their squares is the standard error (infinitesimal jackknife: L. B. Jaeckel, Bell Laboratories
@@ -178,7 +178,7 @@ def influences(pairs: Sequence[Pair], c: float) -> Array:
     return found
 
 
-def _rows(pairs: Sequence[Pair]) -> _Rows:
+def _rows(pairs: Sequence[JudgedPair]) -> _Rows:
     import numpy as np
 
     if not pairs:

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.secrets import without_secrets
-from autorl_hpc.scoring.giving_up import ended_by
+from autorl_hpc.files.processes import ended_by
+from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.own_child import POSITIONAL, STARTER_VARIABLE
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.own_files import SCORER_SHA256, scorer_file, scorer_sha256
+from autorl_hpc.tasks.folders import SCORER_SHA256, scorer_file, scorer_sha256
 
 TIMEOUT_S = 10.0
 """Of one call. A comparison of texts takes microseconds, a parser or a proof checker seconds."""
@@ -54,7 +54,7 @@ class EvaluateFailed(AutorlError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """What one child may use."""
 
     call_s: float = TIMEOUT_S
@@ -62,7 +62,7 @@ class Limits:
     memory_bytes: int = int(MEMORY_GIB * 1024**3)
 
     @classmethod
-    def of(cls, options: Mapping[str, Fact]) -> Limits:
+    def of(cls, options: Mapping[str, Fact]) -> ChildLimits:
         """Those that a recipe's options give."""
         return cls(
             call_s=float(options.get("evaluate_timeout_s", TIMEOUT_S)),
@@ -107,7 +107,7 @@ class OwnScorer:
             for item, texts in zip(items, answers, strict=True)
             for text in texts
         ]
-        values = iter(self._run(file, calls, Limits.of(context.options), _children(len(calls), context)))
+        values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -116,7 +116,7 @@ class OwnScorer:
 
     def longest_s(self, calls: int, context: Context) -> float:
         """See `Clocked`."""
-        limits = Limits.of(context.options)
+        limits = ChildLimits.of(context.options)
         return limits.start_s + math.ceil(calls / _children(calls, context)) * limits.call_s
 
     def _check(self, options: Mapping[str, Fact]) -> None:
@@ -130,7 +130,7 @@ class OwnScorer:
                 exit_code=Exit.FAILED,
             )
 
-    def _run(self, file: Path, calls: Sequence[_Call], limits: Limits, children: int) -> list[float]:
+    def _run(self, file: Path, calls: Sequence[_Call], limits: ChildLimits, children: int) -> list[float]:
         """The value of each call. At the first failure all end, and the one that stands first is told."""
         values, failures = [0.0] * len(calls), dict[int, Exception]()
         todo, lock = iter(range(len(calls))), threading.Lock()
@@ -172,7 +172,7 @@ class OwnScorer:
             raise self._failed(file, calls[first].item, str(failures[first]), limits)
         return values
 
-    def _failed(self, file: Path, item: str, words: str, limits: Limits) -> EvaluateFailed:
+    def _failed(self, file: Path, item: str, words: str, limits: ChildLimits) -> EvaluateFailed:
         advice = "correct it, try it with bin/check-task, and launch under another name; no score was given"
         if "MemoryError" in words:
             advice = f"it may use {limits.memory_bytes / 1024**3:g} GiB: raise `evaluate_memory_gib` in the recipe's `options`"
@@ -211,7 +211,7 @@ def _raw(item: ItemLike) -> Mapping[str, Any]:
 class _Lane:
     """One child process at a time, used by one thread; `kill` may come from another."""
 
-    def __init__(self, file: Path, limits: Limits) -> None:
+    def __init__(self, file: Path, limits: ChildLimits) -> None:
         self._file = file
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None

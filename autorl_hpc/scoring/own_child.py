@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.processes import deny_inspection
 
 FUNCTION = "evaluate"
 POSITIONAL = ("question", "model_answer", "reference")
@@ -35,7 +35,7 @@ TOLERANCE = 1e-9
 """Means of shares end a little above 1 in floating point."""
 
 
-class Garbage(Exception):
+class InvalidScore(Exception):
     """`evaluate` gave something that is no score."""
 
 
@@ -70,13 +70,13 @@ def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location("autorl_task_evaluate", file)
     if spec is None or spec.loader is None:
-        raise Garbage(f"{file.name} is no Python file")
+        raise InvalidScore(f"{file.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     found = getattr(module, FUNCTION, None)
     if not callable(found):
-        raise Garbage(f"{file.name} has no function {FUNCTION}")
+        raise InvalidScore(f"{file.name} has no function {FUNCTION}")
     return _with_what_it_takes(found)
 
 
@@ -116,10 +116,10 @@ def as_score(value: Any) -> float:
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         value = bool(value)  # numpy's own bool is no number for Python
     if not isinstance(value, numbers.Real):
-        raise Garbage(f"returned {_shown(value)}, which is no number")
+        raise InvalidScore(f"returned {_shown(value)}, which is no number")
     number = float(value)
     if not math.isfinite(number) or not -TOLERANCE <= number <= 1.0 + TOLERANCE:
-        raise Garbage(f"returned {_shown(value)}")
+        raise InvalidScore(f"returned {_shown(value)}")
     return min(1.0, max(0.0, number))
 
 
@@ -134,7 +134,7 @@ def _shown(value: Any) -> str:
 
 
 def _words(error: BaseException, folder: Path) -> str:
-    if isinstance(error, Garbage):
+    if isinstance(error, InvalidScore):
         return _printable(str(error))
     inside = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)

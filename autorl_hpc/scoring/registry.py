@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.scoring.outcome import ByItem, Scorer
-from autorl_hpc.tasks.own_files import OWN_SCORER
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.scoring.outcome import ByItem, Context, ItemLike, Outcome, Scorer
+from autorl_hpc.tasks.folders import EVALUATE_FILE, OWN_SCORER, SCORER_SHA256
 
 
 def _alpacaeval() -> Scorer:
-    from autorl_hpc.scoring import alpaca
+    from autorl_hpc.scoring import alpacaeval
 
-    return alpaca.AlpacaEval()
+    return alpacaeval.AlpacaEval()
 
 
 def _deepsearchqa() -> Scorer:
-    from autorl_hpc.scoring import deepsearch
+    from autorl_hpc.scoring import deepsearchqa
 
-    return deepsearch.DeepSearchQA()
+    return deepsearchqa.DeepSearchQA()
 
 
 def _deepsearchqa_exact() -> Scorer:
-    from autorl_hpc.scoring import deepsearch
+    from autorl_hpc.scoring import deepsearchqa
 
-    return deepsearch.Exact()
+    return deepsearchqa.Exact()
 
 
 def _gsm8k() -> Scorer:
@@ -34,24 +39,23 @@ def _gsm8k() -> Scorer:
 
 
 def _gsm8k_marked() -> Scorer:
-    from autorl_hpc.scoring import marked
+    from autorl_hpc.scoring import gsm8k
 
-    return ByItem(marked.VERSION, lambda text, answer: float(marked.score_marked(text, answer)))
+    return ByItem(gsm8k.MARKED_VERSION, lambda text, answer: float(gsm8k.score_marked(text, answer)))
 
 
 def _gsm8k_opencompass() -> Scorer:
-    from autorl_hpc.scoring import opencompass
+    from autorl_hpc.scoring import gsm8k
 
     return ByItem(
-        opencompass.VERSION,
-        lambda text, answer: float(opencompass.opencompass_correct(opencompass.opencompass_extract(text), answer)),
+        gsm8k.OPENCOMPASS_VERSION,
+        lambda text, answer: float(gsm8k.opencompass_correct(gsm8k.opencompass_extract(text), answer)),
     )
 
 
 def _episodes() -> Scorer:
-    from autorl_hpc.scoring import episodes
 
-    return episodes.Episodes()
+    return Episodes()
 
 
 def _humaneval() -> Scorer:
@@ -110,3 +114,156 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
             next_step="use the package version that the experiment was launched with",
         )
     return found
+
+
+# The options of a recipe that scorers know: names, kinds and ranges. What is misspelt would else be without effect, and what is
+# out of range would fail when the first checkpoint is scored.
+
+Value = str | int | float | bool
+
+MISSPELT_LIKENESS = 0.85
+"""Of names, among options that are the environment's to know: above it one is taken for a misspelt other."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What one option may be.
+
+    Attributes:
+        kind: `number`, `whole number`, `text`, `yes or no`.
+        above: the value must be larger.
+        most: the largest.
+        choices: of a text.
+    """
+
+    kind: str
+    above: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Value) -> str | None:
+        """What is wrong with a value, in words that go after its name; None: nothing."""
+        right = {
+            "number": isinstance(value, (int, float)) and not isinstance(value, bool),
+            "whole number": isinstance(value, int) and not isinstance(value, bool),
+            "text": isinstance(value, str),
+            "yes or no": isinstance(value, bool),
+        }[self.kind]
+        if not right:
+            return f"it is {value!r:.100}, expected is a {self.kind}"
+        if isinstance(value, str):
+            return (
+                None if not self.choices or value in self.choices else f"it is {value!r:.100}, known: {self.choices[0]}"
+            )
+        if isinstance(value, (int, float)) and not (self.above < value <= self.most):
+            upper = f" and at most {self.most:g}" if math.isfinite(self.most) else ""
+            return f"it is {value!r}, expected is more than {self.above:g}{upper}"
+        return None
+
+
+TEXT, YES_NO = Option("text"), Option("yes or no")
+JUDGED: Mapping[str, Option] = {
+    "judge_model": TEXT,
+    "judge_revision": TEXT,
+    "judge_parameters": TEXT,
+    "judge_prompt": TEXT,
+    "judge_prompt_sha256": TEXT,
+}
+PLAYED: Mapping[str, Option] = {"max_prompt_tokens": Option("whole number", above=0)}
+"""Of any recipe with `max_steps`, beside the options of its environment."""
+
+KNOWN: Mapping[str, Mapping[str, Option]] = {
+    OWN_SCORER: {
+        "evaluate_timeout_s": Option("number", above=0, most=3600),
+        "evaluate_memory_gib": Option("number", above=0.1, most=4096),  # an interpreter alone takes a tenth
+        EVALUATE_FILE: TEXT,
+        SCORER_SHA256: TEXT,
+    },
+    "alpacaeval": {**JUDGED, "order_seed": Option("whole number", above=-1)},
+    "deepsearchqa": {
+        **JUDGED,
+        "judge_rule": Option("text", choices=("official",)),
+        "judge_max_tokens": Option("whole number", above=0, most=32768),
+    },
+    "deepsearchqa-exact": {},
+    "episodes": {"threshold": Option("number", above=0, most=1)},
+    "gsm8k": {},
+    "gsm8k-marked": {},
+    "gsm8k-opencompass": {},
+    "humaneval": {"unconfined": YES_NO},
+    "humaneval-opencompass": {"unconfined": YES_NO},
+}
+"""By scorer."""
+
+
+def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
+    """The first option of a recipe that its scorer doesn't know or can't use, with the reason; None: there is none.
+
+    Options that no scorer knows are the environment's in a recipe with `max_steps`, unless they look like one misspelt.
+    """
+    played = recipe.max_steps is not None
+    known = {**KNOWN.get(recipe.scorer, {}), **(PLAYED if played else {})}
+    for name, value in recipe.options.items():
+        if name in known:
+            problem = known[name].problem(value)
+            if problem:
+                return name, problem
+            continue
+        near = get_close_matches(name, known, n=1, cutoff=MISSPELT_LIKENESS if played else 0.6)
+        if played and not near:
+            continue
+        advice = f"; did you mean `{near[0]}`?" if near else f"; it knows {', '.join(sorted(known)) or 'none'}"
+        return name, f"the scorer `{recipe.scorer}` has no such option{advice}"
+    return None
+
+
+# Scores finished episodes. An answer is the episode's outcome as JSON, made by the grader itself: `encode`.
+
+VERSION = "1"
+
+TOLERANCE = 1e-9
+"""Rewards are sums of fractions: 0.9999999999 is meant to be 1."""
+
+DEFAULT_THRESHOLD = 1.0
+
+
+def encode(reward: float, steps: int, done: bool, transcript_sha256: str, answer: str | None = None) -> str:
+    """The answer of an episode. The transcript's hash makes the items file's output hash stand for every word of it.
+
+    Args:
+        answer: for scorers that rate what an episode ended with, not its reward.
+    """
+    value = {"reward": reward, "steps": steps, "done": done, "transcript_sha256": transcript_sha256}
+    return json.dumps(value if answer is None else {**value, "answer": answer}, sort_keys=True)
+
+
+class Episodes:
+    """Won is an episode whose reward reaches the recipe's option `threshold` (default 1)."""
+
+    version = VERSION
+
+    def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
+        """1 for a won episode, else 0; of several samples the mean. Facts: mean reward and steps."""
+        threshold = float(context.options.get("threshold", DEFAULT_THRESHOLD))
+        outcomes = []
+        for _, texts in zip(items, answers, strict=True):
+            drawn = [json.loads(text) for text in texts]
+            rewards = [float(episode["reward"]) for episode in drawn]
+            won = sum(reward >= threshold - TOLERANCE for reward in rewards) / len(rewards)
+            steps = sum(int(episode["steps"]) for episode in drawn) / len(drawn)
+            outcomes.append(Outcome(won, {"reward": sum(rewards) / len(rewards), "steps": steps}))
+        return outcomes
+
+    def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Average reward, the percentages of episodes with full and with half the reward, mean steps."""
+        rewards = [float(outcome.facts["reward"]) for outcome in outcomes]
+        return {
+            "average_reward": _mean(rewards),
+            "success_at_1": 100.0 * _mean([float(reward >= 1.0 - TOLERANCE) for reward in rewards]),
+            "success_at_half": 100.0 * _mean([float(reward >= 0.5 - TOLERANCE) for reward in rewards]),
+            "mean_steps": _mean([float(outcome.facts["steps"]) for outcome in outcomes]),
+        }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

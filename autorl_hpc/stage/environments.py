@@ -19,7 +19,9 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
-from autorl_hpc.files.environments import (
+from autorl_hpc.files.checkpoint import file_sha256
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import (
     IMAGE,
     LOCK,
     VENV,
@@ -28,15 +30,11 @@ from autorl_hpc.files.environments import (
     present_hash,
     verify_environment,
     wheels_hash,
+    write_manifest,
 )
-from autorl_hpc.files.hashing import file_sha256
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.store import write_manifest
+from autorl_hpc.records.base import is_name
 from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, StoreManifest
-from autorl_hpc.records.names import is_name
-from autorl_hpc.stage.progress import Say, in_words
-from autorl_hpc.stage.space import check_space
-from autorl_hpc.stage.work import alone, remove_folder, work_folder
+from autorl_hpc.stage.sources import Say, alone, check_space, in_words, remove_folder, work_folder
 from autorl_hpc.states import Fault
 
 PREFIX = "env:"

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
-from autorl_hpc.files.checkpoint import INDEX_NAME, weight_files
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.checkpoint import INDEX_NAME, base_content_hash, weight_files
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
-from autorl_hpc.files.tying import base_content_hash
+from autorl_hpc.records.base import MODEL_NAME_PATTERN
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.records.names import MODEL_NAME_PATTERN
-from autorl_hpc.stage.hub import COMMIT, fetch_model, remove_model_sources, split_revision
-from autorl_hpc.stage.progress import Say
-from autorl_hpc.stage.sources import hub_url
+from autorl_hpc.stage.download import COMMIT, fetch_model, remove_model_sources, split_revision
+from autorl_hpc.stage.sources import Say, hub_url
 from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 

@@ -6,13 +6,180 @@ and a page of GitHub that shows a file (`/blob/`) for the file. All else, such a
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.atomic import TEMPORARY_PREFIX
+from autorl_hpc.states import Fault
+
+# How far a long step is: a bar on a terminal, a line now and then elsewhere.
+
+Say = Callable[[str], None]
+Shown = Callable[[int, int | None], None]
+"""Called with the bytes that are done, and those of the whole where known."""
+
+LINE_EVERY_S = 15.0
+"""In a log: often enough to see that it goes on, seldom enough for a download of hours."""
+
+
+def in_words(size_bytes: float) -> str:
+    """`4.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+@contextmanager
+def progress(name: str, say: Say) -> Iterator[Shown]:
+    """Shows the progress of the step `name`."""
+    if sys.stderr.isatty():
+        with _bar(name) as shown:
+            yield shown
+    else:
+        yield _lines(name, say)
+
+
+def _lines(name: str, say: Say) -> Shown:
+    last = time.monotonic()
+
+    def shown(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY_S:
+            last = time.monotonic()
+            share = f" of {in_words(total)} ({100 * done // total} %)" if total else ""
+            say(f"{name}: {in_words(done)}{share}")
+
+    return shown
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Shown]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+# Whether a disk has room for what is to come, asked before anything is written.
+
+RESERVE_BYTES = 1024 * 1024
+"""For manifests and folders beside the files themselves."""
+
+
+def check_space(folder: Path, needed_bytes: int, what: str) -> None:
+    """A quota is not seen by this: then the write fails, and says so.
+
+    Args:
+        folder: where it is to lie; it or a folder above it is there.
+
+    Raises:
+        AutorlError: `what` doesn't fit; says how much is missing.
+    """
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    found = os.statvfs(place)
+    free = found.f_bavail * found.f_frsize
+    missing = needed_bytes + RESERVE_BYTES - free
+    if missing > 0:
+        raise AutorlError(
+            f"{what} needs {in_words(needed_bytes)}, and {in_words(free)} are free: {in_words(missing)} are missing",
+            where=place,
+            fault=Fault.CLUSTER,
+            next_step="free some space, or point --root at another file system, then run the same command again",
+            exit_code=Exit.ENVIRONMENT,
+        )
+
+
+# Folders that a staging works in, and a lock that keeps two of them apart.
+
+
+@contextmanager
+def alone(path: Path, doing: str) -> Iterator[int]:
+    """`path`, opened for this process alone, as far as locks work here: some file systems give a lock to everybody, so
+    whatever is done under it must be checked in the end.
+
+    Raises:
+        AutorlError: another process does it now.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AutorlError(
+                    f"another process is {doing}",
+                    where=path,
+                    next_step="wait for its end, then run the same command again",
+                    exit_code=Exit.ENVIRONMENT,
+                ) from None
+            except OSError:
+                pass  # no locks on this file system
+            if _same_file(fd, path):
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    """Whether `path` still is the opened file: another process may have finished it in between."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Path]:
+    """An empty folder in `parent`, removed in the end. Those of processes of this host that were killed are removed first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    host = socket.gethostname().partition(".")[0]
+    stem = f"{TEMPORARY_PREFIX}{purpose}-{host}-"
+    for name in os.listdir(parent):
+        pid = name.removeprefix(stem)
+        if name.startswith(stem) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            remove_folder(parent / name)
+    work = parent / f"{stem}{os.getpid()}"
+    remove_folder(work)
+    work.mkdir(mode=mode)
+    try:
+        yield work
+    finally:
+        remove_folder(work)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, though its parts are read-only."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for parent, _, _ in os.walk(folder):
+        os.chmod(parent, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
 
 HUB = "https://huggingface.co"
 HUB_VARIABLE = "HF_ENDPOINT"
@@ -30,7 +197,7 @@ MAX_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Address:
+class HttpSource:
     """What HTTP asks for.
 
     Attributes:
@@ -47,7 +214,7 @@ class Address:
         return self.url.partition("?")[0]
 
 
-def address_of(text: str) -> Address | None:
+def address_of(text: str) -> HttpSource | None:
     """The address that `text` stands for; None: it is for people alone.
 
     Raises:
@@ -59,7 +226,7 @@ def address_of(text: str) -> Address | None:
         return None
     parts = urlsplit(text)
     if page := GITHUB_PAGE.fullmatch(text.partition("#")[0]):
-        return Address(f"https://raw.githubusercontent.com/{page['repo']}/{page['rest']}")
+        return HttpSource(f"https://raw.githubusercontent.com/{page['repo']}/{page['rest']}")
     if parts.hostname == "github.com" and not GITHUB_FILE.fullmatch(text):
         return None  # a page about a repository or a folder
     if not parts.hostname or parts.username is not None or parts.password is not None:
@@ -68,10 +235,10 @@ def address_of(text: str) -> Address | None:
             next_step="give https://HOST/PATH without user and password",
         )
     base = urlsplit(hub_url())
-    return Address(text, hub=(parts.scheme, parts.netloc) == (base.scheme, base.netloc))
+    return HttpSource(text, hub=(parts.scheme, parts.netloc) == (base.scheme, base.netloc))
 
 
-def _hub_address(text: str) -> Address:
+def _hub_address(text: str) -> HttpSource:
     form = HUB_FORM.fullmatch(text)
     if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
         raise AutorlError(
@@ -94,9 +261,9 @@ def hub_url() -> str:
     return value
 
 
-def hub_file(repo: str, revision: str, path: str) -> Address:
+def hub_file(repo: str, revision: str, path: str) -> HttpSource:
     """A file of the Hub; `repo` of a data set begins with `datasets/`."""
-    return Address(f"{hub_url()}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}", hub=True)
+    return HttpSource(f"{hub_url()}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}", hub=True)
 
 
 def hub_token() -> str | None:

@@ -6,29 +6,34 @@ rename, so a staging that was killed leaves nothing that looks staged.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import importlib.util
+import json
 import os
 import shutil
+import subprocess
+import sys
 import traceback
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.files.hashing import file_sha256
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.checkpoint import file_sha256, walk_files
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.records.task import SourceFile
-from autorl_hpc.stage.derive import is_pinned
-from autorl_hpc.stage.progress import Say
-from autorl_hpc.stage.smith import prepare_smith
-from autorl_hpc.stage.task_sources import fetch_sources, remove_sources, wanted_sources
-from autorl_hpc.stage.work import remove_folder
+from autorl_hpc.records.task import Derived, SourceFile
+from autorl_hpc.stage.download import PATIENCE, NoNetwork, Patience, Pin, fetch
+from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.staged import (
+from autorl_hpc.tasks.heldout import (
     StagedTask,
     check_items,
     recipe_files,
@@ -37,6 +42,223 @@ from autorl_hpc.tasks.staged import (
     vault_pins,
     verify_staged_task,
 )
+from autorl_hpc.tasks.loader import Task
+from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
+
+# Source files that nobody serves as they are: made of one that is served, and pinned by what is in them.
+#
+# `first_rows_jsonl_gz`: the first rows of a JSON list, one a line as Python's json writes them (not escaped), packed by gzip. The
+# pin is over the text, since each version of zlib packs it into other bytes; a file of such a source is therefore also taken
+# if its text is the pinned one.
+
+MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
+MAX_TEXT_BYTES: Final = 256 * 1024 * 1024
+"""Of the unpacked text: a small file can unpack to anything."""
+
+
+def is_pinned(path: Path, pinned: SourceFile) -> str | None:
+    """None if the file is the one that the task pins, else its sha256."""
+    digest = file_sha256(path)
+    if digest == pinned.sha256 or (pinned.derived is not None and _text_sha256(path) == pinned.derived.sha256):
+        return None
+    return digest
+
+
+def make_derived(raw: Path, target: Path, derived: Derived) -> None:
+    """Makes the file out of the one that was downloaded.
+
+    Raises:
+        AutorlError: that one is no such list, or what was made is not what the task pins.
+    """
+    try:
+        rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise _refused(target, derived, f"is no JSON: {str(error)[:200]}") from None
+    if not isinstance(rows, list) or len(rows) < derived.n:
+        held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
+        raise _refused(target, derived, f"holds {held}, needed are {derived.n} rows")
+    # Half of a surrogate pair can stand in JSON and in no file.
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: derived.n]).encode("utf-8", "replace")
+    made = hashlib.sha256(text).hexdigest()
+    if made != derived.sha256:
+        raise _refused(target, derived, f"gives a text with sha256 {made}, the task pins {derived.sha256}")
+    atomic.write_bytes(target, gzip.compress(text, mtime=0))
+
+
+def _text_sha256(path: Path) -> str | None:
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        text = unpack.decompress(reading.read_bytes(path, max_bytes=MAX_TEXT_BYTES), MAX_TEXT_BYTES)
+    except (zlib.error, ValueError):
+        return None
+    # Neither cut, nor too long, nor with something behind it.
+    return hashlib.sha256(text).hexdigest() if unpack.eof and not unpack.unused_data else None
+
+
+def _refused(target: Path, derived: Derived, words: str) -> AutorlError:
+    return AutorlError(
+        f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}",
+        where=target,
+        next_step="get the file from somebody who has it, and stage with --from DIR",
+        exit_code=Exit.FAILED,
+    )
+
+
+# Fetching a task's source files from where task.yaml says they are, each against its pin.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A source file and where it is fetched from; no address: only a person can get it."""
+
+    pinned: SourceFile
+    address: HttpSource | None
+
+
+def wanted_sources(task: Task) -> list[Wanted]:
+    """The task's source files.
+
+    Raises:
+        AutorlError: an address in task.yaml is none.
+    """
+    found = []
+    for source in task.file.sources:
+        try:
+            url = source.derived.url if source.derived else source.url
+            found.append(Wanted(source, address_of(url) if url else None))
+        except AutorlError as error:
+            raise AutorlError(
+                f"field `sources`, {source.file}: {error.what}",
+                where=task.folder / "task.yaml",
+                next_step=error.next_step,
+            ) from None
+    return found
+
+
+def fetch_sources(
+    root: Root, task: Task, wanted: list[Wanted], *, say: Say = lambda _: None, patience: Patience = PATIENCE
+) -> Path:
+    """The folder with the task's source files, after all that have an address were downloaded into it.
+
+    Raises:
+        NoNetwork: with the list of what to fetch elsewhere.
+        AutorlError: a file could not be had, or is not the pinned one.
+    """
+    folder = sources_folder(root, task.name)
+    for place in (root.vault, folder.parent, folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(place, 0o700)
+    for one in wanted:
+        target = folder / one.pinned.file
+        if one.address is None:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        say(f"{task.name}: {one.pinned.file} from {one.address.shown}")
+        try:
+            if one.pinned.derived is None:
+                fetch(one.address, target, Pin(sha256=one.pinned.sha256), say=say, patience=patience)
+            elif not target.is_file() or is_pinned(target, one.pinned) is not None:
+                raw = target.with_name(f"{target.name}.made-of")
+                fetch(one.address, raw, say=say, patience=patience)
+                try:
+                    make_derived(raw, target, one.pinned.derived)
+                finally:
+                    raw.unlink()
+        except NoNetwork as error:
+            raise NoNetwork(
+                error.what,
+                where=error.where,
+                fault=error.fault,
+                next_step=_ways_out(task, wanted),
+                exit_code=Exit.ENVIRONMENT,
+            ) from None
+    return folder
+
+
+def sources_folder(root: Root, name: str) -> Path:
+    """Where downloads are kept until they are staged: in the vault, since held-out items are made of them."""
+    return root.vault / ".sources" / name
+
+
+def remove_sources(root: Root, name: str) -> None:
+    """Frees what was downloaded."""
+    shutil.rmtree(sources_folder(root, name), ignore_errors=True)
+
+
+def _ways_out(task: Task, wanted: list[Wanted]) -> str:
+    lines = [
+        f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
+        f"         or lay these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
+    ]
+    for one in wanted:
+        place = one.address.shown if one.address else one.pinned.url or task.file.source
+        if one.pinned.derived is not None:
+            place = f"the first {one.pinned.derived.n} rows of {place}"
+        optional = "  (optional)" if one.pinned.optional else ""
+        lines.append(f"           {one.pinned.file}  {place}  sha256 {one.pinned.sha256}{optional}")
+    lines.append(
+        f"         or make a bundle elsewhere: autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
+    )
+    return "\n".join(lines)
+
+
+# Staging a folder in rl-smith's form: its rows are cut into three splits, and what was made is what is pinned.
+
+MAX_SHOWN_CHARS = 500
+
+
+def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task:
+    """Writes training rows and held-out items below `work`; the task with their pins.
+
+    Args:
+        source: a folder with train.jsonl, in the place of the task folder's own rows.
+
+    Raises:
+        AutorlError: there are no rows, too few of them, or one can't be read; download_data.py failed.
+    """
+    assert task.smith is not None
+    data = task.folder / DATA if source is None else source / Path(DATA).name
+    if source is None and not data.is_file():
+        data = _downloaded(task, work / "download", say)
+    if not data.is_file():
+        raise AutorlError(
+            f"{data.name} is missing",
+            where=data,
+            next_step=f"the folder given by --from holds {data.name}; without --from {DATA} or {DOWNLOAD} of the task is used",
+        )
+    write_splits(task.smith, data, task.name, work)
+    say(
+        f"{task.name}: rows of {data.name} cut into " + ", ".join(f"{name} {share} %" for name, share in SHARES.items())
+    )
+    return replace(task, file=pinned(task.file, file_sha256(data), work))
+
+
+def _downloaded(task: Task, copy: Path, say: Say) -> Path:
+    """data/train.jsonl as the task's own download_data.py makes it, in a private copy of the folder: the rows that will be
+    held out then lie nowhere else."""
+    script = task.folder / DOWNLOAD
+    if not script.is_file():
+        raise AutorlError(
+            f"task {task.name} has neither {DATA} nor {DOWNLOAD}", where=task.folder, next_step="put the rows there"
+        )
+    say(f"{task.name}: running {script}: the task's own code, with your rights and network")
+    for name in walk_files(task.folder):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(task.folder / name, copy / name)
+    done = subprocess.run(
+        [sys.executable, DOWNLOAD], cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    made = copy / DATA
+    if done.returncode or not made.is_file():
+        said = (done.stderr or done.stdout).strip()[-MAX_SHOWN_CHARS:]
+        failed = f"failed with exit code {done.returncode}" if done.returncode else f"made no {DATA}"
+        raise AutorlError(
+            f"{DOWNLOAD} of task {task.name} {failed}" + (f": {said}" if said else ""),
+            where=script,
+            next_step=f"run it where the network is, put {DATA} into the task's folder, and stage again",
+            exit_code=Exit.FAILED,
+        )
+    return made
 
 
 def stage_task(
@@ -140,25 +362,25 @@ def _download(root: Root, task: Task, say: Say) -> Path:
 def _check_sources(task: Task, source: Path | None, say: Say) -> None:
     if source is None:
         return
-    for pinned in task.file.sources:
-        path = source / pinned.file
+    for wanted in task.file.sources:
+        path = source / wanted.file
         if not path.is_file():
-            if pinned.optional:
-                say(f"{task.name}: {pinned.file} is not there; the recipe that needs it can't be used")
+            if wanted.optional:
+                say(f"{task.name}: {wanted.file} is not there; the recipe that needs it can't be used")
                 continue
             raise AutorlError(
-                f"{pinned.file} is missing",
+                f"{wanted.file} is missing",
                 where=path,
-                next_step=f"get it from {pinned.url or task.file.source} and stage again",
+                next_step=f"get it from {wanted.url or task.file.source} and stage again",
             )
-        digest = is_pinned(path, pinned)
+        digest = is_pinned(path, wanted)
         if digest is not None:
             raise AutorlError(
-                f"{pinned.file} has sha256 {digest}, the task pins {pinned.sha256}: truncated, re-encoded or altered",
+                f"{wanted.file} has sha256 {digest}, the task pins {wanted.sha256}: truncated, re-encoded or altered",
                 where=path,
-                next_step=f"get the original from {pinned.url or task.file.source} and stage again",
+                next_step=f"get the original from {wanted.url or task.file.source} and stage again",
             )
-        say(f"{task.name}: {pinned.file} is the pinned file")
+        say(f"{task.name}: {wanted.file} is the wanted file")
 
 
 def _purpose(task: Task, pinned: SourceFile) -> str:

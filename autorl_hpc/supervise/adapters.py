@@ -7,15 +7,222 @@ staged, pinned base model and to nothing else (merging.py). Layout: peft's `save
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import math
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, TensorSpec, read_header
-from autorl_hpc.records.ledger import MergedAdapter
-from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG, MERGE_YOURSELF, LoraSettings, read_settings
-from autorl_hpc.supervise.basemodel import BaseModel
-from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
+from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, ITEM_BYTES, TensorSpec, read_header
+from autorl_hpc.records.entries import MergedAdapter
+from autorl_hpc.supervise.checkpoint_folder import BaseModel, SubmittedFolder, max_header_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Matrix = npt.NDArray[np.float32]
+    Bits = npt.NDArray[np.uint32]
+
+# adapter_config.json of a LoRA adapter: by what its factors are multiplied. Whatever asks for more than that is refused.
+#
+# The fields are those of peft's LoraConfig (0.18 to 0.21). Nothing in them is followed: `base_model_name_or_path`, `revision`
+# and `auto_mapping` are never looked at. A field that this module doesn't know must be empty: what it would change is unknown.
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+MERGE_YOURSELF = "merge it yourself: `model.merge_and_unload().save_pretrained(DIR)`, and submit that folder"
+
+MAX_RANK = 1024
+"""Beyond it an adapter is no smaller than full weights, and merging costs more than training did."""
+
+MAX_ALPHA = 1e9
+"""So that every scale is a finite fp32."""
+
+HARMLESS_STARTS = ("gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights`, beside true and false, that leave the base's weights as they are. pissa, olora, corda,
+loftq and lora_ga change them, and the adapter's factors are meant for the changed ones."""
+
+NOT_READ = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    ]
+)
+"""Fields that change nothing in what is added to the base: which layers have factors, the tensors themselves say."""
+
+READ = frozenset(
+    [
+        "alpha_pattern",
+        "bias",
+        "init_lora_weights",
+        "lora_alpha",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "use_rslora",
+    ]
+)
+
+PLAIN_PATTERN = re.compile(r"\^?[A-Za-z0-9_.-]{1,200}")
+"""Names of modules, as peft writes them into `rank_pattern` and `alpha_pattern`. Other regular expressions are not run: one of
+an agent's could take for ever."""
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """One key of rank_pattern or alpha_pattern: matches as peft's `get_pattern_key` does."""
+
+    last: str  # what a matching name must end with: spares the regular expression most names
+    regex: re.Pattern[str]
+    value: float
+
+    @classmethod
+    def of(cls, key: str, value: float) -> _Pattern:
+        last = key.removeprefix("^").rpartition(".")[2]
+        return cls(last, re.compile(rf"(.*\.)?({key})$"), value)
+
+    def matches(self, module: str) -> bool:
+        return module.endswith(self.last) and self.regex.match(module) is not None
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """What is left of a config that only adds scale * B @ A to some weights."""
+
+    rank: int
+    alpha: float
+    rslora: bool
+    ranks: tuple[_Pattern, ...]
+    alphas: tuple[_Pattern, ...]
+    targets: frozenset[str] | None
+
+    def rank_of(self, module: str) -> int:
+        """The rank that the config gives to a module."""
+        return int(_first(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What B @ A of a module is multiplied by: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
+        rank = self.rank_of(module)
+        return _first(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+
+    def targets_module(self, module: str) -> bool:
+        """Whether peft would give this module an adapter; a `target_modules` that is a pattern is not run."""
+        if self.targets is None:
+            return True
+        parts = module.split(".")
+        return any(".".join(parts[start:]) in self.targets for start in range(len(parts)))
+
+
+def read_settings(config: Mapping[str, Any], max_patterns: int) -> LoraSettings:
+    """The settings of a plain LoRA adapter.
+
+    Args:
+        max_patterns: of `rank_pattern` and `alpha_pattern` each; more than the base has tensors say nothing new.
+
+    Raises:
+        Refused: a field is no such thing (`adapter_config`), or asks for more than plain LoRA (`adapter_unsupported`).
+    """
+    if config.get("peft_type") != "LORA":
+        raise _unsupported("peft_type", config.get("peft_type"), "only LORA is merged")
+    _refuse_more(config)
+    bias = config.get("bias", "none")
+    if bias != "none":
+        raise _unsupported("bias", bias, "only `none` is merged")
+    start = config.get("init_lora_weights", True)
+    if start is not None and not isinstance(start, bool) and start not in HARMLESS_STARTS:
+        raise _unsupported("init_lora_weights", start, "it changes the base model's own weights, or may")
+    rslora = config.get("use_rslora", False)
+    if not isinstance(rslora, bool):
+        raise _wrong("use_rslora", rslora, "true or false")
+    return LoraSettings(
+        rank=_rank("r", config.get("r", 8)),  # peft's defaults
+        alpha=_alpha("lora_alpha", config.get("lora_alpha", 8)),
+        rslora=rslora,
+        ranks=_patterns(config, "rank_pattern", max_patterns),
+        alphas=_patterns(config, "alpha_pattern", max_patterns),
+        targets=_targets(config.get("target_modules")),
+    )
+
+
+def _refuse_more(config: Mapping[str, Any]) -> None:
+    """DoRA, biases, further modules, tokens, replicated layers, variants, and what later versions of peft may add."""
+    for field in sorted(set(config) - READ - NOT_READ):
+        value = config[field]
+        if value is not None and value is not False and value not in ("", [], {}):
+            raise _unsupported(field, value, "it must be left out, null or false")
+
+
+def _rank(field: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        raise _wrong(field, value, f"a whole number from 1 to {MAX_RANK}")
+    return value
+
+
+def _alpha(field: str, value: Any) -> float:
+    if (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_ALPHA
+    ):  # NaN isn't either
+        raise _wrong(field, value, f"a number of at most {MAX_ALPHA:.0e}")
+    return float(value)
+
+
+def _patterns(config: Mapping[str, Any], field: str, most: int) -> tuple[_Pattern, ...]:
+    table = config.get(field)
+    if table is None:
+        return ()
+    if not isinstance(table, dict) or len(table) > most:
+        raise _wrong(field, table, f"a table of at most {most} modules")
+    read = _rank if field == "rank_pattern" else _alpha
+    for key in table:
+        if not PLAIN_PATTERN.fullmatch(key):
+            raise _unsupported(field, key, "its keys must be names of modules, such as layers.0.mlp.up_proj")
+    return tuple(_Pattern.of(key, read(f"{field}.{key[:100]}", value)) for key, value in table.items())
+
+
+def _first(patterns: tuple[_Pattern, ...], module: str, default: float) -> float:
+    return next((pattern.value for pattern in patterns if pattern.matches(module)), default)
+
+
+def _targets(value: Any) -> frozenset[str] | None:
+    if value is None or isinstance(value, str):
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise _wrong("target_modules", value, "a list of names")
+    return frozenset(value)
+
+
+def _unsupported(field: str, value: Any, why: str) -> Refused:
+    what = f"{ADAPTER_CONFIG}: field {field[:100]} is {repr(value)[:100]}; {why}"
+    return Refused("adapter_unsupported", what, MERGE_YOURSELF)
+
+
+def _wrong(field: str, value: Any, needed: str) -> Refused:
+    what = f"{ADAPTER_CONFIG}: field {field[:150]} is {_short(value)}; needed is {needed}"
+    return Refused("adapter_config", what, f"save the adapter again with peft, or {MERGE_YOURSELF}")
+
+
+def _short(value: Any) -> str:
+    """A hostile number may be too long to be printed at all."""
+    return "a huge number" if isinstance(value, int) and value.bit_length() > 300 else repr(value)[:100]
+
 
 ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE})
@@ -52,7 +259,7 @@ class Adapter:
         return MergedAdapter(rank=self.rank, tensors=len(self.deltas))
 
 
-def lint_adapter(folder: Submitted, base: BaseModel) -> Adapter:
+def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> Adapter:
     """Checks an adapter against the base model, from its config and header.
 
     Raises:
@@ -128,3 +335,171 @@ def _no_factor(name: str) -> Refused:
 
 def _names(what: str) -> Refused:
     return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", MERGE_YOURSELF)
+
+
+# numpy's BLAS with one thread: merging has threads of its own, and BLAS's would wait for each other on busy cores.
+#
+# Measured on two cores with others at work on them: an adapter of rank 16 on 48 matrices of (101, 1024) was taken in within 3.1 s
+# with BLAS's own threads, and within 0.3 s without.
+
+SETTERS = (
+    "scipy_openblas_set_num_threads64_",  # numpy's wheels
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+    "MKL_Set_Num_Threads",
+)
+
+
+@functools.cache
+def use_one_thread() -> bool:
+    """Sets it for this process; False if no library that is loaded can be told so (the results are the same)."""
+    import numpy  # noqa: F401  loads the library
+
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = sorted({line.split(maxsplit=5)[5].strip() for line in maps if re.search(r"blas|mkl_rt", line)})
+    except OSError:
+        return False
+    found = False
+    for path in paths:
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for name in SETTERS:
+            setter = getattr(library, name, None)
+            if setter is not None:
+                setter.argtypes, setter.restype = [ctypes.c_int], None
+                setter(1)
+                found = True
+    return found
+
+
+# The sum of a base weight and a LoRA adapter, a block of rows at a time: W + (B @ A) * scale, as in peft's merge.
+#
+# Computed in fp32 and rounded to nearest even to the base's dtype.
+
+BLOCK_VALUES = 256 * 1024
+"""1 MiB in fp32: the steps of one block find it in the cache."""
+
+
+class Merge:
+    """Adds one delta to the rows of a base weight. Holds A in fp32; B is read by blocks of rows."""
+
+    def __init__(self, adapter: Adapter, target: TensorSpec) -> None:
+        """Reads A.
+
+        Args:
+            target: the base model's tensor, (out, in).
+
+        Raises:
+            Refused: A holds NaN or Inf, or the file became shorter.
+            OSError: the file system failed.
+        """
+        import numpy as np
+
+        use_one_thread()
+        self.fd, self.delta, self.target = adapter.fd, adapter.deltas[target.name], target
+        self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
+        self.scale = np.float32(self.delta.scale)
+        rows, columns = target.shape
+        self.block = min(rows, max(1, BLOCK_VALUES // columns))
+        self._change, self._sum = (np.empty((self.block, columns), np.float32) for _ in range(2))
+        self._spare = np.empty((self.block, columns), np.uint32)
+
+    def add_to(self, raw: memoryview, first: int) -> None:
+        """Adds the adapter to some rows, in place.
+
+        Args:
+            raw: the base's bytes of whole rows, in the base's dtype; writable.
+            first: number of the first of them.
+
+        Raises:
+            Refused: B, or the sum, holds NaN or Inf; or the adapter's file became shorter.
+            OSError: the file system failed.
+        """
+        import numpy as np
+
+        kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[self.target.dtype]
+        weights = np.frombuffer(raw, dtype=kind).reshape(-1, self.target.shape[1])
+        b = self._factor(self.delta.b, first, len(weights))
+        for start in range(0, len(weights), self.block):
+            part = weights[start : start + self.block]
+            change, total, spare = self._change[: len(part)], self._sum[: len(part)], self._spare[: len(part)]
+            with np.errstate(all="ignore"):
+                np.matmul(b[start : start + self.block], self.a, out=change)
+                change *= self.scale
+                widen(part, self.target.dtype, total)
+                total += change
+                if not np.isfinite(total).all():
+                    raise _not_finite(f"{self.target.name} with the adapter added")
+                stored = narrow(total, self.target.dtype, spare)
+            # Where nothing is added the bytes stay: -0.0 + 0.0 would be 0.0, and an untrained adapter not the base model.
+            np.copyto(part, stored, where=change != 0, casting="unsafe")
+
+    def _factor(self, tensor: TensorSpec, first: int, count: int) -> Matrix:
+        """Rows of A or B in fp32."""
+        import numpy as np
+
+        row = tensor.shape[1] * ITEM_BYTES[tensor.dtype]
+        data, begin = bytearray(count * row), tensor.begin + first * row
+        got = 0
+        while got < len(data):
+            part = os.preadv(self.fd, [memoryview(data)[got:]], begin + got)
+            if part <= 0:
+                raise Refused(
+                    "artifact_changed",
+                    f"{ADAPTER_WEIGHTS} became shorter while it was merged",
+                    "submit after the save has ended",
+                )
+            got += part
+        kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype]
+        raw = np.frombuffer(data, dtype=kind).reshape(count, tensor.shape[1])
+        values = np.empty(raw.shape, np.float32)
+        widen(raw, tensor.dtype, values)
+        if not np.isfinite(values).all():
+            raise _not_finite(tensor.name[:150])
+        return values
+
+
+def _not_finite(name: str) -> Refused:
+    what = f"{ADAPTER_WEIGHTS}: {name} holds NaN or Inf"
+    return Refused("not_finite", what, "the training diverged: submit an earlier adapter")
+
+
+def widen(stored: npt.NDArray[Any], dtype: str, into: Matrix) -> None:
+    """Writes values of a safetensors dtype (F32, F16; BF16 as uint16) as fp32; exact."""
+    import numpy as np
+
+    if dtype == "BF16":
+        bits = into.view(np.uint32)
+        np.copyto(bits, stored)
+        bits <<= 16
+    else:
+        np.copyto(into, stored)
+
+
+def narrow(values: Matrix, dtype: str, spare: Bits) -> npt.NDArray[Any]:
+    """Finite fp32 values in a safetensors dtype, rounded to nearest even; too large ones become Inf.
+
+    Args:
+        values: may be overwritten.
+        spare: room of the same shape.
+
+    Returns:
+        fp32, fp16, or for BF16 its bits in the lower half of uint32.
+    """
+    import numpy as np
+
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    np.right_shift(bits, 16, out=spare)
+    spare &= 1
+    spare += 0x7FFF
+    bits += spare
+    bits >>= 16
+    return bits

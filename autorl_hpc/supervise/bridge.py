@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.supervise.answers import Answers
+from autorl_hpc.supervise.intake import ResultWriter
 from autorl_hpc.supervise.workspace import Workspace
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -94,7 +94,7 @@ class Bridge:
     def __init__(
         self,
         workspace: Workspace,
-        answers: Answers,
+        answers: ResultWriter,
         meta: Callable[[], dict[str, Any]],
         budget: Callable[[], dict[str, Any]],
         unix: Path | None = None,

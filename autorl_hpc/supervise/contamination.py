@@ -21,10 +21,10 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.files.processes import OWN, start_own
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import EntryKind
-from autorl_hpc.supervise.chain import Chain, Superseded
-from autorl_hpc.supervise.processes import OWN, start_own
+from autorl_hpc.supervise.ledger_writer import LedgerWriter, Superseded
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -132,7 +132,9 @@ class ScannerProcess:
 class ContaminationWatch:
     """Has the workspace of one run looked at. Nothing that happens here reaches the run."""
 
-    def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Callable[[], Path], chain: Chain) -> None:
+    def __init__(
+        self, experiment: ExperimentDir, run_id: str, workspace: Callable[[], Path], chain: LedgerWriter
+    ) -> None:
         self.experiment, self.run_id, self.workspace, self.chain = experiment, run_id, workspace, chain
         self._scanner: ScannerProcess | None = None
         self._avoid: list[list[int]] = []

@@ -8,34 +8,295 @@ step again. The agent's answer lies in results/<manifest id>.json.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
+import stat
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from autorl_hpc.errors import Refused
+from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import artifacts, atomic
 from autorl_hpc.files.faults import again, as_lost_answer, is_cluster_error
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import now_text
 from autorl_hpc.files.queue import put
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.base import is_name, parse_record, printable
+from autorl_hpc.records.entries import Score, Submission
 from autorl_hpc.records.exchange import Manifest, QueueEntry
-from autorl_hpc.records.ledger import Submission
-from autorl_hpc.records.names import is_name, printable
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.states import EntryKind, Fault, QueueKind
-from autorl_hpc.supervise.answers import Answers
-from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.states import EntryKind, Fault, Protocol, QueueKind, Split, SubmissionState
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.chain import Chain
-from autorl_hpc.supervise.copying import Copied, copy_checkpoint
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.copy import Copied, copy_checkpoint
+from autorl_hpc.supervise.ledger_writer import LedgerWriter
 from autorl_hpc.supervise.lint import Linted, lint_folder
-from autorl_hpc.supervise.manifests import TryAgain, identity, manifest_names, read_manifest
 from autorl_hpc.supervise.workspace import Workspace
+
+# Manifests as files of the workspace: listed, told apart, read and validated by descriptor.
+
+MAX_MANIFEST_BYTES = 64 * 1024
+"""A manifest is a path and a note."""
+
+
+class RetryLater(Exception):
+    """The file system failed; the manifest stays where it is."""
+
+
+def manifest_names(folder: int) -> list[str]:
+    return sorted(n for n in again(lambda: os.listdir(folder)) if n.endswith(".json") and not n.startswith("."))
+
+
+def identity(folder: int, name: str) -> tuple[str, int, int] | None:
+    """What tells one file from another that is renamed over it; None if it is gone.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    try:
+        info = again(lambda: os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except OSError as error:
+        if is_cluster_error(error):
+            raise
+        return None
+    return name, info.st_ino, info.st_mtime_ns
+
+
+def read_manifest(folder: int, name: str, manifest_id: str) -> Manifest:
+    """Reads and validates a manifest by descriptor.
+
+    Raises:
+        Refused: it is no regular file, too large, no JSON, or not a manifest; the field is named.
+        TryAgain: the file system failed.
+    """
+    advice = 'write {"model_path": "output/v1"} to a temporary name and rename it, or use ./submit'
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        if is_cluster_error(error):
+            raise RetryLater(str(error)) from error
+        raise Refused(
+            "manifest_unreadable", f"the manifest can't be opened: {error.strerror}", advice, Fault.AGENT
+        ) from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise Refused("manifest_unreadable", "the manifest is no regular file", advice, Fault.AGENT)
+        data = b""
+        while info.st_size <= MAX_MANIFEST_BYTES >= len(data) and (part := os.read(fd, MAX_MANIFEST_BYTES + 1)):
+            data += part
+        if max(info.st_size, len(data)) > MAX_MANIFEST_BYTES:
+            raise Refused(
+                "manifest_too_large",
+                f"the manifest has {info.st_size} bytes, at most {MAX_MANIFEST_BYTES} are read",
+                advice,
+                Fault.AGENT,
+            )
+    except OSError as error:
+        raise RetryLater(str(error)) from error
+    finally:
+        os.close(fd)
+    manifest = parse_manifest(data, advice)
+    if manifest.id is not None and manifest.id != manifest_id:
+        what = f"manifest: field `id` is {manifest.id}, the file is {manifest_id}.json"
+        raise Refused("manifest_invalid", what, "leave `id` out, or name the file by it", Fault.AGENT)
+    return manifest
+
+
+def parse_manifest(data: bytes, advice: str) -> Manifest:
+    """A manifest from its bytes.
+
+    Raises:
+        Refused: it is empty, no JSON, or a field is wrong.
+    """
+    if not data.strip():
+        raise Refused("manifest_empty", "the manifest is empty", advice, Fault.AGENT)
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refused("manifest_not_json", f"the manifest is not JSON: {error}"[:300], advice, Fault.AGENT) from None
+    try:
+        return parse_record(Manifest, value, "manifest")
+    except AutorlError as error:
+        raise Refused("manifest_invalid", f"manifest: {error.what}"[:500], advice, Fault.AGENT) from None
+
+
+# What the agent is told: results/<manifest id>.json, and the same object over the bridge. The reference's fields
+# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions)
+# stand beside ours.
+
+FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState.FAILED)
+
+
+@dataclass
+class ResultWriter:
+    """Writes answers and lets the bridge wait for them. Thread-safe."""
+
+    record: RunRecord
+    baselines: Path
+    workspace: Workspace
+    _told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _unwritten: dict[str, None] = field(default_factory=dict)
+    _bases: dict[str, float | None] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def refuse(
+        self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float, view: RunView
+    ) -> None:
+        """Tells a refusal that has no ledger entry of its own."""
+        body = Submission(
+            submission_id=1,
+            manifest_id=manifest_id,
+            status="refused",
+            model_path=None if manifest is None else manifest.model_path,
+            elapsed_s=elapsed_s,
+            fault=refusal.fault,
+            code=refusal.code,
+            message=printable(refusal.message)[:1000],
+            advice=printable(refusal.advice),
+        )
+        with self._changed:
+            self._tell(manifest_id, {**self._common(body, view, None), "submission_id": None})
+
+    def update(self, view: RunView) -> None:
+        """Tells everything that the view says and that has not been told yet."""
+        with self._changed:
+            self._write_again()
+            self._bases = {engine: base for engine, base in self._bases.items() if base is not None}
+            for submission in view.submissions.values():
+                self.tell(submission, view)
+
+    def tell(self, submission: Submission, view: RunView) -> None:
+        """Tells one submission's answer, if it has not been told."""
+        with self._changed:
+            told = self._told.get(submission.manifest_id)
+            if told is None or self._knows_more(told, submission, view.score_of(submission)):
+                self._tell(submission.manifest_id, self._answer(submission, view))
+
+    def _knows_more(self, told: dict[str, Any], submission: Submission, score: Score | None) -> bool:
+        """Whether more is known than was told: another state, or the base model's score, which another grader may find later."""
+        if told["status"] not in FINAL_STATES:
+            return bool(told["status"] != _status(submission, score))
+        if score is None or score.evaluation.score is None or told["baseline_score"] is not None:
+            return False
+        return self._baseline(score.evaluation.engine_hash) is not None
+
+    def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
+        """The answer to a manifest, once it is accepted or refused (or, with `scored`, has a score); None in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                told = self._told.get(manifest_id)
+                if told is not None and (not scored or told["status"] in FINAL_STATES):
+                    return told
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _tell(self, manifest_id: str, answer: dict[str, Any]) -> None:
+        self._told[manifest_id] = answer
+        self._changed.notify_all()
+        if not self.workspace.write("results", f"{manifest_id}.json", answer):
+            self._unwritten[manifest_id] = None
+
+    def _write_again(self) -> None:
+        """Writes what could not be written before (a full disk, a link in the place of results/), until one fails."""
+        for manifest_id in list(self._unwritten):
+            if not self.workspace.write("results", f"{manifest_id}.json", self._told[manifest_id]):
+                self._unwritten[manifest_id] = self._unwritten.pop(manifest_id)  # the next look begins with another
+                return
+            del self._unwritten[manifest_id]
+
+    def _left(self, view: RunView) -> int | None:
+        """Checkpoints of new content that would still be accepted; None without a limit."""
+        most = self.record.science.budget.max_submissions
+        return None if most is None else max(0, most - len(view.contents()))
+
+    def _common(self, submission: Submission, view: RunView, score: Score | None) -> dict[str, Any]:
+        return {
+            "submission_id": submission.submission_id,
+            "manifest_id": submission.manifest_id,
+            "timestamp": now_text(),
+            "model_path": submission.model_path,
+            "status": str(_status(submission, score)),
+            "score": None,
+            "baseline_score": None,
+            "improvement": None,
+            "elapsed_seconds": round(submission.elapsed_s, 2),
+            "content_hash": submission.content_hash,
+            "same_as": submission.same_as,
+            "is_base_model": submission.is_base,
+            "ignored_files": list(submission.ignored_files),
+            "fault": None if submission.fault is None else str(submission.fault),
+            "code": submission.code,
+            "error": submission.message,
+            "advice": submission.advice,
+            "adapter": None if submission.adapter is None else submission.adapter.model_dump(mode="json"),
+            "total_submissions": len(view.submissions),
+            "submissions_left": self._left(view),
+        }
+
+    def _answer(self, submission: Submission, view: RunView) -> dict[str, Any]:
+        score = view.score_of(submission)
+        answer = self._common(submission, view, score)
+        if submission.status == "accepted" and score is not None:
+            evaluation = score.evaluation
+            answer["score"] = evaluation.score
+            answer["n"], answer["truncated"] = evaluation.n, evaluation.truncated
+            answer["standard_error"], answer["feedback_items"] = evaluation.standard_error, self._items()
+            answer["timings"] = {"waiting_s": None, **evaluation.timings.model_dump(mode="json")}
+            answer["overhead_s"] = evaluation.timings.overhead_s()
+            answer["fault"], answer["error"] = evaluation.fault and str(evaluation.fault), evaluation.reason
+            base = self._baseline(evaluation.engine_hash)
+            answer["baseline_score"] = base
+            if base is not None and evaluation.score is not None:
+                answer["improvement"] = round(evaluation.score - base, 6)
+        best = view.best()
+        best_score = None if best is None else view.score_of(best)
+        if best is not None and best_score is not None:
+            answer["best"] = {
+                "submission_id": best.submission_id,
+                "model_path": best.model_path,
+                "score": best_score.evaluation.score,
+            }
+        else:
+            answer["best"] = None
+        return answer
+
+    def _items(self) -> dict[str, int]:
+        """How many items of its split a score is of."""
+        science = self.record.science
+        split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+        return {"asked": science.asked(split), "of": science.splits[split].n}
+
+    def _baseline(self, engine_hash: str | None) -> float | None:
+        """Found once, it stays; looked for at most once in an `update`."""
+        if engine_hash is None:
+            return None
+        if engine_hash not in self._bases:
+            science = self.record.science
+            split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+            found = read_baseline(self.baselines, baseline_key(science, split, engine_hash))
+            self._bases[engine_hash] = None if found is None else found.evaluation.score
+        return self._bases[engine_hash]
+
+
+def _status(submission: Submission, score: Score | None) -> SubmissionState:
+    if submission.status == "refused":
+        return SubmissionState.REFUSED
+    if score is None:
+        return SubmissionState.ACCEPTED
+    return SubmissionState.FAILED if score.evaluation.score is None else SubmissionState.SCORED
+
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -62,8 +323,8 @@ class Intake:
     workspace: Workspace
     base: BaseModel
     clock: BudgetClock
-    chain: Chain
-    answers: Answers
+    chain: LedgerWriter
+    answers: ResultWriter
     ask_revision: Callable[[int], Callable[[], str | None]] = lambda submission_id: lambda: None
     """Asks for the state of the agent's code now; what it returns gives the commit, None if it is not recorded."""
 
@@ -111,7 +372,7 @@ class Intake:
                     break
                 handled += self._one(folder, name, patient, late)
             self._queue_owed()
-        except TryAgain as error:
+        except RetryLater as error:
             log.warning("intake waits: %s", error)
             self._again_at = time.monotonic() + RETRY_CLUSTER_S
         except OSError as error:
@@ -176,7 +437,7 @@ class Intake:
             submission = self._accept(manifest_id, manifest, elapsed_s, started)
         except Refused as refusal:
             submission = self._refusal(view, manifest_id, manifest, refusal, elapsed_s)
-        except TryAgain as error:
+        except RetryLater as error:
             if patient:
                 raise
             submission = self._refusal(view, manifest_id, manifest, _cluster(error), elapsed_s)
@@ -201,7 +462,7 @@ class Intake:
             self.chain.write(EntryKind.SUBMISSION, submission)
         except OSError as error:
             if patient:
-                raise TryAgain(f"the ledger can't be written: {error}") from error
+                raise RetryLater(f"the ledger can't be written: {error}") from error
             raise
         view = self.chain.look()
         self._queue_if_due(submission, view)
@@ -215,7 +476,7 @@ class Intake:
                 linted = lint_folder(folder_fd, self.base, stack)
             except OSError as error:
                 if is_cluster_error(error):
-                    raise TryAgain(str(error)) from error
+                    raise RetryLater(str(error)) from error
                 what = f"the checkpoint can't be read: {error.strerror}"
                 raise Refused("unreadable", what, "check the folder's files and permissions") from None
             copied = self._copy(linted)
@@ -245,7 +506,7 @@ class Intake:
         try:
             return again(lambda: self._copy_once(linted))
         except OSError as error:
-            raise TryAgain(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
+            raise RetryLater(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
 
     def _copy_once(self, linted: Linted) -> Copied:
         target = artifacts.new_folder(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
@@ -356,7 +617,7 @@ def _too_late() -> Refused:
     return Refused("too_late", what, "submit fewer checkpoints, and earlier", Fault.AGENT)
 
 
-def _cluster(error: TryAgain) -> Refused:
+def _cluster(error: RetryLater) -> Refused:
     what = f"the file system failed: {error}"
     return Refused("cluster", what, "not your fault; submit again if time is left", Fault.CLUSTER)
 

@@ -23,8 +23,7 @@ import sys
 import time
 from typing import Any, BinaryIO
 
-from autorl_hpc.files.host import become_subreaper
-from autorl_hpc.supervise.processes import end_all
+from autorl_hpc.files.processes import become_subreaper, end_all
 
 POLL_S = 0.1
 TERM_GRACE_S = 3.0

@@ -15,11 +15,8 @@ from typing import Any
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, SINGLE_NAME, TensorSpec, read_header
-from autorl_hpc.supervise.adapter_config import ADAPTER_CONFIG
-from autorl_hpc.supervise.adapters import ADAPTER_FILES, Adapter, lint_adapter
-from autorl_hpc.supervise.basemodel import BaseModel
-from autorl_hpc.supervise.configs import compare_config
-from autorl_hpc.supervise.submitted import Submitted, max_header_bytes
+from autorl_hpc.supervise.adapters import ADAPTER_CONFIG, ADAPTER_FILES, Adapter, lint_adapter
+from autorl_hpc.supervise.checkpoint_folder import BaseModel, SubmittedFolder, compare_config, max_header_bytes
 
 CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json", ADAPTER_CONFIG)
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -50,7 +47,7 @@ def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
         Refused: with a code, the file and field, and advice.
         OSError: the file system failed: nobody's fault but the cluster's.
     """
-    folder = Submitted.survey(folder_fd, base, stack)
+    folder = SubmittedFolder.survey(folder_fd, base, stack)
     _refuse_code(folder)
     if ADAPTER_FILES & set(folder.sizes):
         return _lint_adapter_folder(folder, base)
@@ -67,7 +64,7 @@ def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
     return _linted(folder, files, tensors, {*files, "config.json"}, extra_head=extra_head)
 
 
-def _lint_adapter_folder(folder: Submitted, base: BaseModel) -> Linted:
+def _lint_adapter_folder(folder: SubmittedFolder, base: BaseModel) -> Linted:
     adapter = lint_adapter(folder, base)
     if "config.json" in folder.sizes:  # peft writes none; a trainer may
         compare_config(folder.read_json("config.json"), base.config)
@@ -78,7 +75,7 @@ def _lint_adapter_folder(folder: Submitted, base: BaseModel) -> Linted:
 
 
 def _linted(
-    folder: Submitted,
+    folder: SubmittedFolder,
     files: dict[str, int],
     tensors: list[TensorSpec],
     used: set[str],
@@ -91,7 +88,7 @@ def _linted(
     return Linted(files, tensors, sorted(ignored)[:50], extra_head, size_bytes, adapter)
 
 
-def _refuse_code(folder: Submitted) -> None:
+def _refuse_code(folder: SubmittedFolder) -> None:
     for name in CONFIGS:
         if name in folder.sizes:
             field_of_code = _names_code(folder.read_json(name))
@@ -118,7 +115,7 @@ def _names_code(value: Any) -> str | None:
     return None
 
 
-def _weight_names(folder: Submitted) -> dict[str, str]:
+def _weight_names(folder: SubmittedFolder) -> dict[str, str]:
     """Tensor name to file from the index; empty for a single file."""
     sizes = folder.sizes
     if "config.json" not in sizes:
@@ -152,7 +149,7 @@ def _weight_names(folder: Submitted) -> dict[str, str]:
     return {}
 
 
-def _read_index(folder: Submitted, weights: set[str]) -> dict[str, str]:
+def _read_index(folder: SubmittedFolder, weights: set[str]) -> dict[str, str]:
     index = folder.read_json(INDEX_NAME)
     mapping = index.get("weight_map")
     again = "save with save_pretrained into an empty folder"

@@ -10,12 +10,16 @@ import json
 import lzma
 import mmap
 import os
+import stat
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, Any
+
+from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
 
 CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 4096
@@ -63,7 +67,7 @@ class TooMuch(Exception):
 
 
 @dataclass
-class Meter:
+class ReadingBudget:
     """What one look may still use."""
 
     deadline: float
@@ -85,7 +89,7 @@ class Meter:
             raise Limit("bytes")
 
 
-def chunks(fd: int, meter: Meter) -> Iterator[bytes]:
+def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
     """The text of an open regular file, none for a file of weights.
 
     Raises:
@@ -118,7 +122,7 @@ def chunks(fd: int, meter: Meter) -> Iterator[bytes]:
         yield from _overlapping(_bounded(_zip(fd), meter, MAX_INFLATED_BYTES))
 
 
-def _between(fd: int, size: int, meter: Meter) -> Iterator[bytes]:
+def _between(fd: int, size: int, meter: ReadingBudget) -> Iterator[bytes]:
     """A small archive as it stands, if there is text in it that is not compressed: before, between or after its parts."""
     if size <= WHOLE_BYTES:
         data = os.pread(fd, size, 0)
@@ -146,7 +150,7 @@ def _overlapping(parts: Iterator[bytes]) -> Iterator[bytes]:
         tail = (tail + part)[-OVERLAP_BYTES:]
 
 
-def _bounded(parts: Iterator[bytes], meter: Meter, limit: int) -> Iterator[bytes]:
+def _bounded(parts: Iterator[bytes], meter: ReadingBudget, limit: int) -> Iterator[bytes]:
     taken = 0
     for part in parts:
         if taken > limit:
@@ -373,3 +377,112 @@ _MARKS = [
     (b"\xfe\xff", "utf-16-be"),
 ]
 """Byte order marks, the longer first."""
+
+
+# The regular files of a folder that belongs to an agent, by descriptor. No link is followed, nothing else is opened.
+
+MAX_FILES = 100_000
+MAX_FOLDERS = 50_000
+MAX_DEPTH = 64
+TICK_ENTRIES = 256
+MAX_NAME_BYTES = 32 << 20
+"""Of names and links' targets in one walk."""
+
+Identity = tuple[int, int, int, int]
+"""Device, inode, size, ctime: only root can give a changed file its old ctime."""
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A regular file as the listing showed it."""
+
+    parts: tuple[str, ...]
+    identity: Identity
+
+    @property
+    def size(self) -> int:
+        return self.identity[2]
+
+
+@dataclass
+class Listing:
+    """What a walk met; `whole` is False if it was cut short, or a folder could not be read.
+
+    Attributes:
+        names: of folders and whatever lies in them, and what links say: an agent can write there too.
+    """
+
+    files: list[FoundFile]
+    whole: bool = True
+    names: list[bytes] = field(default_factory=list)
+    _name_bytes: int = 0
+
+    def add_name(self, name: bytes) -> None:
+        """Keeps a name."""
+        self._name_bytes += len(name) + 1
+        if self._name_bytes > MAX_NAME_BYTES:
+            self.whole = False
+        else:
+            self.names.append(name)
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What tells one content from another."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def list_files(root_fd: int, meter: ReadingBudget) -> Listing:
+    """The regular files below an open folder, those near the top first; what lies on another device is left out.
+
+    Raises:
+        Limit: the look is over.
+    """
+    listing, device = Listing([]), os.fstat(root_fd).st_dev
+    folders: deque[tuple[str, ...]] = deque([()])
+    met = entries_seen = 0
+    while folders:
+        parts = folders.popleft()
+        try:
+            fd = open_below(root_fd, parts, DIR_FLAGS)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            listing.whole = False
+            continue
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    entries_seen += 1
+                    if entries_seen % TICK_ENTRIES == 0:
+                        meter.tick()
+                    try:
+                        status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # removed under our eyes: that must not hide its neighbours
+                    here = (*parts, entry.name)
+                    listing.add_name(os.fsencode(entry.name))
+                    if stat.S_ISLNK(status.st_mode):
+                        try:
+                            listing.add_name(os.fsencode(os.readlink(entry.name, dir_fd=fd)))
+                        except OSError:
+                            pass  # no link any more
+                    if status.st_dev != device:
+                        continue
+                    if stat.S_ISDIR(status.st_mode):
+                        met += 1
+                        if met > MAX_FOLDERS or len(here) > MAX_DEPTH:
+                            listing.whole = False
+                        else:
+                            folders.append(here)
+                    elif stat.S_ISREG(status.st_mode):
+                        if len(listing.files) >= MAX_FILES:
+                            listing.whole = False
+                            return listing
+                        listing.files.append(FoundFile(here, identity_of(status)))
+        except Limit:
+            raise
+        except OSError:
+            listing.whole = False
+        finally:
+            os.close(fd)
+    return listing

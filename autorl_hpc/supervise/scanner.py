@@ -26,19 +26,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.below import DIR_FLAGS, open_regular
-from autorl_hpc.files.host import deny_inspection
-from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.share import PACKAGE, share
-from autorl_hpc.records.ledger import Contaminated, Contamination
-from autorl_hpc.records.names import printable
+from autorl_hpc.files.frozen_records import read_experiment, read_run
+from autorl_hpc.files.layout import PACKAGE, ExperimentDir, Root, share
+from autorl_hpc.files.processes import deny_inspection
+from autorl_hpc.files.safe_open import DIR_FLAGS, open_regular
+from autorl_hpc.records.base import printable
+from autorl_hpc.records.entries import Contaminated, Contamination
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Split
-from autorl_hpc.supervise.ngrams import How, Index, Text
-from autorl_hpc.supervise.plaintext import CHUNK_BYTES, OVERLAP_BYTES, Limit, Meter, TooMuch, chunks, opaque_bytes
-from autorl_hpc.supervise.readings import readings
-from autorl_hpc.supervise.treewalk import Found, Identity, identity_of, list_files
+from autorl_hpc.supervise.ngrams import How, NgramIndex, Text, readings
+from autorl_hpc.supervise.plaintext import (
+    CHUNK_BYTES,
+    OVERLAP_BYTES,
+    FoundFile,
+    Identity,
+    Limit,
+    ReadingBudget,
+    TooMuch,
+    chunks,
+    identity_of,
+    list_files,
+    opaque_bytes,
+)
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
 
@@ -73,7 +82,7 @@ NAMES = "./"
 class Heldout:
     """The held-out items of a run, and what is looked for of them."""
 
-    index: Index
+    index: NgramIndex
     splits: list[Split]
     ids: list[str]
 
@@ -87,7 +96,7 @@ class Heldout:
                 splits.append(Split(name))
                 items.append(item)
         texts = (text for number, item in enumerate(items) for text in _texts(number, item))
-        return cls(Index(texts, len(items)), splits, [item.id for item in items])
+        return cls(NgramIndex(texts, len(items)), splits, [item.id for item in items])
 
     def count(self, items: Iterator[int] | list[int]) -> dict[Split, int]:
         """How many of these items are of each split."""
@@ -104,7 +113,7 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
             yield Text(number, value, asked=False)
 
 
-def given_texts(root: Root, record: RunRecord, meter: Meter) -> Iterator[bytes]:
+def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
     """What the suite lays into a workspace, in chunks: the same text there says nothing.
 
     The agent's own folder is not among it: an agent may come with what it should not know.
@@ -134,7 +143,7 @@ def given_texts(root: Root, record: RunRecord, meter: Meter) -> Iterator[bytes]:
 
 
 @dataclass(frozen=True)
-class Read:
+class FileContent:
     """What is known of a file's content."""
 
     found: dict[int, How]
@@ -144,7 +153,7 @@ class Read:
 
 
 @dataclass
-class Look:
+class ScanProgress:
     """What one look has met so far."""
 
     files: dict[str, dict[int, How]] = field(default_factory=dict)
@@ -164,13 +173,13 @@ class Scanner:
         self.given = given
         self.workspace = workspace
         self.log = log
-        self.known: dict[Identity, Read] = {}
+        self.known: dict[Identity, FileContent] = {}
         self.avoid: set[Identity] = set()
         self.telling = True
 
-    def look(self, meter: Meter) -> Contamination:
+    def look(self, meter: ReadingBudget) -> Contamination:
         """One look. Everything that goes wrong in it is said in the answer."""
-        started, look = time.monotonic(), Look()
+        started, look = time.monotonic(), ScanProgress()
         try:
             self._log(look, meter)
             self._tree(look, meter)
@@ -180,7 +189,7 @@ class Scanner:
             look.reasons[f"the workspace can't be read: {error.strerror}"] = None
         return self._answer(look, time.monotonic() - started)
 
-    def _log(self, look: Look, meter: Meter) -> None:
+    def _log(self, look: ScanProgress, meter: ReadingBudget) -> None:
         try:
             fd = os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -190,8 +199,8 @@ class Scanner:
             return
         self._file(look, meter, fd, self.log.name)
 
-    def _tree(self, look: Look, meter: Meter) -> None:
-        root, left = os.open(self.workspace, DIR_FLAGS), list[Found]()
+    def _tree(self, look: ScanProgress, meter: ReadingBudget) -> None:
+        root, left = os.open(self.workspace, DIR_FLAGS), list[FoundFile]()
         try:
             listing = list_files(root, meter)
             if not listing.whole:
@@ -208,7 +217,7 @@ class Scanner:
         finally:
             os.close(root)
 
-    def _search_names(self, names: list[bytes], meter: Meter) -> list[Patterns]:
+    def _search_names(self, names: list[bytes], meter: ReadingBudget) -> list[Patterns]:
         """A name is a text of its own, and names in order are one: a file for each word."""
         found: list[Patterns] = []
         text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
@@ -218,7 +227,7 @@ class Scanner:
             found += map(self.heldout.index.search, readings(part))
         return found
 
-    def _one(self, look: Look, meter: Meter, root: int, file: Found) -> None:
+    def _one(self, look: ScanProgress, meter: ReadingBudget, root: int, file: FoundFile) -> None:
         name = "/".join(file.parts)
         known = self.known.get(file.identity)
         if known is not None:
@@ -233,11 +242,11 @@ class Scanner:
         except OSError:
             fd = None
         if fd is None:
-            self._count(look, name, Read({}, file.size, False, "files that can't be read"))
+            self._count(look, name, FileContent({}, file.size, False, "files that can't be read"))
         else:
             self._file(look, meter, fd, name)
 
-    def _file(self, look: Look, meter: Meter, fd: int, name: str) -> None:
+    def _file(self, look: ScanProgress, meter: ReadingBudget, fd: int, name: str) -> None:
         """Reads one open file and closes it."""
         patterns: list[Patterns] = []
         taken, opaque, reason = 0, 0, None
@@ -262,7 +271,7 @@ class Scanner:
             except Exception as error:  # whatever a decompressor says of what an agent made
                 reason = f"files of which a part was read: {type(error).__name__}"
             skipped = opaque + (max(0, before[2] - taken) if reason or not taken else 0)
-            read = Read(self._found(patterns), min(skipped, before[2]), taken > opaque, reason)
+            read = FileContent(self._found(patterns), min(skipped, before[2]), taken > opaque, reason)
             look.files_scanned += read.scanned
             look.bytes_scanned += taken - opaque
             self._count(look, name, read)
@@ -271,7 +280,7 @@ class Scanner:
         finally:
             os.close(fd)
 
-    def _count(self, look: Look, name: str, read: Read) -> None:
+    def _count(self, look: ScanProgress, name: str, read: FileContent) -> None:
         if read.found:
             look.files[name] = read.found
         if read.skipped_bytes:
@@ -285,7 +294,7 @@ class Scanner:
 
         return self.heldout.index.found(np.unique(np.concatenate(patterns))) if patterns else {}
 
-    def _answer(self, look: Look, took_s: float) -> Contamination:
+    def _answer(self, look: ScanProgress, took_s: float) -> Contamination:
         heldout, every, whole = self.heldout, set[int](), set[int]()
         lines: list[Contaminated] = []
         files = {name: found for name, found in look.files.items() if found}
@@ -318,7 +327,7 @@ class Scanner:
         )
 
 
-def _order(file: Found) -> tuple[bool, int]:
+def _order(file: FoundFile) -> tuple[bool, int]:
     """For a list that is taken from its end: likely files first, small ones before large ones."""
     return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.size
 
@@ -329,7 +338,7 @@ def _as_numbered(name: bytes) -> tuple[int, bytes]:
     return int(digits or b"0"), name
 
 
-def make_scanner(experiment: ExperimentDir, run_id: str, workspace: Path, meter: Meter) -> Scanner:
+def make_scanner(experiment: ExperimentDir, run_id: str, workspace: Path, meter: ReadingBudget) -> Scanner:
     """The scanner of a run, its index built.
 
     Raises:
@@ -389,10 +398,10 @@ class Service:
         deadline = time.monotonic() + seconds
         try:
             if self.scanner is None:
-                given = Meter(deadline, GIVEN_BYTES, self.stop.is_set)
+                given = ReadingBudget(deadline, GIVEN_BYTES, self.stop.is_set)
                 self.scanner = make_scanner(self.experiment, self.run_id, self.workspace, given)
             self.scanner.avoid = avoid
-            body = self.scanner.look(Meter(deadline, LOOK_BYTES, self.stop.is_set))
+            body = self.scanner.look(ReadingBudget(deadline, LOOK_BYTES, self.stop.is_set))
         except Limit as limit:
             body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
         except AutorlError as error:

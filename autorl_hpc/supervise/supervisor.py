@@ -8,34 +8,44 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
+import re
+import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.agents import Agent, load_agent
-from autorl_hpc.drivers.waiting import wait_ready
+from autorl_hpc.agents.program_check import VERSION
+from autorl_hpc.drivers.client import wait_ready
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
-from autorl_hpc.files.host import deny_inspection
+from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_experiment, read_run
+from autorl_hpc.files.processes import become_subreaper, deny_inspection, end_all
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Network
-from autorl_hpc.supervise import laying
+from autorl_hpc.supervise import workspace as laying
 from autorl_hpc.supervise import workspace as workspaces
-from autorl_hpc.supervise.answers import Answers
-from autorl_hpc.supervise.basemodel import staged_base_model
+from autorl_hpc.supervise.attempt import BY_SIGNAL, AttemptEnding, Starts, Watching, WorkEnd
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.chain import Chain, Superseded
-from autorl_hpc.supervise.confining import Confinement
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
+from autorl_hpc.supervise.checkpoint_folder import staged_base_model
+from autorl_hpc.supervise.children import GatewayProcess
+from autorl_hpc.supervise.confine import Confinement
 from autorl_hpc.supervise.contamination import ContaminationWatch
-from autorl_hpc.supervise.ending import BY_SIGNAL, Ending
-from autorl_hpc.supervise.environment import (
+from autorl_hpc.supervise.intake import Intake, ResultWriter
+from autorl_hpc.supervise.ledger_writer import LedgerWriter, Seals, Stops, Superseded, is_cancelled
+from autorl_hpc.supervise.workspace import (
+    Prompts,
+    Workspace,
     agent_environment,
     carried,
     driver_environment,
@@ -44,18 +54,115 @@ from autorl_hpc.supervise.environment import (
     take_own,
     with_carried,
 )
-from autorl_hpc.supervise.gateway import Gateway
-from autorl_hpc.supervise.gpus import gpus_of_job
-from autorl_hpc.supervise.intake import Intake
-from autorl_hpc.supervise.limits import Limits
-from autorl_hpc.supervise.processes import end_all
-from autorl_hpc.supervise.program import note_version
-from autorl_hpc.supervise.prompts import Prompts
-from autorl_hpc.supervise.sealing import Seals
-from autorl_hpc.supervise.starts import Starts, WorkEnd
-from autorl_hpc.supervise.stops import Stops
-from autorl_hpc.supervise.watching import Watching
 from autorl_hpc.tasks.loader import Task
+
+# Which version of its program an agent runs: asked at the start of an attempt, in the agent's sandbox, before the budget's clock.
+#
+# For the record alone. A program that says nothing, or too late, is no error: the run goes on, and its version is null.
+
+EVENT = "agent_version"
+
+LIMIT_S = 60.0
+"""openhands takes 9 s of CPU to say its version; programs of hundreds of megabytes are read from a file server here, not later."""
+
+LOOK_S = 0.05
+MOST_BYTES = 4096
+"""Far less than a pipe holds, so that nobody need read while the program runs."""
+
+ASK = f"""set -o pipefail
+home=$(mktemp -d) || exit 1
+trap 'rm -rf "$home"' EXIT
+HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""
+"""With an empty home: what an agent left in its own in an earlier attempt is not asked."""
+
+
+def note_version(
+    events: Path,
+    agent: Agent,
+    attempt: int,
+    argv: Callable[[Sequence[str]], list[str]],
+    env: Mapping[str, str],
+    mark: str,
+    stop: Callable[[], bool],
+) -> None:
+    """Writes what the agent's program says of its version into the run's events; nothing for an agent without a program.
+
+    Args:
+        argv: a command as it runs in the sandbox.
+        env: of the agent, with its mark, without secrets.
+        stop: whether the attempt is to end.
+    """
+    program = agent.file.program
+    if not program:
+        return
+    # What the agent can write must not be imported: PYTHONPATH leads into its workspace.
+    bare = {name: value for name, value in env.items() if name != "PYTHONPATH" and name not in agent.file.secrets}
+    said = _ask(argv(["bash", "-c", ASK, "version", *program]), bare, mark, stop)
+    found = VERSION.search(said)
+    version = found.group()[:80] if found else None
+    append_event(events, EVENT, attempt=attempt, agent=agent.name, program=program[0], version=version)
+
+
+def _ask(command: Sequence[str], env: Mapping[str, str], mark: str, stop: Callable[[], bool]) -> str:
+    """What it says, if it ends well and in time; nothing of it is left behind."""
+    become_subreaper()
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return ""
+    assert process.stdout is not None
+    with process.stdout as out:
+        deadline = time.monotonic() + LIMIT_S
+        while process.poll() is None and time.monotonic() < deadline and not stop():
+            time.sleep(LOOK_S)
+        code = process.poll()
+        if code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        end_all(os.getpid(), mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
+        if code != 0:
+            return ""
+        os.set_blocking(out.fileno(), False)
+        try:
+            return (os.read(out.fileno(), MOST_BYTES)).decode(errors="replace")
+        except BlockingIOError:
+            return ""
+
+
+# How many GPUs this job has: what GPU-hours count, used or not.
+
+NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""A step's before its job's: with `placement: step` the grader has one of the job's GPUs."""
+NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+_SPAN = re.compile(r"(\d+)-(\d+)")
+_DEVICE = re.compile(r"nvidia\d+")
+
+
+def _count(part: str) -> int:
+    span = _SPAN.fullmatch(part)
+    return int(part not in NONE) if span is None else int(span[2]) - int(span[1]) + 1
+
+
+def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
+    """GPUs by the first variable that is set; else what the node shows, where no scheduler says anything."""
+    for name in NAMED_BY:
+        if name in outer:
+            return sum(_count(part.strip()) for part in set(outer[name].split(",")))
+    try:
+        return sum(1 for name in os.listdir(devices) if _DEVICE.fullmatch(name))
+    except OSError:
+        return 0
+
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -69,12 +176,12 @@ class Supervisor:
         self.record: RunRecord = read_run(self.run)
         self.experiment_record: ExperimentRecord = read_experiment(experiment)
         self.root = Root(Path(self.experiment_record.root))
-        self.chain = Chain(self.run)
+        self.chain = LedgerWriter(self.run)
         self.seals = Seals(experiment, self.record, self.chain)
         self.marks = self.seals.marks
         self.contamination = ContaminationWatch(experiment, run_id, lambda: self.workspace_path, self.chain)
         self.stops = Stops(experiment, run_id)
-        self.ending = Ending(self.chain, self.seals, self.stops, self.contamination)
+        self.ending = AttemptEnding(self.chain, self.seals, self.stops, self.contamination)
 
     @property
     def workspace_path(self) -> Path:
@@ -130,14 +237,14 @@ class Supervisor:
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(self.workspace_path)})
         base = self.stops.patiently(lambda: staged_base_model(self.root, self.record), is_cluster_error)
         workspace = workspaces.Workspace(self.workspace_path)
-        answers = Answers(self.record, self.experiment.baselines, workspace)
+        answers = ResultWriter(self.record, self.experiment.baselines, workspace)
         meta = {**laying.run_meta(self.record), "start_time": int(time.time()), "attempt": clock.attempt}
         intake = Intake(self.experiment, self.record, workspace, base, clock, self.chain, answers)
         intake.recover()
         for earlier in self.chain.look().ended:
             if earlier.agent_ended is not None:
                 return self.ending.finish(earlier.agent_ended, earlier.exit_code, clock, intake)
-        limits = Limits(clock, self.seals.driver_use)
+        limits = BudgetLimits(clock, self.seals.driver_use)
         if clock.left_s <= 0:
             limits.look()
         if (over := limits.over) is not None:  # the attempt before was cut off in its last grace
@@ -239,22 +346,24 @@ class Supervisor:
         stop = lambda: self.stops.asked or self.stops.cancelled()  # noqa: E731
         return wait_ready(self.experiment, name, spec, stop) is not None
 
-    def _open_gateway(self, sandbox: Confinement, clock: BudgetClock, stack: contextlib.ExitStack) -> Gateway | None:
+    def _open_gateway(
+        self, sandbox: Confinement, clock: BudgetClock, stack: contextlib.ExitStack
+    ) -> GatewayProcess | None:
         """The way to the driver; None: the run has none, or its agent may not reach it."""
         name = self.record.science.driver
         spec = self.experiment_record.spec.driver(name)
         if spec is None or self.record.science.network is Network.NONE:
             return None
-        gateway = Gateway(self.experiment, self.run, name, spec, clock, sandbox.driver_socket)
+        gateway = GatewayProcess(self.experiment, self.run, name, spec, clock, sandbox.driver_socket)
         stack.callback(gateway.end)
         gateway.start()
         return gateway
 
-    def _limits(self, clock: BudgetClock, gateway: Gateway | None) -> Limits:
+    def _limits(self, clock: BudgetClock, gateway: GatewayProcess | None) -> BudgetLimits:
         submissions = lambda: len(self.chain.view.contents())  # noqa: E731
         if gateway is None:
-            return Limits(clock, submissions=submissions)
-        return Limits(clock, gateway.use, lambda: gateway.exhausted, submissions)
+            return BudgetLimits(clock, submissions=submissions)
+        return BudgetLimits(clock, gateway.use, lambda: gateway.exhausted, submissions)
 
     def _load_parts(self) -> tuple[Task, Agent]:
         from autorl_hpc.tasks.loader import load_task
@@ -275,3 +384,60 @@ def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     return Supervisor(experiment, run_id).work()
+
+
+# Seals runs whose jobs are gone for good, in the place of the supervisor that can't do it any more.
+
+
+def seal_orphans(experiment: ExperimentDir, text: str) -> int:
+    """Seals each run of a JSON list of `run_id, ended_by, fault, reason`; how many could not be sealed.
+
+    What the agent had dropped before its job ended is taken in first.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    deny_inspection()
+    rows: list[dict[str, Any]] = json.loads(text)
+    failed = 0
+    for row in rows:
+        try:
+            fault = None if row["fault"] is None else Fault(row["fault"])
+            seal_orphan(experiment, row["run_id"], EndedBy(row["ended_by"]), fault, row["reason"])
+        except (AutorlError, OSError) as error:
+            log.error("%s could not be sealed: %s", row["run_id"], error)
+            failed += 1
+    return failed
+
+
+def seal_orphan(experiment: ExperimentDir, run_id: str, ended_by: EndedBy, fault: Fault | None, reason: str) -> None:
+    """Seals one run. Should its supervisor live after all, it meets the seal and steps back."""
+    run = experiment.run(run_id)
+    record, chain = read_run(run), LedgerWriter(run)
+    seals = Seals(experiment, record, chain)
+    view = chain.look()
+    if view.sealed is not None:
+        seals.queue_closing()
+        return
+    chain.attempt = view.attempt
+    workspace = Path(view.attempts[0].workspace) if view.attempts else None
+    if workspace is not None and workspace.is_dir():
+        try:
+            _intake(experiment, record, chain, seals, view, workspace).poll(patient=False)
+        except (AutorlError, OSError, Superseded) as error:
+            log.warning("what %s had dropped last can't be taken in: %s", run_id, error)
+    if ended_by is EndedBy.CRASHED and is_cancelled(experiment, run_id):
+        # `cancel` took its job away: a scheduler that has forgotten the job by now lost nothing.
+        ended_by, fault, reason = EndedBy.CANCELLED, None, f"cancelled; {reason}"
+    seals.without_agent(ended_by, fault, reason)
+
+
+def _intake(
+    experiment: ExperimentDir, record: RunRecord, chain: LedgerWriter, seals: Seals, view: RunView, place: Path
+) -> Intake:
+    path = experiment.run(record.run_id).clock
+    clock = BudgetClock.after(seals.used_so_far(view), path, record.science.budget, view.attempt)
+    base = staged_base_model(Root(Path(read_experiment(experiment).root)), record)
+    workspace = Workspace(place)
+    answers = ResultWriter(record, experiment.baselines, workspace)
+    intake = Intake(experiment, record, workspace, base, clock, chain, answers)
+    intake.recover()
+    return intake

@@ -4,17 +4,33 @@ no link in it: whatever the agent puts in the place of `results/`, nothing outsi
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, Final, Literal
 
-from autorl_hpc.errors import Refused
-from autorl_hpc.files.below import DIR_FLAGS
+from autorl_hpc.agents import Agent
+from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files.faults import again, is_cluster_error
-from autorl_hpc.records.canonical import readable_json
-from autorl_hpc.supervise.folders import FILE_FLAGS
+from autorl_hpc.files.layout import PACKAGE, Root, share
+from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.files.safe_open import DIR_FLAGS, OWNERS, WRITE_FLAGS, Folder
+from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
+from autorl_hpc.records import readable_json
+from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
+from autorl_hpc.records.experiment import Budget
+from autorl_hpc.records.run import RunRecord, Science
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.sandbox.sandbox_plan import program_folders
+from autorl_hpc.states import Fault, Network, Protocol, Split
+from autorl_hpc.supervise.budget import WORDS, BudgetLimits, amount
+from autorl_hpc.tasks.loader import Task
 
 PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
 
@@ -132,7 +148,7 @@ class Workspace:
         # Not synced: an attempt that follows a lost node tells everything again.
         temporary = f".tmp-{secrets.token_hex(8)}"
         try:
-            out = os.open(temporary, FILE_FLAGS, 0o644, dir_fd=fd)
+            out = os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=fd)
             try:
                 while data:
                     data = data[os.write(out, data) :]
@@ -161,3 +177,439 @@ def _told(here: str, given: str) -> str:
     """The part of a path that failed, with the whole of it where that is another: in odd names a `/` is easily overlooked."""
     plain = given.rstrip("/").removeprefix("./")
     return here[:200] if here == plain else f"{given[:200]}: {here[:200]}"
+
+
+# What an LLM agent is told on its standard input: the task when it starts, and why it goes on when it is started again.
+
+PROMPT_NAME = "prompt.md"
+INTERRUPTED = "Your work was interrupted from outside, and every process that you had started was ended."
+ENDED_EARLY = "You ended your work before your budget was used."
+
+
+class Prompts:
+    """The texts of one run. They are told to agents that ask for them (`prompt: true`)."""
+
+    def __init__(self, record: RunRecord, workspace: Path, limits: BudgetLimits, look: Callable[[], RunView]) -> None:
+        self.record = record
+        self.workspace = workspace
+        self.limits = limits
+        self._look = look
+
+    def first(self) -> str:
+        """prompt.md: the task, the mode, the budget, how to submit. The same in every attempt."""
+        science = self.record.science
+        return _filled(
+            "prompt.md",
+            task=science.task,
+            base_model=science.base_model,
+            workspace=str(self.workspace),
+            mode=mode_text(science.mode),
+            budget="\n".join(f"- {line}" for line in budget_lines(science.budget, driver=self.limits.has_driver)),
+            grace=grace_text(science.budget),
+            most=most_text(science.budget.max_submissions),
+            internet="" if science.network is Network.OPEN else "There is no internet. ",
+        )
+
+    def again(self, why: str, *, goes_on: bool) -> str:
+        """What is told at a further start.
+
+        Args:
+            why: INTERRUPTED or ENDED_EARLY.
+            goes_on: the agent's program continues its session; else it knows nothing any more and gets the task again.
+        """
+        view = self._look()
+        best = view.best()
+        score = None if best is None else view.score_of(best)
+        so_far = f"{len(view.accepted())} submissions were accepted."
+        if best is not None and score is not None and score.evaluation.score is not None:
+            so_far += f" The best, `{best.model_path}`, scored {score.evaluation.score:.2f}."
+        left = [
+            f"- {WORDS[part.name]}: {amount(part.name, part.left)} of {amount(part.name, part.limit or 0.0)}"
+            for part in self.limits.parts()
+            if part.left is not None
+        ]
+        text = _filled("reprompt.md", why=why, left="\n".join(left), so_far=so_far, task=self.record.science.task)
+        return text if goes_on else f"{self.first()}\n{text}"
+
+
+def mode_text(mode: str) -> str:
+    """What a mode allows, for instructions.md and prompts."""
+    return (share("templates") / "workspace" / f"mode-{mode}.md").read_text(encoding="utf-8").strip()
+
+
+def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
+    """The parts of the budget that limit a run, for people."""
+    limits = {
+        "wall_clock_s": budget.wall_clock_s,
+        "gpu_hours": budget.gpu_hours,
+        "tokens": budget.tokens if driver else None,
+        "cost_usd": budget.cost_usd if driver else None,
+        "submissions": budget.max_submissions,
+    }
+    lines = [f"{WORDS[name]}: {amount(name, value)}" for name, value in limits.items() if value is not None]
+    lines[0] = f"time: {budget.wall_clock_s / 3600:.2f} hours of wall clock"
+    return lines
+
+
+def grace_text(budget: Budget) -> str:
+    """What happens when a part of the budget is used up."""
+    if budget.last_grace_s < 1:
+        return ""
+    return f"When a part of it is used up, {budget.last_grace_s:.0f} s are left for a last submission."
+
+
+def most_text(most: int | None) -> str:
+    """The limit of submissions."""
+    if most is None:
+        return "You may submit as often as you like."
+    return f"At most {most} checkpoints of different content are accepted; an answer tells how many are left (`submissions_left`)."
+
+
+def _filled(name: str, **values: str) -> str:
+    text = (share("templates") / "workspace" / name).read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
+def feedback_text(science: Science) -> str:
+    """What a feedback score is of."""
+    part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
+    if part is None:
+        return f"A score is of {science.asked(split)} items; `standard_error` beside it says how far chance may move it, in points."
+    return (
+        f"To answer sooner, a feedback score is of a part of the feedback split: {part.n} of {science.splits[split].n} items, the same "
+        "ones each time, for the base model too. `standard_error` beside it says how far chance may move it, in points: a smaller gain "
+        "may be none. The final score is of a whole other split."
+    )
+
+
+# Lays what an agent finds in its workspace: folders, tools, instructions, base model, training data, its own scripts.
+
+Placing = Literal["mounted", "linked", "copied"]
+"""How base model and training data come into the workspace: the sandbox places the store's own, read-only; as links into the
+store, which the sandbox makes read-only; as copies, where nothing else keeps the agent from writing into the store."""
+
+FOLDERS = ("code", "models", "output", "submissions", "results")
+TOOLS = ("submit", "time", "scores")
+"""Names of one file, templates/workspace/submit, which looks at how it was called. `results` is taken by the folder."""
+
+NOT_LAID = frozenset({MANIFEST_NAME})
+
+ROLLOUTS, ROLLOUTS_COPY = "autorl_hpc.rollouts", "autorl_rollouts"
+"""Agents play episodes with a copy of that room under a name of its own, which hides no installed `autorl_hpc`."""
+
+
+def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
+    """Makes the workspace's own folders; what an earlier attempt's agent put in their place, or closed, is put right.
+
+    So are those where something will be mounted: a sandbox that is being made would follow a link there, out of the workspace,
+    with the supervisor's rights.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & OWNERS != OWNERS:
+        path.chmod(mode | OWNERS)
+    with Folder.open(path) as top:
+        for name in (*FOLDERS, *PRIVATE_FOLDERS, *(where for _, where in placed(root, record))):
+            _lay_folder(top, name)
+
+
+def _lay_folder(top: Folder, where: str) -> None:
+    name, _, rest = where.partition("/")
+    with top.folder(name) as inner:
+        if rest:
+            _lay_folder(inner, rest)
+
+
+def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
+    """What agents only read: (folder of the store, path in the workspace)."""
+    science = record.science
+    return [(root.task_train(science.task), "data"), (root.model(science.base_model), f"models/{science.base_model}")]
+
+
+def lay(
+    path: Path,
+    root: Root,
+    record: RunRecord,
+    task: Task,
+    agent: Agent,
+    placing: Placing = "copied",
+    prompt: str | None = None,
+) -> None:
+    """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are.
+
+    An earlier attempt's agent may have been here: everything is written by descriptor, and no link is followed.
+
+    Args:
+        prompt: what the agent is told on its standard input; None: it takes none.
+    """
+    lay_folders(path, root, record)
+    with Folder.open(path) as top:
+        for source, where in placed(root, record):
+            _place(top, source, where, placing)
+        with top.folder(".agent") as agents:
+            for source in agent.folders():
+                with agents.folder(source.name) as own:
+                    own.lay_tree(source, NOT_LAID)
+        for name in TOOLS:
+            top.lay_file(name, share("templates") / "workspace" / "submit", 0o755)
+        if task.file.environment is not None:
+            with top.folder("environment") as place:
+                file = task.file.environment.partition(":")[0]
+                place.lay_file(file, _renamed(task.folder / file))
+                with place.folder(ROLLOUTS_COPY) as copy:
+                    _lay_rollouts(copy, PACKAGE / "rollouts")
+        top.lay_file("description.md", task.description.encode())
+        top.lay_file("instructions.md", instructions(record, path).encode())
+        if prompt is not None:
+            top.lay_file(PROMPT_NAME, prompt.encode())
+
+
+def _lay_rollouts(target: Folder, source: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.is_dir() and path.name != "__pycache__":
+            with target.folder(path.name) as inner:
+                _lay_rollouts(inner, path)
+        elif path.is_file():
+            target.lay_file(path.name, _renamed(path) if path.suffix == ".py" else path)
+
+
+def _renamed(path: Path) -> bytes:
+    return path.read_bytes().replace(ROLLOUTS.encode(), ROLLOUTS_COPY.encode())
+
+
+def _place(top: Folder, source: Path, where: str, placing: Placing) -> None:
+    name, _, rest = where.partition("/")
+    if rest:
+        with top.folder(name) as inner:
+            _place(inner, source, rest, placing)
+    elif placing == "mounted":
+        top.folder(name).close()  # a real folder: what is mounted must not land behind an agent's link
+    elif placing == "linked":
+        top.lay_link(name, source)
+    else:
+        top.lay_whole(name, source, NOT_LAID)
+
+
+def instructions(record: RunRecord, path: Path) -> str:
+    """instructions.md, from its template."""
+    science = record.science
+    text = (share("templates") / "workspace" / "instructions.md").read_text(encoding="utf-8")
+    return Template(text).safe_substitute(
+        task=science.task,
+        base_model=science.base_model,
+        workspace=str(path),
+        mode=mode_text(science.mode),
+        budget="; ".join(budget_lines(science.budget, driver=science.driver != NO_DRIVER)),
+        grace=grace_text(science.budget),
+        most=most_text(science.budget.max_submissions),
+        asked=_asked(science.recipe),
+        feedback=feedback_text(science),
+    )
+
+
+def _asked(recipe: Recipe) -> str:
+    """How the model is asked, for instructions.md."""
+    limit = f"at most {recipe.sampling.max_new_tokens} new tokens; " + (
+        "greedy" if recipe.sampling.temperature == 0 else f"temperature {recipe.sampling.temperature}"
+    )
+    if recipe.max_steps:
+        return (
+            f"By episodes of at most {recipe.max_steps} actions, each {limit}. `description.md` shows the prompt; "
+            "`environment/` holds the code that plays them."
+        )
+    prompt = json.dumps(recipe.prompt, ensure_ascii=False)
+    return f"Prompt: {prompt} with the question in place of `{{question}}`; {limit}."
+
+
+def run_meta(record: RunRecord) -> dict[str, Any]:
+    """What run_meta.json tells the agent. Information only: nothing in it is ever read back."""
+    science = record.science
+    return {
+        "task": science.task,
+        "base_model": science.base_model,
+        "agent": science.agent,
+        "mode": science.mode,
+        "seed": science.seed,
+        "protocol": str(science.protocol),
+        "timeout_s": int(science.budget.wall_clock_s),
+        "max_submissions": science.budget.max_submissions,
+        "feedback_part": None if science.feedback_part is None else science.feedback_part.n,
+        "budget": {
+            "gpu_hours": science.budget.gpu_hours,
+            "tokens": science.budget.tokens,
+            "cost_usd": science.budget.cost_usd,
+            "grace_s": science.budget.last_grace_s,
+        },
+        "recipe": {
+            "name": science.recipe.name,
+            "prompt": science.recipe.prompt,
+            "chat": science.recipe.chat,
+            "system": science.recipe.system,
+            "max_new_tokens": science.recipe.sampling.max_new_tokens,
+            "temperature": science.recipe.sampling.temperature,
+            "stop": list(science.recipe.sampling.stop),
+            "max_steps": science.recipe.max_steps,
+            "options": dict(science.recipe.options),
+        },
+    }
+
+
+# The agent's environment: the reference's variables, an allow-list, and nothing else.
+
+ALLOWED = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TERM",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "ROCR_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+)
+"""What makes programs run on this host, and no more: no tokens, no SLURM_*, no PYTHONPATH."""
+
+
+def agent_environment(
+    record: RunRecord,
+    workspace: Path,
+    url: str,
+    mark: str,
+    attempt: int,
+    outer: Mapping[str, str] = os.environ,
+    venv: Path | None = None,
+    secrets: Sequence[str] = (),
+    own: Mapping[str, str] | None = None,
+    readable: Sequence[str] = (),
+) -> dict[str, str]:
+    """The variables of the agent's process; see docs/file-protocol.md.
+
+    Args:
+        venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
+        secrets: further variables, which the agent's definition names.
+        own: variables that the agent's definition sets; ours go before them.
+        readable: folders that the experiment names; their programs come last.
+    """
+    science = record.science
+    env = {**(own or {}), **{name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}}
+    ours, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
+    if venv is None:
+        env["PATH"] = os.pathsep.join([ours, path])
+    else:
+        others = [part for part in path.split(os.pathsep) if part != ours or sys.prefix == sys.base_prefix]
+        env["PATH"] = os.pathsep.join([str(venv / "bin"), *others])
+        env["VIRTUAL_ENV"] = str(venv)
+    env["PATH"] = os.pathsep.join([env["PATH"], *program_folders(readable)])
+    env.setdefault("LANG", "C.UTF-8")
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.update(
+        TASK=science.task,
+        BASE_MODEL=science.base_model,
+        WORKSPACE=str(workspace),
+        MODEL_PATH=str(workspace / "models" / science.base_model),
+        DATA_PATH=str(workspace / "data"),
+        OUTPUT_DIR=str(workspace / "output"),
+        GRADING_SERVER_URL=url,
+        AUTORL_SEED=str(science.seed),
+        AUTORL_MODE=science.mode,
+        AUTORL_ATTEMPT=str(attempt),
+        HOME=str(workspace / ".home"),
+        TMPDIR=str(workspace / ".tmp"),
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        HF_HOME=str(workspace / ".home" / "huggingface"),
+        TOKENIZERS_PARALLELISM="false",
+        PYTHONUNBUFFERED="1",
+    )
+    if science.recipe.max_steps:  # an interactive task: its environment, and what plays it
+        env["PYTHONPATH"] = str(workspace / "environment")
+    env[MARK_VARIABLE] = mark
+    return env
+
+
+_CARRIED: Final = "AUTORL_CARRIED_"
+_TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; unset "$each"; done; unset each; exec "$@"'
+
+
+def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Takes the variables of an agent's definition out of `env`, but for those that ours stand above.
+
+    What makes the sandbox runs outside of it, and must not see them: LD_PRELOAD would load the agent's own code into it.
+    """
+    return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
+
+
+def carried(own: Mapping[str, str]) -> dict[str, str]:
+    """Variables under names that mean nothing to anybody, until `with_carried` gives them their own; argv would show them to all."""
+    return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
+
+
+def with_carried(command: Sequence[str]) -> list[str]:
+    """`command` with the variables that its environment carries, which nothing before it has."""
+    return ["bash", "-c", _TAKE_UP, "bash", *command]
+
+
+def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
+    """How the agent reaches its driver: by the gateway, with the run's own token in the place of a key.
+
+    Args:
+        url: of the gateway, without a path.
+    """
+    env = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": token,
+        "GOOGLE_GEMINI_BASE_URL": url,
+        "GEMINI_API_KEY": token,
+        "AUTORL_DRIVER_MODEL": spec.model,
+        "AUTORL_DRIVER_PARAMETERS": json.dumps(spec.parameters),
+        "AUTORL_DRIVER_TOOLS": ",".join(spec.tools),
+    }
+    if spec.context_tokens is not None:
+        env["AUTORL_DRIVER_CONTEXT_TOKENS"] = str(spec.context_tokens)
+    if spec.max_output_tokens is not None:
+        env["AUTORL_DRIVER_MAX_OUTPUT_TOKENS"] = str(spec.max_output_tokens)
+    return env
+
+
+def environment_venv(root: Root, record: RunRecord) -> Path | None:
+    """The venv that run.json names; None: the run has no environment of its own, or an image.
+
+    Raises:
+        AutorlError: it is not there, or its Python is not on this node.
+    """
+    if record.environment is None or record.environment.kind == "image":
+        return None
+    name, content_hash = record.environment.name, record.environment.content_hash
+    venv = find_environment(root, name, content_hash)[0] / VENV
+    if not os.access(venv / "bin" / "python", os.X_OK):
+        raise AutorlError(
+            f"environment {name} has no Python on this node",
+            where=venv / "bin" / "python",
+            fault=Fault.CLUSTER,
+            next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
+            "Python on the shared file system",
+        )
+    return venv
+
+
+def environment_image(root: Root, record: RunRecord) -> Path | None:
+    """The image that run.json names; None: the run's environment is none.
+
+    Raises:
+        AutorlError: it is not there.
+    """
+    if record.environment is None or record.environment.kind != "image":
+        return None
+    return find_environment(root, record.environment.name, record.environment.content_hash)[0] / IMAGE

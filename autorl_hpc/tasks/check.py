@@ -10,12 +10,9 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.scoring.options import wrong_option
-from autorl_hpc.scoring.registry import OF_EPISODES, SCORERS, scorer
-from autorl_hpc.tasks.folders import code_files
-from autorl_hpc.tasks.loader import Task
-from autorl_hpc.tasks.own_files import OWN_SCORER, scorer_file
-from autorl_hpc.tasks.search import check_search_name
+from autorl_hpc.scoring.registry import OF_EPISODES, SCORERS, scorer, wrong_option
+from autorl_hpc.tasks.folders import OWN_SCORER, code_files, scorer_file
+from autorl_hpc.tasks.loader import Task, check_search_name
 
 SPLITS = ("feedback", "report")
 ENVIRONMENT_TIMEOUT = "environment_timeout_s"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from autorl_hpc.files.hashing import walk_files
+from autorl_hpc.files.checkpoint import tree_sha256, walk_files
+from autorl_hpc.records.task import Recipe
 
 CONFIG, EVALUATE = "config.yaml", "eval.py"
 """What makes a folder one of rl-smith's form."""
@@ -22,3 +27,108 @@ def code_files(folder: Path) -> list[str]:
     """Files of a task folder that are frozen and hashed. Rows of an rl-smith folder stay out: most of them are held out."""
     names = walk_files(folder)
     return [name for name in names if not name.startswith(DATA_FOLDER)] if is_smith(folder) else names
+
+
+# The files of a task folder that decide a score by its own scorer (`scorer: task`), and their hash.
+
+OWN_SCORER = "task"
+"""Name of the scorer that stands in the task's folder."""
+
+EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
+"""Options of a recipe: the file with `evaluate`, and the hash that `launch` fills in."""
+
+DECIDES_NO_SCORE = frozenset({"task.yaml", "description.md"})
+"""What the recipe holds by itself, and what is told to agents. All else may be read or imported by `evaluate`, the modules that
+make the data and the environment too."""
+
+
+def scorer_file(folder: Path, options: Mapping[str, str | int | float | bool]) -> Path:
+    """The file that holds `evaluate`."""
+    return folder / str(options.get(EVALUATE_FILE, "evaluate.py"))
+
+
+def scorer_sha256(folder: Path) -> str:
+    """A hash over what may decide a score: everything that is frozen of the folder but `DECIDES_NO_SCORE`."""
+    return tree_sha256(folder, [name for name in code_files(folder) if name not in DECIDES_NO_SCORE])
+
+
+def with_scorer_hash(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with its scorer's hash among the options, so that another `evaluate` is another `recipe_hash`; others as
+    they are."""
+    if recipe.scorer != OWN_SCORER:
+        return recipe
+    return recipe.model_copy(update={"options": {**recipe.options, SCORER_SHA256: scorer_sha256(folder)}})
+
+
+# Held-out items as rows of a file: read, and checked before anything is queued, by file and line.
+
+MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+"""What a file begins with that was saved in another encoding."""
+
+
+class NotUtf8(ValueError):
+    """A file's text is in another encoding; the words go after "is not in UTF-8:"."""
+
+
+class BadRow(ValueError):
+    """A row that is no item; the words name the line."""
+
+
+def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers from 1.
+
+    Not by splitlines(): a question may hold a character that it takes for a line's end.
+
+    Raises:
+        NotUtf8: another encoding, or none.
+    """
+    for mark, name in MARKS.items():
+        if data.startswith(mark):
+            raise NotUtf8(f"it begins like {name}")
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise NotUtf8(f"line {number} holds the byte 0x{line[error.start]:02x}") from None
+
+
+def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:
+    """The rows of an items.jsonl.
+
+    Args:
+        question, answer: whether each row must have one.
+
+    Raises:
+        NotUtf8, BadRow: the first row that is none, or whose `id` is missing or stood before.
+    """
+    rows: list[dict[str, Any]] = []
+    lines: dict[str, int] = {}
+    for number, line in utf8_lines(data):
+        row = _row(number, line)
+        own = row.get("id")
+        if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
+            raise BadRow(
+                f"line {number} has no `id`" if own is None else f"line {number}: `id` is no text and no number"
+            )
+        if str(own) in lines:
+            raise BadRow(f"line {number}: the id {str(own)[:100]!r} stands in line {lines[str(own)]} already")
+        lines[str(own)] = number
+        if question and row.get("question") in (None, "", [], {}):
+            raise BadRow(f"line {number} has no `question`")
+        if answer and row.get("answer") is None:
+            raise BadRow(f"line {number} has no `answer`")
+        rows.append(row)
+    return rows
+
+
+def _row(number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"line {number} is no JSON: {error}") from None
+    if not isinstance(row, dict):
+        kind = "list" if isinstance(row, list) else "text" if isinstance(row, str) else "plain value"
+        raise BadRow(f"line {number} is a {kind}, not an object with `id`, `question` and `answer`")
+    return row

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,140 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import sha256_hex
-from autorl_hpc.records.task import Recipe, SplitPin
-from autorl_hpc.states import Fault
-from autorl_hpc.tasks.item_rows import BadRow, NotUtf8, read_items
-from autorl_hpc.tasks.staged import JUDGE_PROMPT, JUDGE_PROMPT_SHA256, MAX_ITEMS_BYTES
+from autorl_hpc.files.store import read_manifest, verify_files
+from autorl_hpc.records.exchange import StoreManifest
+from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
+from autorl_hpc.records.task import Recipe, SplitPin, TaskFile
+from autorl_hpc.scoring.registry import READ_ANSWER
+from autorl_hpc.states import Fault, Split
+from autorl_hpc.tasks.folders import BadRow, NotUtf8, read_items
+from autorl_hpc.tasks.loader import Task
+from autorl_hpc.tasks.smith import staged_pins
+
+# A staged task: what lies where, and its verification against manifests and pins.
+
+ITEMS_NAME = "items.jsonl"
+MAX_ITEMS_BYTES = 1024 * 1024 * 1024
+JUDGE_PROMPT, JUDGE_PROMPT_SHA256 = "judge_prompt", "judge_prompt_sha256"
+"""Options of a recipe: a staged text file, and its hash."""
+
+
+@dataclass(frozen=True)
+class StagedTask:
+    """The two manifests of a staged task."""
+
+    store: StoreManifest
+    vault: StoreManifest
+
+
+def with_pins(root: Root, task: Task) -> Task:
+    """The task with the pins of its splits; a folder in rl-smith's form has those of its staging.
+
+    Raises:
+        AutorlError: such a folder is not staged, or holds other rows by now.
+    """
+    return task if task.smith is None else replace(task, file=staged_pins(root, task.file, task.folder))
+
+
+def verify_staged_task(root: Root, task: Task) -> StagedTask:
+    """The manifests of a staged task, after every file's hash was checked against them and against the task's pins.
+
+    Raises:
+        AutorlError: it is not staged, something was changed, or an item can't be used.
+    """
+    task = with_pins(root, task)
+    command = f"autorl-hpc stage {task.name}"
+    store = read_manifest(root.task_store(task.name), name=f"task {task.name}", stage_command=command)
+    vault = read_manifest(root.task_vault(task.name), name=f"held-out data of task {task.name}", stage_command=command)
+    verify_files(root.task_store(task.name), store, command)
+    verify_files(root.task_vault(task.name), vault, command)
+    for folder, manifest, pins in (
+        (root.task_store(task.name), store, task.file.train_files),
+        (root.task_vault(task.name), vault, vault_pins(task)),
+    ):
+        staged = {file.path: file.sha256 for file in manifest.files}
+        for name, digest in pins.items():
+            if staged.get(name) != digest:
+                raise AutorlError(
+                    f"{name} of task {task.name} was staged by another version of the task",
+                    where=folder,
+                    fault=Fault.CLUSTER,
+                    next_step=f"run: {command} --again",
+                    exit_code=Exit.FAILED,
+                )
+    check_items(task, root.task_vault(task.name))
+    return StagedTask(store, vault)
+
+
+def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
+    """Looks at each held-out item below `folder`, before anything is queued.
+
+    Args:
+        made_by: the program to correct, where the files lie in a folder that will be gone.
+
+    Raises:
+        AutorlError: naming file and line of the first row that is no item, or whose id stood before; or another number of items
+            than is pinned.
+    """
+    question = any(recipe.max_steps is None for recipe in task.file.recipes)
+    answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
+    for key, name, pin in _items_files(task):
+        path = folder / name
+        if not path.is_file():
+            raise AutorlError(
+                f"key `{key}` pins {name}, and there is no such file: is it among `vault_files`?",
+                where=task.folder / "task.yaml",
+                next_step=f"correct the key, and run: autorl-hpc stage {task.name} --again",
+            )
+        try:
+            rows = read_items(reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES), question=question, answer=answer)
+        except (BadRow, NotUtf8) as error:
+            words = f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
+            raise AutorlError(
+                f"{name} of task {task.name}: {words}",
+                where=made_by or path,
+                next_step="correct what makes it, pin it anew (bin/pin-task) and stage it again: each line is one JSON object "
+                "with an `id` of its own",
+            ) from None
+        if len(rows) != pin.n:
+            raise AutorlError(
+                f"key `{key}.n` is {pin.n}, {name} holds {len(rows)} items",
+                where=task.folder / "task.yaml",
+                next_step="pin it anew: bin/pin-task prints it",
+            )
+
+
+def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
+    """Field of task.yaml, path below the vault's folder, and pin."""
+    found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
+    paper = task.file.paper
+    return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]
+
+
+def train_names(task: Task) -> list[str]:
+    """Paths of the training files, below the task's store folder."""
+    return sorted(task.file.train_files)
+
+
+def vault_names(task: Task) -> list[str]:
+    """Paths of the held-out files, below the task's vault folder: items, what the grader's environment needs, and worked
+    examples of recipes."""
+    of_recipes = [name for recipe in task.file.recipes for name in recipe_files(recipe)]
+    return sorted({*vault_pins(task), *of_recipes})
+
+
+def recipe_files(recipe: Recipe) -> dict[str, str]:
+    """The held-out files that one recipe needs, with their hashes: its worked examples, and the prompt of its judge."""
+    found = {} if recipe.shots_file is None else {recipe.shots_file: recipe.shots_sha256 or ""}
+    if JUDGE_PROMPT in recipe.options:
+        found[str(recipe.options[JUDGE_PROMPT])] = str(recipe.options.get(JUDGE_PROMPT_SHA256, ""))
+    return found
+
+
+def vault_pins(task: Task) -> dict[str, str]:
+    """The hashes of the held-out files that every staging of the task has."""
+    items = {f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}
+    return {**items, **task.file.vault_files}
 
 
 @dataclass(frozen=True)
@@ -109,3 +242,85 @@ def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
             exit_code=Exit.FAILED,
         )
     return data
+
+
+# A part of the feedback split, where a spec asks for one: drawn once by a seed, the same for every submission and the base model.
+#
+# Items that come in clusters are drawn by whole clusters, and a split that was drawn by strata is drawn by them again, in their shares.
+# The order is that of hashes: the same on every machine, and a larger part holds the smaller one (but for the rounding of shares).
+
+
+def draw(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> list[Item]:
+    """The part, in the order of the split. At least `wanted` items: the last cluster is whole, too.
+
+    Args:
+        items: the whole split.
+        wanted: how many items; all of them, where there are not more.
+    """
+    if wanted >= len(items):
+        return list(items)
+    if task.cluster_field is not None:
+        chosen = _by_clusters(items, wanted, seed, task.cluster_field)
+    elif task.stratum_field is not None:
+        chosen = _by_strata(items, wanted, seed, task.stratum_field)
+    else:
+        chosen = set(_in_order((item.id for item in items), seed)[:wanted])
+    return [item for item in items if item.id in chosen]
+
+
+def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
+    members: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        members[str(item.data.get(field, f"item {item.id}"))].append(item.id)
+    chosen: set[str] = set()
+    for cluster in _in_order(members, seed):
+        if len(chosen) >= wanted:
+            break
+        chosen.update(members[cluster])
+    return chosen
+
+
+def _by_strata(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
+    """Of each stratum its share, by the largest remainder; in whole numbers, so that no rounding differs between machines."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        members[str(item.data.get(field))].append(item.id)
+    shares = {name: divmod(len(ids) * wanted, len(items)) for name, ids in members.items()}
+    left = wanted - sum(whole for whole, _ in shares.values())
+    fullest = sorted(shares, key=lambda name: (-shares[name][1], name))[:left]
+    return {
+        item for name, ids in members.items() for item in _in_order(ids, seed)[: shares[name][0] + (name in fullest)]
+    }
+
+
+def _in_order(names: Iterable[str], seed: int) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(f"feedback-part-1\0{seed}\0{name}".encode()).digest())
+
+
+def pin_part(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> FeedbackPart | None:
+    """What the record of a run holds of its part; None where the whole split is asked."""
+    drawn = draw(items, wanted, seed, task)
+    if len(drawn) == len(items):
+        return None
+    return FeedbackPart(items=wanted, seed=seed, n=len(drawn), sha256=ids_sha256(item.id for item in drawn))
+
+
+def asked_items(root: Root, science: Science, split: Split, task: TaskFile) -> list[Item]:
+    """The held-out items that a run's models are asked on a split.
+
+    Raises:
+        AutorlError: see `load_items`; or the part that is drawn here is not the one that was drawn at the launch.
+    """
+    items = load_items(root, science.task, split, science.splits[split])
+    part = science.part(split)
+    if part is None:
+        return items
+    drawn = draw(items, part.items, part.seed, task)
+    if ids_sha256(item.id for item in drawn) != part.sha256:
+        raise AutorlError(
+            f"of the {split} split of task {science.task} another part is drawn here than the run's record names",
+            fault=Fault.GRADER,
+            next_step="grade with the code of the launch",
+            exit_code=Exit.FAILED,
+        )
+    return drawn

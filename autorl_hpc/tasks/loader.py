@@ -3,18 +3,22 @@ for, and no other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import beside
-from autorl_hpc.files.hashing import tree_sha256
-from autorl_hpc.files.share import share
-from autorl_hpc.files.yaml import read_yaml
+import autorl_hpc.rollouts
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import layout
+from autorl_hpc.files.checkpoint import file_sha256, tree_sha256
+from autorl_hpc.files.layout import Root, share
+from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.task import Recipe, TaskFile
-from autorl_hpc.tasks.folders import code_files
+from autorl_hpc.rollouts.search.backends import BACKENDS
+from autorl_hpc.states import Fault
+from autorl_hpc.tasks.folders import DECIDES_NO_SCORE, code_files
 from autorl_hpc.tasks.smith import SmithFolder, find_smith, read_description, read_smith, smith_names
 
 PATH_VARIABLE = "AUTORL_TASKS_PATH"
@@ -67,7 +71,7 @@ class Task:
 
 def task_folders() -> list[Path]:
     """Folders that hold task folders: those of $AUTORL_TASKS_PATH, then the built-in one."""
-    return [*beside.named_by(PATH_VARIABLE), share("tasks")]
+    return [*layout.named_by(PATH_VARIABLE), share("tasks")]
 
 
 def put_first(folders: Sequence[Path]) -> None:
@@ -76,7 +80,7 @@ def put_first(folders: Sequence[Path]) -> None:
     Raises:
         AutorlError: one is no folder.
     """
-    beside.put_first(PATH_VARIABLE, folders, "task")
+    layout.put_first(PATH_VARIABLE, folders, "task")
 
 
 def task_names() -> list[str]:
@@ -132,3 +136,118 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
         where=share("tasks"),
         next_step=f"choose one of: {', '.join(task_names())}; or name the folder of yours by --tasks or ${PATH_VARIABLE}",
     )
+
+
+# Which search back ends a task can name. Its environment's file is parsed, not run.
+
+ROOM = "autorl_hpc.rollouts.search"
+
+
+def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
+    """The option `search` names a back end of the package, or one that the environment's file adds.
+
+    An environment that does not use the package's search may mean anything by that option.
+
+    Args:
+        tree: of the environment's file.
+
+    Raises:
+        AutorlError: there is none of that name.
+    """
+    name = str(recipe.options.get("search", ""))
+    if not name or name in BACKENDS or not _uses_room(tree):
+        return
+    added = _added(tree)
+    if added is None or name in added:
+        return
+    raise AutorlError(
+        f"field `recipes.{recipe.name}.options.search`: there is no search back end `{name}`",
+        where=where,
+        next_step=f"choose one of: {', '.join(sorted({*BACKENDS, *added}))}; or add it in the environment's file: "
+        'BACKENDS["name"] = make',
+    )
+
+
+def _uses_room(tree: ast.Module) -> bool:
+    for node in ast.walk(tree):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if any(name == ROOM or name.startswith(f"{ROOM}.") for name in names):
+            return True
+    return False
+
+
+def _added(tree: ast.Module) -> set[str] | None:
+    """Names that the file adds; None where they can't be read off it."""
+    found: set[str] = set()
+    uses = sum(isinstance(node, (ast.Name, ast.Attribute)) and _is_table(node) for node in ast.walk(tree))
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            if isinstance(target, ast.Subscript) and _is_table(target.value):
+                uses -= 1
+                if not (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)):
+                    return None
+                found.add(target.slice.value)
+    return None if uses else found
+
+
+def _is_table(node: ast.expr) -> bool:
+    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) == "BACKENDS"
+
+
+# What decides an episode beside the goals: the task folder's code, the rollouts room, and the files in the vault. Pinned in the
+# recipe at launch or in task.yaml, and looked at by graders before environments start.
+
+ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"
+"""Options of a recipe, filled in by `launch`."""
+
+NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
+"""What a task folder holds beside its environment and what that may read or import."""
+
+
+def environment_sha256(folder: Path) -> str:
+    """A hash over what may decide an episode: everything that is frozen of the folder but `NOT_PLAYED`."""
+    return tree_sha256(folder, [name for name in code_files(folder) if name not in NOT_PLAYED])
+
+
+def rollouts_sha256() -> str:
+    """A hash over the rollouts room: scheduler, search, shop."""
+    return tree_sha256(Path(autorl_hpc.rollouts.__file__).parent)
+
+
+def with_environment_hash(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe of a task that is played with the hashes of what plays it among the options, so that another environment is
+    another `recipe_hash`; others as they are."""
+    if task.file.environment is None or recipe.max_steps is None:
+        return recipe
+    hashes = {ENVIRONMENT_SHA256: environment_sha256(task.folder), ROLLOUTS_SHA256: rollouts_sha256()}
+    return recipe.model_copy(update={"options": {**recipe.options, **hashes}})
+
+
+def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
+    """Compares all of it with its pins. Once before a pool starts: what workers have read stays read.
+
+    Args:
+        options: of the run's recipe.
+
+    Raises:
+        AutorlError: something was changed after staging or launch; the file is named.
+    """
+    for name, found in ((ENVIRONMENT_SHA256, environment_sha256), (ROLLOUTS_SHA256, lambda _: rollouts_sha256())):
+        if options.get(name, wanted := found(task.folder)) != wanted:
+            where = task.folder if name == ENVIRONMENT_SHA256 else Path(autorl_hpc.rollouts.__file__).parent
+            raise _changed(f"the environment of task {task.name} is not the one that this run was launched with", where,
+                           "put the files back as they were, or launch under another name")  # fmt: skip
+    again = f"put the original back or run: autorl-hpc stage {task.name} --again"
+    for name, pinned in sorted(task.file.vault_files.items()):
+        path = root.task_vault(task.name) / name
+        try:
+            changed = file_sha256(path) != pinned
+        except OSError as error:
+            raise _changed(f"{name} of task {task.name} can't be read: {error.strerror}", path, again) from None
+        if changed:
+            raise _changed(f"{name} of task {task.name} was changed after staging", path, again)
+
+
+def _changed(what: str, where: Path, next_step: str) -> AutorlError:
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.FAILED)

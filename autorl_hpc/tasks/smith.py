@@ -14,25 +14,263 @@ A folder whose `name` is NAME is the task `smith-NAME`, as in the reference; it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import posixpath
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
-from autorl_hpc.files.hashing import file_sha256, walk_files
+from autorl_hpc.files.checkpoint import file_sha256, walk_files
 from autorl_hpc.files.layout import Root
+from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.files.store import read_manifest
-from autorl_hpc.files.yaml import read_yaml
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import SplitPin, TaskFile
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.exposed import NotExposed, exposed_names, refuse_held_out, write_exposed
-from autorl_hpc.tasks.folders import CONFIG, EVALUATE, is_smith
-from autorl_hpc.tasks.own_files import EVALUATE_FILE, OWN_SCORER
-from autorl_hpc.tasks.smith_rows import MAX_DATA_BYTES, canonical, questions_in, read_rows, split_rows
+from autorl_hpc.tasks.folders import (
+    CONFIG,
+    DATA_FOLDER,
+    EVALUATE,
+    EVALUATE_FILE,
+    OWN_SCORER,
+    NotUtf8,
+    code_files,
+    is_smith,
+    utf8_lines,
+)
+
+# The rows of an rl-smith folder: read, checked, and cut into three splits by what they ask.
+
+SALT = "autorl-hpc rl-smith split 2"
+"""Another salt is another split. 1 hashed the question's exact text, so that spellings of one question fell apart."""
+
+SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
+"""Percent of the distinct questions."""
+
+MIN_QUESTIONS = 5
+"""Fewer leave a split empty."""
+
+MAX_DATA_BYTES = 1024 * 1024 * 1024
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of data/train.jsonl.
+
+    Raises:
+        AutorlError: naming the line that is no object with a `question` and an `answer`; or the file is no UTF-8.
+    """
+    rows = []
+    try:
+        for number, line in utf8_lines(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)):
+            rows.append(_row(number, line, path))
+    except NotUtf8 as error:
+        raise AutorlError(
+            f"{path.name} is not in UTF-8: {error}", where=path, next_step="save it as UTF-8, one JSON object a line"
+        ) from None
+    return rows
+
+
+def _row(number: int, line: str, path: Path) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise AutorlError(f"line {number} is no JSON: {error}", where=path, next_step="correct the line") from None
+    if not isinstance(row, dict) or not row.get("question"):
+        raise AutorlError(
+            f"line {number} is no object with a field `question`", where=path, next_step="correct the line"
+        )
+    if row.get("answer") is None:
+        raise AutorlError(
+            f"line {number} has no `answer`: `evaluate` would have nothing to compare with",
+            where=path,
+            next_step="add it to the line, or remove the line",
+        )
+    return row
+
+
+def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
+    """The rows of each split, in an order of their own: that of the file does not matter.
+
+    Raises:
+        AutorlError: there are too few.
+    """
+    ranked: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=canonical):
+        ranked.setdefault(question_key(row["question"]), []).append(row)
+    if len(ranked) < MIN_QUESTIONS:
+        raise AutorlError(
+            f"{len(ranked)} distinct questions are too few for training, feedback and report",
+            where=where,
+            next_step=f"at least {MIN_QUESTIONS} are needed, some hundred make a score that says something",
+        )
+    found: dict[Literal["train", "feedback", "report"], list[Row]] = {}
+    keys, start, edge = sorted(ranked), 0, 0
+    for split, percent in SHARES.items():
+        edge += percent
+        end = len(keys) * edge // 100
+        found[split] = [row for key in keys[start:end] for row in ranked[key]]
+        start = end
+    for split in ("feedback", "report"):
+        found[split] = _with_ids(found[split], name)
+    return found
+
+
+def question_key(question: Any) -> str:
+    """The hash that decides a question's split. Spellings of one question share it: Unicode forms (NFKC), upper and lower
+    case, and blanks make no difference, in the texts of a table either."""
+    return hashlib.sha256(f"{SALT}\n{canonical(_plain(question))}".encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        # Folding can undo the normal form: once more, so that equal texts end equal.
+        return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold()).split())
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(part) for name, part in value.items()}
+    return value
+
+
+def questions_in(data: bytes) -> Iterator[Any]:
+    """What stands as `question` in any object of a JSON file, or of one with a JSON value a line; nothing for other files."""
+    try:
+        values = [json.loads(data)]
+    except (ValueError, RecursionError):
+        values = []
+        for line in data.split(b"\n"):
+            try:
+                values.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+    waiting: list[Any] = values
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if value.get("question"):
+                yield value["question"]
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _with_ids(rows: list[Row], name: str) -> list[Row]:
+    """Each row with an `id` of its own: the one it has where each stands once, else by its hash."""
+    own = [row.get("id") for row in rows]
+    usable = all(isinstance(one, (str, int)) and not isinstance(one, bool) and one != "" for one in own)
+    if usable and len({str(one) for one in own}) == len(own):
+        return rows
+    seen: dict[str, int] = {}
+    named = []
+    for row in rows:
+        digest = hashlib.sha256(canonical(row).encode()).hexdigest()[:12]
+        seen[digest] = seen.get(digest, 0) + 1
+        again = "" if seen[digest] == 1 else f"-{seen[digest]}"
+        named.append({**row, "id": f"{name}-{digest}{again}"})
+    return named
+
+
+def canonical(row: Any) -> str:
+    """In ASCII, so that no character of a question is taken for a line's end."""
+    return json.dumps(row, sort_keys=True)
+
+
+# What agents get of an rl-smith folder beside its training rows, and what must not lie in it: copies of held-out rows.
+
+TRAIN_NAME = "train.jsonl"
+"""Of the training rows in the workspace's data/."""
+GZIP_MARK = b"\x1f\x8b"
+
+
+class NotExposed(ValueError):
+    """A name that `expose_files` can't hold; the words say why."""
+
+
+def exposed_names(folder: Path, given: Any) -> list[str]:
+    """The files that the field `expose_files` names, as plain paths below the folder.
+
+    Raises:
+        NotExposed: no list of names; or one names no file of the folder, one among the data, one behind a link, or one that
+            would lie where the training rows do.
+    """
+    given = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise NotExposed(f"a list of file names is expected, not {given!r:.100}")
+    names: list[str] = []
+    for name in given:
+        plain = posixpath.normpath(name)
+        _check_name(folder, name, plain)
+        if plain not in names:
+            names.append(plain)
+    return names
+
+
+def _check_name(folder: Path, name: str, plain: str) -> None:
+    parts = plain.split("/")
+    path = folder / plain
+    if name.startswith("/") or parts[0] == ".." or not name:
+        raise NotExposed(f"{name}: no file of this folder")
+    # Both: by its name also where a file system takes DATA/ for data/, and by what it is.
+    if parts[0].lower() == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):
+        raise NotExposed(f"{name}: agents get training rows alone")
+    if any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
+        raise NotExposed(f"{name}: a link; only files of the folder itself can be given")
+    if not path.is_file():
+        raise NotExposed(f"{name}: no file of this folder")
+    if parts[0].lower() == TRAIN_NAME:
+        raise NotExposed(f"{name}: it would lie in the place of the training rows")
+
+
+def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
+    """Looks for held-out rows in all files of the folder that are frozen or given to agents.
+
+    A file is one with rows if it is JSON, or JSON lines, packed by gzip or not, and has an object that asks one of the questions.
+    Rows in another form (an archive, a table of a spreadsheet) are not seen.
+
+    Args:
+        held_out: the questions.
+
+    Raises:
+        AutorlError: naming the file.
+    """
+    wanted = {question_key(question) for question in held_out}
+    for name in code_files(folder):
+        if _holds(folder / name, wanted):
+            raise AutorlError(
+                f"{name} holds held-out rows with their questions: what lies outside {DATA_FOLDER} is frozen with each "
+                "experiment, and may be given to agents",
+                where=folder / name,
+                next_step=f"move it into {DATA_FOLDER} or out of the folder",
+            )
+
+
+def _holds(path: Path, wanted: Set[str]) -> bool:
+    data = reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)
+    if data.startswith(GZIP_MARK):
+        try:
+            data = zlib.decompressobj(wbits=31).decompress(data, MAX_DATA_BYTES)
+        except zlib.error:
+            return False
+    return any(question_key(question) in wanted for question in questions_in(data))
+
+
+def write_exposed(folder: Path, names: Sequence[str], out: Path) -> None:
+    """Lays exposed files below `out`; FileExistsError where something lies there already."""
+    for name in names:
+        target = out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as file:
+            file.write((folder / name).read_bytes())
+
 
 PREFIX = "smith-"
 DATA, DOWNLOAD = "data/train.jsonl", "download_data.py"

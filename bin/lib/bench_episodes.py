@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.processes import usable_cores
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer
-from autorl_hpc.rollouts.episode import Episode
-from autorl_hpc.rollouts.episodes import run_episodes
+from autorl_hpc.rollouts.environment import Episode
+from autorl_hpc.rollouts.episodes import Encoder, run_episodes
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source, load
-from autorl_hpc.rollouts.tokens import Encoder
 
 REPO = Path(__file__).resolve().parents[2]
 FILE = REPO / "tasks" / "alfworld" / "environment.py"

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Timings
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Timings
 
 RUNS = int(os.environ.get("BENCH_RUNS", "20"))
 EACH = int(os.environ.get("BENCH_EACH", "5"))

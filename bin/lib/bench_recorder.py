@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autorl_hpc.files.code_history import files_at
-from autorl_hpc.files.gitobjects import Repository
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.recorder.code import Repository, files_at
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.recording import Recording
+from autorl_hpc.supervise.children import RecorderProcess
 
 Show = Callable[[str, str], None]
 RECORDER_S = 60
@@ -133,7 +132,7 @@ def _one_recorder(
     budget = Budget.model_validate({"wall_clock": "1h"})
     clock = BudgetClock(run.clock, budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
     clock.start()
-    recording = Recording(run, workspace, clock, os.getpid(), MARK)
+    recording = RecorderProcess(run, workspace, clock, os.getpid(), MARK)
     recording.start()
     lines, pid = run.recorded("revisions"), None
     while pid is None or not (lines.exists() and lines.stat().st_size):

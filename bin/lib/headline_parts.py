@@ -16,14 +16,12 @@ import yaml
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.files.baselines import read_baseline
-from autorl_hpc.files.host import host_name
-from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.files.frozen_records import alive_jobs, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.rollouts.engine import EngineFailed, WeightsChanged
 from autorl_hpc.states import Split
 
@@ -214,7 +212,7 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
         Failed: this machine can't score it.
     """
     from autorl_hpc.grading.evaluate import Bench
-    from autorl_hpc.grading.patience import RatingOverdue
+    from autorl_hpc.grading.timeouts import RatingOverdue
 
     run, kept = plan.run, plan.root / f"{plan.name}.after-sft.json"
     known = reading.read_json_or_none(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autorl_hpc.rollouts.environment import Transcript
 from autorl_hpc.rollouts.search import Environment, goals
-from autorl_hpc.rollouts.search.dialogue import parse
+from autorl_hpc.rollouts.search.search_environment import parse
 
 __all__ = ["Dialogue", "Environment", "goals"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autorl_hpc.rollouts.search.bm25 import CORPUS, Document, write_corpus
+from autorl_hpc.rollouts.search.backends import CORPUS, Document, write_corpus
 from autorl_hpc.rollouts.search.matching import SET, SINGLE
 
 SPLITS = ("train", "feedback", "report")

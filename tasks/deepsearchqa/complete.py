@@ -8,7 +8,7 @@
 `replay` takes what `online` of the same address, fields and date recorded in this root, and needs neither network nor key; its
 scores have the same recipe hash.
 
-DIR holds DSQA-full.csv, for `bm25` corpus.jsonl too (see autorl_hpc/rollouts/search/bm25.py), and judge_prompt_official.txt if it
+DIR holds DSQA-full.csv, for `bm25` corpus.jsonl too (see autorl_hpc/rollouts/search/backends.py), and judge_prompt_official.txt if it
 is at hand. The same file and the same choice give the same task folder, so its hashes can be compared with others'.
 """
 
@@ -125,7 +125,7 @@ def main() -> int:
     }
     try:
         if given.search != "bm25":
-            from autorl_hpc.rollouts.search.online import identity_of
+            from autorl_hpc.rollouts.search.backends import identity_of
 
             identity_of(search)
         folder = complete(given.source, given.to.expanduser(), search)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autorl_hpc.rollouts.environment import Transcript
-from autorl_hpc.rollouts.webshop import Environment, dialogue
-from autorl_hpc.rollouts.webshop.environment import parts
-from autorl_hpc.rollouts.webshop.pages import SEPARATOR
+from autorl_hpc.rollouts.webshop import Environment, shop_environment
+from autorl_hpc.rollouts.webshop.shop_environment import SEPARATOR, parts
 
 __all__ = ["Dialogue", "Environment"]
 
@@ -18,7 +17,7 @@ REMEMBERED = 3
 """Actions that the prompt repeats."""
 
 
-class Dialogue(dialogue.Dialogue):
+class Dialogue(shop_environment.Dialogue):
     """One plain text."""
 
     def prompt(self, transcript: Transcript) -> str:
@@ -30,4 +29,4 @@ class Dialogue(dialogue.Dialogue):
             "page": text.replace(f"Instruction:{SEPARATOR}{question}{SEPARATOR}", "").replace(SEPARATOR, " | "),
             "done": " ".join(turn.action for turn in transcript.turns[-REMEMBERED:]) or "nothing",
         }
-        return dialogue.filled(PROMPT, values)
+        return shop_environment.filled(PROMPT, values)

@@ -25,8 +25,8 @@ from typing import Any
 from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Sealed, Submission
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Sealed, Submission
 
 HERE = Path(__file__).parent
 AT_ONCE = 3

@@ -40,10 +40,10 @@ def every(level: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """All cheats of one level whose tests were chosen, run once."""
-    from autorl_hpc.doctor import sandbox
+    from autorl_hpc.doctor import host
 
     level = str(request.param)
-    works = {str(finding.check): finding for finding in sandbox.everything()}
+    works = {str(finding.check): finding for finding in host.check_sandbox()}
     if level != "none" and str(works[level].state) != "ok":
         needs.skip(level, f"level {level}: {works[level].value}")
     cluster = Cluster(staged, tmp_path_factory.mktemp(f"cheats-{level}"))

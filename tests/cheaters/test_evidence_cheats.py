@@ -20,7 +20,7 @@ from workbench import WEIGHTS
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
 
 SCRIPT = (
     START

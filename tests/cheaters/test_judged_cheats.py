@@ -17,16 +17,14 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 from helpers import PATIENCE_S
 from judge_server import JudgeServer, Reply, completion
 
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.grading.fingerprint import Outputs, is_degenerate
 from autorl_hpc.records.experiment import JudgeSpec
-from autorl_hpc.scoring.alpaca import AlpacaEval
-from autorl_hpc.scoring.deepsearch import DeepSearchQA
-from autorl_hpc.scoring.judge_prompt import is_swapped
-from autorl_hpc.scoring.judges import HttpJudge
+from autorl_hpc.scoring.alpacaeval import AlpacaEval
+from autorl_hpc.scoring.deepsearchqa import DeepSearchQA
+from autorl_hpc.scoring.judge_cache import is_swapped
+from autorl_hpc.scoring.judges import HttpJudge, LengthAndWords
 from autorl_hpc.scoring.outcome import Context, JudgeFailed
-from autorl_hpc.scoring.toy_judge import LengthAndWords
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.heldout import Item, load_items, load_judge_prompt
 from autorl_hpc.tasks.loader import load_task

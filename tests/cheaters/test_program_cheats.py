@@ -15,9 +15,9 @@ import needs
 import pytest
 
 from autorl_hpc.files.layout import Root
+from autorl_hpc.sandbox import programs
+from autorl_hpc.sandbox.program_limits import LAYERS
 from autorl_hpc.scoring.outcome import Context
-from autorl_hpc.scoring.programs import probe
-from autorl_hpc.scoring.programs.confine import LAYERS
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.heldout import Item, load_items
@@ -57,7 +57,7 @@ ATTACKS = {
 
 
 def test_no_attack_passes_and_honest_answers_do(mini: list[Item], tmp_path: Path) -> None:
-    missing = set(LAYERS) - set(probe.isolation().layers)
+    missing = set(LAYERS) - set(programs.isolation().layers)
     if missing:
         needs.skip(
             "landlock" if "landlock" in missing else "kernel",

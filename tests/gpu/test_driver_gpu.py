@@ -26,12 +26,11 @@ import pytest
 from gateways import TOKEN, GatewayProcess
 from helpers import Cluster, alive, wait_for
 
-from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
-from autorl_hpc.files.driver_keys import read_key
-from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
+from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE
 from autorl_hpc.files.processes import descendants
+from autorl_hpc.files.store import EndpointWatch, read_endpoint, read_key
 from autorl_hpc.records.driver import DriverEndpoint
-from autorl_hpc.sandbox.probing import cuda_works
+from autorl_hpc.sandbox.prove import cuda_works
 
 ON_CPU = os.environ.get("AUTORL_TEST_DRIVER_CPU") == "1"
 MODEL = os.environ.get("AUTORL_TEST_DRIVER_MODEL")

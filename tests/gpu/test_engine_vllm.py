@@ -31,13 +31,13 @@ from weights import read_safetensors, write_safetensors
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import HEAD_NAME, folder_content_hash, tensors_of, weight_files
 from autorl_hpc.files.processes import descendants
-from autorl_hpc.grading.engines.interpreter import interpreter
 from autorl_hpc.grading.engines.transformers import TransformersEngine
 from autorl_hpc.grading.engines.vllm import VllmEngine
+from autorl_hpc.grading.engines.worker_process import interpreter
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, WeightsChanged
-from autorl_hpc.sandbox.probing import cuda_works
+from autorl_hpc.sandbox.prove import cuda_works
 
 ON_CPU = os.environ.get("AUTORL_TEST_ENGINE_CPU") == "1"
 BASE = os.environ.get("AUTORL_TEST_BASE")

@@ -18,8 +18,8 @@ from checkpoints import take
 from experts import Workplace
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.sandbox.probing import cuda_works
-from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.sandbox.prove import cuda_works
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
 
 pytestmark = [
     needs.needs("gpu", cuda_works(), "no GPU here"),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.sandbox.probing import cuda_works
+from autorl_hpc.sandbox.prove import cuda_works
 
 pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import needs
 import pytest
 
-from autorl_hpc.recorder.gpus import NvmlGpus
+from autorl_hpc.recorder.usage import NvmlGpus
 from autorl_hpc.records.recorded import GpuSample
-from autorl_hpc.sandbox.probing import cuda_works
+from autorl_hpc.sandbox.prove import cuda_works
 
 pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
 

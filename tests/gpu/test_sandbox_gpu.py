@@ -16,8 +16,8 @@ import needs
 import pytest
 
 from autorl_hpc.sandbox.levels import LEVELS, Level
-from autorl_hpc.sandbox.plan import SOCKET_NAME, Plan, devices, lay_way_out, slurm_programs, software
-from autorl_hpc.sandbox.probing import cuda_works, probe
+from autorl_hpc.sandbox.prove import cuda_works, probe
+from autorl_hpc.sandbox.sandbox_plan import SOCKET_NAME, SandboxPlan, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.states import Network, SandboxLevel
 
 pytestmark = needs.needs("gpu", cuda_works(), "no GPU here")
@@ -49,7 +49,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> SandboxPlan:
     for name in ("vault/t", "store/m", "runs/e", "scratch/w/.tmp", "scratch/w/.home", "socket"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "vault/t/items").write_text("gold")
@@ -59,7 +59,7 @@ def plan(tmp_path: Path) -> Plan:
     (workspace / "nccl.py").write_text(NCCL)
     lay_way_out(str(tmp_path / "socket"))
     outer = dict(os.environ)
-    return Plan(
+    return SandboxPlan(
         workspace=str(workspace),
         tmp=str(workspace / ".tmp"),
         readable=tuple(software([sys.prefix, sys.base_prefix], outer)),
@@ -72,14 +72,14 @@ def plan(tmp_path: Path) -> Plan:
     )
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: SandboxPlan) -> dict[str, str]:
     kept = {
         name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if name in os.environ
     }
     return {**kept, "HOME": f"{plan.workspace}/.home", "TMPDIR": f"{plan.workspace}/.tmp", "USER": "agent"}
 
 
-def run(level: Level, plan: Plan, *command: str) -> subprocess.CompletedProcess[str]:
+def run(level: Level, plan: SandboxPlan, *command: str) -> subprocess.CompletedProcess[str]:
     argv = level.argv(plan, [sys.executable, *command])
     return subprocess.run(
         argv, env=environment(plan), cwd=plan.workspace, check=False, capture_output=True, text=True, timeout=90
@@ -87,7 +87,7 @@ def run(level: Level, plan: Plan, *command: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("name", [level.name for level in LEVELS if level.name is not SandboxLevel.APPTAINER])
-def test_cuda_and_nccl_work_inside(name: SandboxLevel, plan: Plan) -> None:
+def test_cuda_and_nccl_work_inside(name: SandboxLevel, plan: SandboxPlan) -> None:
     level = next(level for level in LEVELS if level.name is name)
     plan = plan.with_network(Network.OPEN if name is SandboxLevel.NONE else Network.NONE)
     if name is SandboxLevel.LANDLOCK:

@@ -89,7 +89,7 @@ class World(Cluster):
         """`launch` on node A, up to the submission of jobs."""
         script = (
             "import sys; from pathlib import Path; from autorl_hpc.files.layout import Root;"
-            "from autorl_hpc.launch.launcher import prepare; _, r = prepare(Path(sys.argv[1]), Root(Path(sys.argv[2])));"
+            "from autorl_hpc.launch.plan import prepare; _, r = prepare(Path(sys.argv[1]), Root(Path(sys.argv[2])));"
             "print('\\n'.join(r.runs))"
         )
         done = self.on("a", sys.executable, "-c", script, str(self.spec(agents, **changes)), str(self.root.path))

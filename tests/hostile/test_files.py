@@ -13,11 +13,11 @@ from helpers import wait_for
 from nodes import Node
 
 from autorl_hpc.files import artifacts, atomic, reading
-from autorl_hpc.files.baselines import read_baseline
+from autorl_hpc.files.frozen_records import read_baseline
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, Linked
+from autorl_hpc.records.entries import AttemptStarted, Evaluation
 from autorl_hpc.records.exchange import Baseline, Engine
-from autorl_hpc.records.ledger import AttemptStarted, Evaluation
 from autorl_hpc.states import EntryKind, Split
 
 pytestmark = pytest.mark.xdist_group("hostile")

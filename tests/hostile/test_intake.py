@@ -12,9 +12,9 @@ from checkpoints import Desk, save
 from nodes import Node
 
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import Sealed
+from autorl_hpc.records.entries import Sealed
 from autorl_hpc.states import EndedBy, EntryKind
-from autorl_hpc.supervise.sealing import Seals
+from autorl_hpc.supervise.ledger_writer import Seals
 
 pytestmark = pytest.mark.xdist_group("hostile")
 

@@ -22,7 +22,7 @@ from weights import Tensors, write_safetensors
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.merging import Merge, narrow, widen
+from autorl_hpc.supervise.adapters import Merge, narrow, widen
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -309,7 +309,7 @@ def test_blas_is_told_to_use_one_thread() -> None:
     """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several."""
     pytest.importorskip("threadpoolctl")
     script = (
-        "import numpy, threadpoolctl; from autorl_hpc.supervise.blas import use_one_thread\n"
+        "import numpy, threadpoolctl; from autorl_hpc.supervise.adapters import use_one_thread\n"
         "def most(): return max(i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas')\n"
         "before = most(); print(before, use_one_thread(), most())"
     )

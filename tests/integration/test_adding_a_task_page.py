@@ -15,7 +15,7 @@ from realdata import REPO
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 
 PAGE = REPO / "docs" / "adding-a-task.md"
 PART = re.compile(r"(?:^`([\w./-]+)`\n\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -17,7 +17,7 @@ from players import Player
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.episodes import source_of
+from autorl_hpc.grading.evaluate import source_of
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.environment import Environment, Transcript, Turn

@@ -25,8 +25,7 @@ from autorl_hpc.rollouts.engine import Loaded
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault, Protocol, Split
 from autorl_hpc.tasks.heldout import Item, load_items
-from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
-from autorl_hpc.tasks.played import with_environment_hash
+from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, with_environment_hash
 
 TASK = "alfworld-mini"
 
@@ -208,7 +207,7 @@ def test_another_environment_or_another_room_is_another_recipe(tmp_path: Path, m
     assert other.folder == folder
     assert with_environment_hash(other.file.recipes[0], other).hash() != plain.hash()
     monkeypatch.delenv(PATH_VARIABLE)
-    monkeypatch.setattr("autorl_hpc.tasks.played.rollouts_sha256", lambda: "1" * 64)
+    monkeypatch.setattr("autorl_hpc.tasks.loader.rollouts_sha256", lambda: "1" * 64)
     assert with_environment_hash(task.file.recipes[0], task).hash() != plain.hash()
 
 

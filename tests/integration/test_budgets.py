@@ -18,17 +18,16 @@ from checkpoints import Desk
 from driver_server import DriverServer, Turn
 from helpers import PATIENCE_S, VARIANTS, Cluster, alive, command_of, wait_for
 
-from autorl_hpc.files.driver_log import read_calls
+from autorl_hpc.files.safe_open import read_calls
 from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.states import EndedBy
-from autorl_hpc.supervise.budget import BudgetClock, Used, read_clock
-from autorl_hpc.supervise.environment import driver_environment
-from autorl_hpc.supervise.gpus import gpus_of_job
-from autorl_hpc.supervise.limits import Limits
-from autorl_hpc.supervise.sealing import Seals
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, BudgetUsed, read_clock
+from autorl_hpc.supervise.ledger_writer import Seals
+from autorl_hpc.supervise.supervisor import gpus_of_job
+from autorl_hpc.supervise.workspace import driver_environment
 
 KEY = "the-real-key-of-the-driver"
 TOKENS = 100
@@ -359,7 +358,7 @@ class Hand:
             now=lambda: self.now_s,
         )
         self.clock.resume()
-        self.limits = Limits(
+        self.limits = BudgetLimits(
             self.clock,
             lambda: DriverUse(tokens_in=self.tokens, cost_usd=self.tokens / 1000),
             lambda: self.exhausted,
@@ -431,7 +430,7 @@ def test_gpu_seconds_are_those_of_the_job(tmp_path: Path) -> None:
     hand.clock.pause()
     hand.now_s = 90.0
     assert (hand.clock.elapsed_s, hand.clock.gpu_s) == (30.0, 40.0)
-    after = BudgetClock.after(Used(30.0, 10.0, 0.0, 40.0), tmp_path / "c", hand.clock.budget, 2, gpus=1)
+    after = BudgetClock.after(BudgetUsed(30.0, 10.0, 0.0, 40.0), tmp_path / "c", hand.clock.budget, 2, gpus=1)
     assert (after.gpu_s, after.given_back_s) == (40.0, 10.0)
 
 
@@ -447,7 +446,7 @@ def test_a_lost_attempt_is_charged_what_its_agent_ran(tmp_path: Path) -> None:
     """Everything was killed 12 s after the clock's last write; the keeper had noted how long the agent ran."""
     desk = Desk(tmp_path, gpu_hours=1.0)
     seals = Seals(desk.experiment, desk.record, desk.intake.chain)
-    clock = BudgetClock.after(Used(30.0, gpu_s=60.0), desk.run.clock, desk.record.science.budget, 1, gpus=2)
+    clock = BudgetClock.after(BudgetUsed(30.0, gpu_s=60.0), desk.run.clock, desk.record.science.budget, 1, gpus=2)
     clock.persist()
     seals.elapsed_file(1).write_text('{"elapsed_s": 42.0}')
     used = seals.used_so_far(desk.intake.chain.look())

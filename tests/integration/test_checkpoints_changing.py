@@ -24,8 +24,8 @@ from weights import Tensors
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.basemodel import BaseModel
-from autorl_hpc.supervise.copying import Copied, copy_checkpoint
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.copy import Copied, copy_checkpoint
 from autorl_hpc.supervise.lint import lint_folder
 
 

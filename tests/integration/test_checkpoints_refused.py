@@ -54,7 +54,7 @@ from checkpoints import (
 from weights import Tensors
 
 from autorl_hpc.files.checkpoint import INDEX_NAME
-from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
 
 QUICK_S = 2.0
 

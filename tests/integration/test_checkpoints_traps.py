@@ -26,8 +26,8 @@ from checkpoints import (
 
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.basemodel import BaseModel
-from autorl_hpc.supervise.copying import Copied
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.copy import Copied
 
 QUICK_S = 2.0
 

@@ -25,14 +25,14 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import SandboxSpec
-from autorl_hpc.sandbox import apptainer, mounts, sockets
-from autorl_hpc.sandbox import plan as plans
-from autorl_hpc.sandbox.choose import choose
+from autorl_hpc.sandbox import apptainer, forward, sandbox_plan
+from autorl_hpc.sandbox import sandbox_plan as plans
 from autorl_hpc.sandbox.levels import LEVELS, Level, level
-from autorl_hpc.sandbox.plan import (
+from autorl_hpc.sandbox.prove import TrialFindings, choose, probe
+from autorl_hpc.sandbox.sandbox_plan import (
     DRIVER_SOCKET_NAME,
     SOCKET_NAME,
-    Plan,
+    SandboxPlan,
     below,
     carved,
     devices,
@@ -41,15 +41,14 @@ from autorl_hpc.sandbox.plan import (
     slurm_programs,
     software,
 )
-from autorl_hpc.sandbox.probing import Findings, probe
 from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
-from autorl_hpc.supervise.confining import Confinement
+from autorl_hpc.supervise.confine import Confinement
 
 CONFINING = [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES, SandboxLevel.LANDLOCK]
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> SandboxPlan:
     for name in ("vault", "store/m", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/models", "socket"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("vault/items", "store/m/weights", "runs/run.json"):
@@ -57,7 +56,7 @@ def plan(tmp_path: Path) -> Plan:
     lay_way_out(str(tmp_path / "socket"))
     workspace = tmp_path / "scratch" / "w"
     outer = dict(os.environ)
-    return Plan(
+    return SandboxPlan(
         workspace=str(workspace),
         tmp=str(workspace / ".tmp"),
         readable=tuple(software([sys.prefix, sys.base_prefix], outer)),
@@ -81,11 +80,11 @@ def _two_ways() -> tuple[tuple[int, str], tuple[int, str]]:
         return (int(listener.getsockname()[1]), SOCKET_NAME), (_free_port(), DRIVER_SOCKET_NAME)
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: SandboxPlan) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": f"{plan.workspace}/.home", "TMPDIR": plan.tmp}
 
 
-def usable(name: SandboxLevel, plan: Plan) -> Level:
+def usable(name: SandboxLevel, plan: SandboxPlan) -> Level:
     found = level(name)
     if name is SandboxLevel.LANDLOCK:
         Path(plan.workspace, "models").rmdir()
@@ -96,7 +95,7 @@ def usable(name: SandboxLevel, plan: Plan) -> Level:
     return found
 
 
-def inside(found: Level, plan: Plan, *command: str) -> subprocess.CompletedProcess[str]:
+def inside(found: Level, plan: SandboxPlan, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         found.argv(plan, command),
         env=environment(plan),
@@ -151,9 +150,9 @@ def test_a_link_to_what_holds_something_hidden_is_left_out(tmp_path: Path) -> No
     assert found == [str(tmp_path / "harmless"), str(tmp_path / "other")]
 
 
-def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp_path: Path) -> None:
-    shown = Plan(**{**plan.__dict__, "readable": (str(tmp_path),)})
-    steps = mounts.steps(shown)
+def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: SandboxPlan, tmp_path: Path) -> None:
+    shown = SandboxPlan(**{**plan.__dict__, "readable": (str(tmp_path),)})
+    steps = sandbox_plan.steps(shown)
     place = {step.target: number for number, step in enumerate(steps)}
     assert (
         place[str(tmp_path)]
@@ -167,7 +166,7 @@ def test_mounts_go_from_the_root_down_and_hide_what_lies_between(plan: Plan, tmp
 
 @pytest.mark.parametrize("name", CONFINING)
 def test_a_root_below_a_readable_folder_is_hidden_whole(
-    name: SandboxLevel, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: SandboxLevel, plan: SandboxPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usable(name, plan)
     root, experiment, workspace = _place(tmp_path / "opt" / "autorl", monkeypatch)
@@ -250,7 +249,7 @@ def test_the_key_files_of_all_drivers_are_masked(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_what_a_level_stops(name: SandboxLevel, plan: Plan) -> None:
+def test_what_a_level_stops(name: SandboxLevel, plan: SandboxPlan) -> None:
     found = probe(usable(name, plan), plan, environment(plan), secret=[f"{plan.hidden[0]}/items"], programs=plan.masked)
     assert not found.failures and found.start_s is not None
     if name is not SandboxLevel.LANDLOCK:
@@ -262,7 +261,7 @@ def test_what_a_level_stops(name: SandboxLevel, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
+def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: SandboxPlan, tmp_path: Path) -> None:
     """Plans with a mistake in them: the trial must say so, or its silence would mean nothing."""
     usable(name, plan)
     if name is SandboxLevel.LANDLOCK:
@@ -270,12 +269,12 @@ def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: Plan, tmp_path: Pat
         change: dict[str, Any] = {"workspace": workspace, "placed": ((plan.workspace, plan.workspace),)}
     else:
         words, change = "can be listed", {"readable": (*plan.readable, f"{plan.hidden[0]}/")}
-    broken = Plan(**{**plan.__dict__, **change})
+    broken = SandboxPlan(**{**plan.__dict__, **change})
     assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures)
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: Plan, tmp_path: Path) -> None:
+def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: SandboxPlan, tmp_path: Path) -> None:
     """As Slurm's commands: an agent that can submit jobs is out of its sandbox."""
     for program in ("sbatch", "harmless"):
         path = tmp_path / "bin" / program
@@ -283,7 +282,7 @@ def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: Plan, tmp_path: 
         path.write_text("#!/bin/sh\necho it ran\n")
         path.chmod(0o755)
     folder = str(tmp_path / "bin")
-    masked = Plan(**{**plan.__dict__, "readable": (*plan.readable, folder), "masked": (f"{folder}/sbatch",)})
+    masked = SandboxPlan(**{**plan.__dict__, "readable": (*plan.readable, folder), "masked": (f"{folder}/sbatch",)})
     found = usable(name, masked)
     assert inside(found, masked, f"{folder}/harmless").stdout == "it ran\n"
     done = inside(found, masked, f"{folder}/sbatch")
@@ -291,7 +290,7 @@ def test_masked_programs_can_t_be_run(name: SandboxLevel, plan: Plan, tmp_path: 
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) -> None:
+def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: SandboxPlan) -> None:
     found = usable(name, plan)
     assert inside(found, plan, "bash", "-c", "exit 7").returncode == 7
     assert inside(found, plan, "no-such-program").returncode in (126, 127)
@@ -309,7 +308,7 @@ def test_exit_codes_pass_and_nothing_survives(name: SandboxLevel, plan: Plan) ->
 
 
 @pytest.mark.parametrize("name", [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES])
-def test_the_terminal_that_the_suite_was_started_from_is_out_of_reach(name: SandboxLevel, plan: Plan) -> None:
+def test_the_terminal_that_the_suite_was_started_from_is_out_of_reach(name: SandboxLevel, plan: SandboxPlan) -> None:
     """Through it an agent could type commands into the shell of its user."""
     found = usable(name, plan)
     tries = found.argv(plan, ("bash", "-c", ": </dev/tty"))
@@ -328,7 +327,7 @@ def test_the_terminal_that_the_suite_was_started_from_is_out_of_reach(name: Sand
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, plan: Plan) -> None:
+def test_each_way_leads_to_its_own_socket_and_nowhere_else(name: SandboxLevel, plan: SandboxPlan) -> None:
     found = usable(name, plan)
     ports = [port for port, _ in plan.ways]
     with contextlib.ExitStack() as stack:
@@ -372,7 +371,7 @@ def _says(listener: socket.socket, word: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CONFINING)
-def test_no_descriptor_of_ours_leaks(name: SandboxLevel, plan: Plan) -> None:
+def test_no_descriptor_of_ours_leaks(name: SandboxLevel, plan: SandboxPlan) -> None:
     found = usable(name, plan)
     done = inside(
         found, plan, sys.executable, "-I", "-c", "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"
@@ -380,7 +379,7 @@ def test_no_descriptor_of_ours_leaks(name: SandboxLevel, plan: Plan) -> None:
     assert json.loads(done.stdout)[:3] == [0, 1, 2] and len(json.loads(done.stdout)) == 4  # and the listing's own
 
 
-def test_the_filter_for_sockets_refuses_all_but_tcp(plan: Plan) -> None:
+def test_the_filter_for_sockets_refuses_all_but_tcp(plan: SandboxPlan) -> None:
     found = usable(SandboxLevel.LANDLOCK, plan)
     code = (
         "import socket, json\n"
@@ -392,9 +391,9 @@ def test_the_filter_for_sockets_refuses_all_but_tcp(plan: Plan) -> None:
         " tried(socket.AF_INET, socket.SOCK_STREAM, 132), tried(40, socket.SOCK_STREAM), tried(socket.AF_UNIX, socket.SOCK_DGRAM)]))"
     )
     assert json.loads(inside(found, plan, sys.executable, "-I", "-c", code).stdout) == [True, True, 1, 1, 1, 1, 1, True]
-    assert sockets.instructions("aarch64") != sockets.instructions("x86_64")
+    assert forward.instructions("aarch64") != forward.instructions("x86_64")
     with pytest.raises(OSError, match="no list of system calls"):
-        sockets.instructions("riscv64")
+        forward.instructions("riscv64")
 
 
 # --- apptainer, by a stand-in that understands the options that are used ---
@@ -441,28 +440,28 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "image.sif"
 
 
-def test_apptainer_gets_the_plan(plan: Plan, stand_in: Path) -> None:
+def test_apptainer_gets_the_plan(plan: SandboxPlan, stand_in: Path) -> None:
     if not shutil.which("python3", path="/usr/bin"):
         needs.skip("apptainer", "the stand-in's image is this machine's /usr, which has no python3")
     assert probe(apptainer, plan, environment(plan)).failures == ("the run's environment is no image",)
-    of_image = Plan(**{**plan.__dict__, "image": str(stand_in)})
+    of_image = SandboxPlan(**{**plan.__dict__, "image": str(stand_in)})
     found = probe(apptainer, of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])
     # The stand-in leaves /proc as it is, which apptainer does not.
     assert found.failures == () and set(found.holes) <= {"root may change the node's settings in /proc/sys"}
     chosen = choose(SandboxSpec(), of_image, environment(plan), wanted=Network.NONE)
     assert chosen.level.name is SandboxLevel.APPTAINER
     with pytest.raises(OSError, match="colon or comma"):
-        apptainer.argv(Plan(**{**of_image.__dict__, "workspace": "/a:b"}), ["true"])
+        apptainer.argv(SandboxPlan(**{**of_image.__dict__, "workspace": "/a:b"}), ["true"])
 
 
 # --- the choice ---
 
 
 def outcomes(*works: SandboxLevel) -> Any:
-    def try_level(found: Level, plan: Plan, env: Any, **more: Any) -> Findings:
+    def try_level(found: Level, plan: SandboxPlan, env: Any, **more: Any) -> TrialFindings:
         if found.name is SandboxLevel.NONE:
             return probe(found, plan, env)
-        return Findings(() if found.name in works else (f"{found.name} is broken here",))
+        return TrialFindings(() if found.name in works else (f"{found.name} is broken here",))
 
     return try_level
 
@@ -479,7 +478,7 @@ def outcomes(*works: SandboxLevel) -> Any:
     ],
 )
 def test_the_strongest_that_works_or_what_is_demanded(
-    plan: Plan, works: Sequence[SandboxLevel], spec: dict[str, Any], level_: SandboxLevel, network: Network
+    plan: SandboxPlan, works: Sequence[SandboxLevel], spec: dict[str, Any], level_: SandboxLevel, network: Network
 ) -> None:
     chosen = choose(SandboxSpec(**spec), plan, {}, wanted=Network.NONE, try_level=outcomes(*works))
     assert (chosen.record.level, chosen.record.network, chosen.plan.network) == (level_, network, network)
@@ -487,7 +486,7 @@ def test_the_strongest_that_works_or_what_is_demanded(
 
 
 @pytest.mark.parametrize("spec", [{"level": "bwrap"}, {"network": "none"}, {"level": "apptainer"}])
-def test_what_is_demanded_and_not_to_be_had_is_the_clusters_fault(plan: Plan, spec: dict[str, Any]) -> None:
+def test_what_is_demanded_and_not_to_be_had_is_the_clusters_fault(plan: SandboxPlan, spec: dict[str, Any]) -> None:
     with pytest.raises(AutorlError, match=r"can't be had on this node: .*is broken here") as caught:
         choose(SandboxSpec(**spec), plan, {}, wanted=Network.NONE, try_level=outcomes())
     assert caught.value.fault is Fault.CLUSTER and "autorl-hpc doctor" in str(caught.value.next_step)
@@ -530,7 +529,7 @@ cat KEYFILE /proc/*/environ > code/key 2>&1
 
 @pytest.mark.parametrize("name", CONFINING)
 def test_an_agent_works_inside_asks_its_driver_and_submits(
-    cluster: Cluster, plan: Plan, name: SandboxLevel, tmp_path: Path
+    cluster: Cluster, plan: SandboxPlan, name: SandboxLevel, tmp_path: Path
 ) -> None:
     usable(name, plan)
     (tmp_path / "key").write_text("the-key")
@@ -608,7 +607,7 @@ HOGS = {
 
 @pytest.mark.parametrize("what", HOGS)
 def test_more_than_the_budget_ends_the_agent(
-    cluster: Cluster, plan: Plan, what: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, plan: SandboxPlan, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget, script, ended_by = HOGS[what]
     usable(SandboxLevel.NAMESPACES, plan)

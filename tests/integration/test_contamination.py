@@ -12,7 +12,7 @@ import pytest
 from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import Contamination
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import EntryKind, Split
 from autorl_hpc.supervise.contamination import ScannerProcess
 from autorl_hpc.supervise.scanner import NICE, at_the_lowest_priority

@@ -16,7 +16,7 @@ from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.supervise.laying import ROLLOUTS, ROLLOUTS_COPY
+from autorl_hpc.supervise.workspace import ROLLOUTS, ROLLOUTS_COPY
 from autorl_hpc.tasks.loader import load_task
 
 REPO = Path(__file__).resolve().parents[2]

@@ -18,10 +18,9 @@ import yaml
 from helpers import PATIENCE_S, Cluster, alive, command_of, wait_for
 from vllm_stand_in import make_program
 
-from autorl_hpc.files.driver_keys import read_key
-from autorl_hpc.files.endpoints import EndpointWatch, newest_generation, read_endpoint
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch.payload import processes
+from autorl_hpc.files.store import EndpointWatch, newest_generation, read_endpoint, read_key
+from autorl_hpc.launch.local import processes
 from autorl_hpc.records.driver import DriverEndpoint
 from autorl_hpc.states import EXIT_RESUME, EndedBy, Fault
 

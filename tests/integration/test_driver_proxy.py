@@ -19,7 +19,7 @@ import pytest
 from driver_server import DriverServer, Turn
 from gateways import KEY, MODEL, PATHS, TOKEN, GatewayProcess, request_of
 
-from autorl_hpc.drivers.proxy import proxy_to
+from autorl_hpc.drivers.client import proxy_to
 
 HOST = "driver.example.test"
 """A name that only the proxy knows, as on nodes without a way out."""

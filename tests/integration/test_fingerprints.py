@@ -12,7 +12,7 @@ from typing import Any
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.states import EntryKind
 
 MINI: dict[str, Any] = {"matrix": {"task": "mini"}}

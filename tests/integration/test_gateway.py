@@ -26,9 +26,8 @@ from driver_server import Conversation, DriverServer, Failure, Pace, Turn
 from gateways import KEY, MODEL, PATHS, STREAM, TOKEN, GatewayProcess, behind, request_of
 from helpers import PATIENCE_S, alive, wait_for
 
-from autorl_hpc.files.driver_keys import write_key
-from autorl_hpc.files.driver_log import read_calls
-from autorl_hpc.files.endpoints import write_endpoint
+from autorl_hpc.files.safe_open import read_calls
+from autorl_hpc.files.store import write_endpoint, write_key
 from autorl_hpc.records.driver import DriverEndpoint
 
 PRICES = {"price_in": 1.0, "price_out": 10.0, "price_cached": 0.1}

@@ -14,7 +14,7 @@ from held_graders import HeldGraders
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import Score
+from autorl_hpc.records.entries import Score
 from autorl_hpc.states import EntryKind, Fault, Split
 
 MINI: dict[str, Any] = {"matrix": {"task": "mini"}}

@@ -17,15 +17,14 @@ import pytest
 from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.claims import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.queue import waiting
-from autorl_hpc.grading import backoff, finishing
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, waiting, write_heartbeat
 from autorl_hpc.grading import engines as grading_engines
+from autorl_hpc.grading import feedback, schedule
 from autorl_hpc.grading.daemon import Grader
+from autorl_hpc.records.entries import Score
 from autorl_hpc.records.exchange import Engine as Identity
 from autorl_hpc.records.exchange import Heartbeat
-from autorl_hpc.records.ledger import Score
 from autorl_hpc.rollouts.engine import Answer, Loaded
 from autorl_hpc.states import EntryKind, Fault
 from autorl_hpc.tasks.loader import PATH_VARIABLE
@@ -83,7 +82,7 @@ class Desk:
         self.engine = RecordingEngine()
         monkeypatch.setenv(PATH_VARIABLE, str(cluster.share / "tasks"))
         monkeypatch.setattr(grading_engines, "make_engine", lambda *arguments: self.engine)
-        monkeypatch.setattr(backoff, "RETRY_AFTER_TROUBLE_S", 0.05)
+        monkeypatch.setattr(schedule, "RETRY_AFTER_TROUBLE_S", 0.05)
         self.grader = Grader(cluster.experiment)
 
     def work(self) -> None:
@@ -169,19 +168,19 @@ def test_slow_ratings_go_on_side_by_side_while_the_engine_answers_for_others(
     def rate_late(answered_one: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             begun.append(answered_one.content_hash)
-            if len(begun) <= finishing.ROOM:
+            if len(begun) <= feedback.ROOM:
                 assert rated.wait(PATIENCE_S), "the fourth is not answered while three are rated"
         return rate(answered_one)
 
     def answering() -> None:
         answered.append(len(desk.grader.feedback.under_way))
-        if answered[-1] == finishing.ROOM:
+        if answered[-1] == feedback.ROOM:
             rated.set()
 
     monkeypatch.setattr(desk.grader.bench, "rate", rate_late)
     desk.engine.before_answer = answering
     desk.work()
-    assert rated.is_set() and max(answered) == finishing.ROOM == 3, answered
+    assert rated.is_set() and max(answered) == feedback.ROOM == 3, answered
     assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
     assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
 

@@ -19,9 +19,8 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.heldout import Item, load_items
+from autorl_hpc.tasks.heldout import Item, load_items, verify_staged_task
 from autorl_hpc.tasks.loader import Task, load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 NAME = "HumanEval.jsonl.gz"
 

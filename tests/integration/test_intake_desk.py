@@ -32,9 +32,8 @@ from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, tensors_of
 from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.chain import Chain
-from autorl_hpc.supervise.laying import instructions, run_meta
-from autorl_hpc.supervise.sealing import Seals
+from autorl_hpc.supervise.ledger_writer import LedgerWriter, Seals
+from autorl_hpc.supervise.workspace import instructions, run_meta
 
 
 def test_a_submission_overwritten_right_after_leaves_the_artifact_alone(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_a_run_that_is_sealed_without_its_agent_leaves_no_copy(tmp_path: Path) -
     save(desk.checkpoint)
     desk.drop("v1", {"model_path": "output/v1"})
     killed_in_the_copy(desk)
-    seals = Seals(desk.experiment, desk.record, Chain(desk.run))
+    seals = Seals(desk.experiment, desk.record, LedgerWriter(desk.run))
     seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, "killed without a word")
     assert desk.artifacts() == [] and desk.view().sealed is not None
 

@@ -16,7 +16,7 @@ from judge_server import JudgeServer, Reply, completion
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import Score
+from autorl_hpc.records.entries import Score
 from autorl_hpc.states import EntryKind
 
 KEY = "sk-test-0123456789abcdef"

@@ -18,9 +18,9 @@ from helpers import PATIENCE_S, wait_for
 from judge_server import JudgeServer, Reply, completion, likely
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import share
 from autorl_hpc.records.experiment import JudgeSpec
-from autorl_hpc.scoring.judge_cache import Answer, JudgeCache, request_key
+from autorl_hpc.scoring.judge_cache import JudgeCache, JudgeReply, request_key
 from autorl_hpc.scoring.judges import HttpJudge, make_judge, read_key
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
 from autorl_hpc.scoring.registry import scorer
@@ -384,7 +384,7 @@ def test_a_damaged_answer_is_asked_for_again(serve: Serve, tmp_path: Path, damag
 def test_an_answer_under_another_question_s_name_is_not_believed(tmp_path: Path) -> None:
     cache = JudgeCache(tmp_path)
     one, other = request_key({"a": 1}), request_key({"a": 2})
-    cache.put(one, Answer("2"))
+    cache.put(one, JudgeReply("2"))
     os.makedirs(tmp_path / other[:2], exist_ok=True)
     (tmp_path / one[:2] / f"{one}.json").rename(tmp_path / other[:2] / f"{other}.json")
     assert cache.get(other) is None and cache.get(one) is None

@@ -20,9 +20,9 @@ import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files import reading
-from autorl_hpc.files.jobs import alive_jobs, jobs_of
+from autorl_hpc.files.frozen_records import alive_jobs, jobs_of
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch.payload import processes
+from autorl_hpc.launch.local import processes
 
 STEPS = (
     "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"

@@ -15,14 +15,13 @@ import pytest
 from checkpoints import SINGLE, Desk, changed, save, tiny_tensors
 
 from autorl_hpc.agents import load_agent
-from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.queue import waiting
-from autorl_hpc.records.ledger import Evaluation, Score, Submission
+from autorl_hpc.files.queue import claimed_entries, waiting
+from autorl_hpc.records.entries import Evaluation, Score, Submission
 from autorl_hpc.states import EntryKind, Fault, Split
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise import laying, lint
-from autorl_hpc.supervise.chain import Superseded
+from autorl_hpc.supervise import lint, workspace
+from autorl_hpc.supervise.ledger_writer import Superseded
 from autorl_hpc.tasks.loader import load_task
 
 FIELDS = {
@@ -330,7 +329,7 @@ def test_laying_the_workspace_again_follows_no_link(staged: Path, tmp_path: Path
     desk = Desk(tmp_path / "world")
     root, path, outside = Root(staged), tmp_path / "workspace", tmp_path / "outside"
     task, agent = load_task("arithmetic"), load_agent("null")
-    laying.lay(path, root, desk.record, task, agent)
+    workspace.lay(path, root, desk.record, task, agent)
     assert (path / "models" / "autorl" / "tiny" / SINGLE).is_file() and (path / "data" / "train.jsonl").is_file()
     assert os.access(path / "submit", os.X_OK) and not (path / "data" / "MANIFEST.json").exists()
     assert not list((path / "models").rglob("MANIFEST.json"))
@@ -346,7 +345,7 @@ def test_laying_the_workspace_again_follows_no_link(staged: Path, tmp_path: Path
     existing.write_text("untouched")
     (path / "scores").unlink()
     (path / "scores").symlink_to(existing)
-    laying.lay(path, root, desk.record, task, agent)
+    workspace.lay(path, root, desk.record, task, agent)
     assert os.listdir(outside) == [], "a link was followed"
     assert (path / "data" / "train.jsonl").is_file() and not (path / "submit").is_symlink()
     assert (path / "models" / "autorl" / "tiny" / SINGLE).is_file() and not (path / "models").is_symlink()

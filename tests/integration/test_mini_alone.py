@@ -15,7 +15,7 @@ from helpers import PATIENCE_S, free_listener, wait_for
 from miniparts import Alone, contents, errors, parts
 from miniturns import DONE, say
 
-from autorl_hpc.gateway.budget import too_long
+from autorl_hpc.gateway.accounting import too_long
 
 parts()
 

@@ -13,7 +13,7 @@ from ministory import KEY, experiment
 from miniturns import DONE, say
 
 from autorl_hpc.errors import Exit
-from autorl_hpc.files.environments import present_hash
+from autorl_hpc.files.store import present_hash
 from autorl_hpc.states import EndedBy
 
 LOOKS = """\

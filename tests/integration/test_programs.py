@@ -19,19 +19,23 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.host import become_subreaper
-from autorl_hpc.scoring.programs import probe
-from autorl_hpc.scoring.programs.confine import LAYERS
-from autorl_hpc.scoring.programs.crew import Crew, Nursery
-from autorl_hpc.scoring.programs.libraries import libraries
-from autorl_hpc.scoring.programs.limits import Isolation, Limits, Program, Reason, Verdict
-from autorl_hpc.scoring.programs.runner import run_programs
-from autorl_hpc.supervise.processes import descendants, reap
+from autorl_hpc.files.processes import become_subreaper, descendants, reap
+from autorl_hpc.sandbox import programs
+from autorl_hpc.sandbox.program_limits import (
+    LAYERS,
+    Isolation,
+    Program,
+    ProgramLimits,
+    ProgramVerdict,
+    Reason,
+    libraries,
+)
+from autorl_hpc.sandbox.programs import Crew, Nursery, run_programs
 
-LIMITS = Limits(cpu_s=4, wall_s=120.0, idle_s=10.0, memory_bytes=512 * 1024 * 1024)
+LIMITS = ProgramLimits(cpu_s=4, wall_s=120.0, idle_s=10.0, memory_bytes=512 * 1024 * 1024)
 """No busy machine makes a program run into them that would pass, or fail for a reason of its own."""
 
-SHORT = Limits(cpu_s=1, wall_s=4.0, memory_bytes=512 * 1024 * 1024)
+SHORT = ProgramLimits(cpu_s=1, wall_s=4.0, memory_bytes=512 * 1024 * 1024)
 """For those that end by their limits."""
 
 TEST = """
@@ -69,9 +73,9 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 LEVELS = [LAYERS, ("landlock", "seccomp"), ("seccomp",), ("namespaces",)]
 
 
-def at(layers: tuple[str, ...], sources: list[str], limits: Limits = LIMITS) -> list[Verdict]:
+def at(layers: tuple[str, ...], sources: list[str], limits: ProgramLimits = LIMITS) -> list[ProgramVerdict]:
     """The verdicts at one level of isolation; skips by name where this host lacks it."""
-    missing = set(layers) - set(probe.isolation().layers)
+    missing = set(layers) - set(programs.isolation().layers)
     if missing:
         needs.skip(
             "landlock" if "landlock" in missing else "kernel",
@@ -134,7 +138,7 @@ CHEATS: dict[str, str] = {
     "overwrites check": "def check(candidate): pass\ndef add(a, b): pass",
     "overwrites check in every module": "import sys, gc\nfor m in list(sys.modules.values()):\n"
     "    try: m.check = m.call = lambda *a: 42\n    except Exception: pass\ndef add(a, b): pass",
-    "patches the machinery": "import autorl_hpc.scoring.programs.checker as c, autorl_hpc.scoring.programs.frames as f\n"
+    "patches the machinery": "import autorl_hpc.sandbox.program_child as c, autorl_hpc.sandbox.program_child as f\n"
     "c.Checker.check = c.Checker.call = lambda *a: None\nf.decode = lambda v: 42\ndef add(a, b): pass",
     "replaces modules": "import sys, types\nfor n in list(sys.modules):\n    if n not in ('sys', 'builtins'):\n"
     "        sys.modules[n] = types.ModuleType(n)\ndef add(a, b): pass",
@@ -264,7 +268,7 @@ def in_world(source: str, world: World) -> str:
 @pytest.mark.parametrize("layers", LEVELS, ids="+".join)
 def test_every_cheat_fails_and_harms_nobody(layers: tuple[str, ...], world: World) -> None:
     parts = [([name for name in CHEATS if name not in SLOW], LIMITS), (sorted(SLOW) if layers == LAYERS else [], SHORT)]
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, ProgramVerdict] = {}
     for names, limits in parts:
         found = at(layers, [in_world(CHEATS[name], world) for name in names], limits)
         verdicts |= dict(zip(names, found, strict=True))
@@ -320,21 +324,21 @@ def test_what_each_level_is_open_to() -> None:
         ("seccomp",): {"read"},
         (): {"read", "write", "connect", "signal"} | root,
     }
-    here = probe.isolation().layers
+    here = programs.isolation().layers
     with Crew(LIMITS) as crew:
         for layers, things in expected.items():
             if set(layers) <= set(here):
-                assert probe.open_to(crew, layers) == things, layers
+                assert programs.open_to(crew, layers) == things, layers
 
 
 def test_a_host_without_any_layer_refuses_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Isolation((), frozenset({"write"}))
-    monkeypatch.setattr("autorl_hpc.scoring.programs.runner.isolation", lambda: bare)
+    monkeypatch.setattr("autorl_hpc.sandbox.programs.isolation", lambda: bare)
     with pytest.raises(AutorlError, match="keeps a model's programs from writing") as caught:
         run_programs([program(RIGHT)], limits=LIMITS)
     assert "unconfined: true" in (caught.value.next_step or "")
     (verdict,) = run_programs([program(RIGHT)], limits=LIMITS, unconfined=True)
-    assert verdict == Verdict(Reason.PASSED, "none")
+    assert verdict == ProgramVerdict(Reason.PASSED, "none")
 
 
 @pytest.mark.parametrize("layers", LEVELS[:2], ids="+".join)
@@ -344,7 +348,7 @@ def test_installed_packages_can_t_be_read(layers: tuple[str, ...]) -> None:
     files = [next(filter(Path.is_file, folder.rglob("*")), None) for folder in folders]
     paths = [str(path) for path in files if path is not None]
     paths += [path.removeprefix("/usr") for path in paths if path.startswith("/usr/lib/") and os.path.islink("/lib")]
-    paths += [str(Path(probe.__file__))]
+    paths += [str(Path(programs.__file__))]
     assert all(map(os.path.isfile, paths))
     source = f"def add(a, b):\n    return a + b\nfor path in {paths!r}:\n    try:\n        open(path)\n"
     source += "    except OSError:\n        continue\n    add = None\n"
@@ -393,7 +397,7 @@ IDLE: dict[str, str] = {
     "waits for a lock": "import threading\ndef add(a, b):\n    lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "stops itself": "import os, signal\ndef add(a, b): os.kill(os.getpid(), signal.SIGSTOP)",
 }
-PATIENT = Limits(cpu_s=4, wall_s=600.0, idle_s=1.5, memory_bytes=512 * 1024 * 1024)
+PATIENT = ProgramLimits(cpu_s=4, wall_s=600.0, idle_s=1.5, memory_bytes=512 * 1024 * 1024)
 
 
 @pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ()], ids=lambda layers: "+".join(layers) or "none")
@@ -415,7 +419,7 @@ def test_short_waits_add_up() -> None:
 
 def test_a_program_that_sleeps_keeps_no_core_from_others() -> None:
     found = Isolation((), frozenset())
-    with Crew(Limits(idle_s=PATIENCE_S, wall_s=2 * PATIENCE_S)) as crew:  # one core
+    with Crew(ProgramLimits(idle_s=PATIENCE_S, wall_s=2 * PATIENCE_S)) as crew:  # one core
         sleeper = threading.Thread(target=crew.outcome, args=(program(IDLE["sleeps when defined"]), ()), daemon=True)
         sleeper.start()
         deadline = time.monotonic() + PATIENCE_S
@@ -504,9 +508,9 @@ def test_no_program_is_no_work() -> None:
 
 MANY = """
 import sys
-from autorl_hpc.scoring.programs.libraries import libraries
-from autorl_hpc.scoring.programs.limits import Program
-from autorl_hpc.scoring.programs.runner import run_programs
+from autorl_hpc.sandbox.program_limits import libraries
+from autorl_hpc.sandbox.program_limits import Program
+from autorl_hpc.sandbox.programs import run_programs
 print("ready", flush=True)
 source = "import time\\ntime.sleep(600)"
 run_programs([Program(source, "def check(f): pass", "f")] * 8, workers=2)
@@ -548,7 +552,7 @@ def test_ratings_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -
                 running[0] -= 1
 
     monkeypatch.setattr(Nursery, "ask", counted)
-    told: list[Verdict] = []
+    told: list[ProgramVerdict] = []
     raters = [
         threading.Thread(target=lambda: told.extend(run_programs([program(RIGHT)] * 4, workers=1, limits=LIMITS)))
         for _ in range(3)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.files.jobs import alive_jobs
+from autorl_hpc.files.frozen_records import alive_jobs
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.cancel import cancel_runs
-from autorl_hpc.launch.payload import processes
+from autorl_hpc.launch.local import processes
 
 HANG_S = 1800.0
 """On two cores with nothing else on them it takes about a minute."""

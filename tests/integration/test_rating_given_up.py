@@ -13,15 +13,15 @@ import pytest
 from helpers import PATIENCE_S, wait_for
 from judge_server import JudgeServer, Reply
 
-from autorl_hpc.grading import patience
-from autorl_hpc.grading.patience import RatingOverdue, under_way, within
+from autorl_hpc.files.processes import GivenUp
+from autorl_hpc.grading import timeouts
+from autorl_hpc.grading.timeouts import RatingOverdue, under_way, within
 from autorl_hpc.records.experiment import JudgeSpec
-from autorl_hpc.scoring.giving_up import GivenUp
+from autorl_hpc.sandbox.programs import IDLERS
 from autorl_hpc.scoring.judge_cache import JudgeCache
 from autorl_hpc.scoring.judges import HttpJudge
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.own import OwnScorer
-from autorl_hpc.scoring.programs.crew import IDLERS
 from autorl_hpc.tasks.heldout import Item
 
 LONG_END_S = 300.0
@@ -29,10 +29,10 @@ LONG_END_S = 300.0
 
 BUSY = f"""
 import sys
-from autorl_hpc.grading import patience
-from autorl_hpc.grading.patience import RatingOverdue, under_way, within
-from autorl_hpc.scoring.programs.limits import Limits, Program
-from autorl_hpc.scoring.programs.runner import run_programs
+from autorl_hpc.grading import timeouts as patience
+from autorl_hpc.grading.timeouts import RatingOverdue, under_way, within
+from autorl_hpc.sandbox.program_limits import Program, ProgramLimits as Limits
+from autorl_hpc.sandbox.programs import run_programs
 busy = [Program(f"N = {{n}}\\nwhile True: pass", "def check(f): pass", "f") for n in range(20)]
 limits = Limits(cpu_s=900, wall_s=900.0)
 patience.END_S = {LONG_END_S}
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_what_is_being_rated_and_removes_its_folders(tmp_path: Path)
 def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "END_S", LONG_END_S)
+    monkeypatch.setattr(timeouts, "END_S", LONG_END_S)
     mark = tmp_path / "pid"
     (tmp_path / "evaluate.py").write_text(
         "import os, time\n\n\ndef evaluate(question, model_answer, reference):\n"
@@ -104,7 +104,7 @@ def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(
 def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "END_S", LONG_END_S)
+    monkeypatch.setattr(timeouts, "END_S", LONG_END_S)
     go = threading.Event()
 
     def replies(number: int, body: object) -> Reply:

@@ -19,15 +19,14 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
-from autorl_hpc.files.code_history import files_at
-from autorl_hpc.files.gitobjects import GitDamage, Repository
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.processes import end_all
+from autorl_hpc.recorder.code import GitDamage, Repository, files_at
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.recorded import CodeRevision
-from autorl_hpc.supervise import recording as recordings
+from autorl_hpc.supervise import children as recordings
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.processes import end_all
-from autorl_hpc.supervise.recording import Recording
+from autorl_hpc.supervise.children import RecorderProcess
 
 HEAD = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n'
 
@@ -166,7 +165,7 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
     os.rename(cluster.workspace(run_id) / "output" / ".go", cluster.workspace(run_id) / "output" / "go")
     assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     took_s = time.monotonic() - begun
-    assert how != "stop" or took_s < recordings.ANSWER_S + recordings.END_S + 120
+    assert how != "stop" or took_s < recordings.ANSWER_S + recordings.RECORDER_END_S + 120
     (submission,) = cluster.view(run_id).submissions.values()
     assert submission.status == "accepted"
     assert cluster.view(run_id).sealed is not None
@@ -225,7 +224,7 @@ class Bench:
         budget = Budget.model_validate({"wall_clock": "1h"})
         self.clock = BudgetClock(self.run.clock, budget, 1, elapsed_s=100.0, given_back_s=0.0, suspended_s=0.0)
         self.clock.start()
-        self.recording = Recording(self.run, self.workspace, self.clock, os.getpid(), "no such mark")
+        self.recording = RecorderProcess(self.run, self.workspace, self.clock, os.getpid(), "no such mark")
 
     def end(self) -> None:
         self.recording.end()
@@ -297,7 +296,7 @@ def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench, monkeyp
     monkeypatch.setattr(
         recordings, "HUNG_PINGS", 10**6
     )  # until it is stopped: a busy machine's seems to hang while it starts
-    monkeypatch.setattr(recordings, "PAUSES_S", (0.1,) * 50)
+    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (0.1,) * 50)
     bench.recording.start()
     first = recorder_pid(bench.run)
     os.kill(first, signal.SIGSTOP)
@@ -323,7 +322,7 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
         ended.wait(2.0)  # nobody knows yet whose it is
         return process
 
-    monkeypatch.setattr(recordings, "PAUSES_S", (300.0,))
+    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (300.0,))
     monkeypatch.setattr(recordings.subprocess, "Popen", slow)
     bench.recording.start()
     assert there.wait(PATIENCE_S)
@@ -334,7 +333,7 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
 
 
 def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "PAUSES_S", (0.05, 0.1))
+    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (0.05, 0.1))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     bench.recording.start()
     wait_for(lambda: len(events(bench.run, "recorder_crashed")) == 3, what="three deaths")
@@ -344,7 +343,7 @@ def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytes
 
 
 def test_a_recorder_that_can_t_be_started_is_in_the_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "PAUSES_S", ())
+    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", ())
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     bench.recording.start()
     (crash,) = wait_for(lambda: events(bench.run, "recorder_crashed"), what="the event")
@@ -369,7 +368,7 @@ def test_two_recorders_at_once_don_t_harm_what_is_kept(bench: Bench, monkeypatch
         monkeypatch.setattr(recordings, name, 300.0)
     clock = BudgetClock(bench.run.clock, bench.clock.budget, 2, elapsed_s=200.0, given_back_s=0.0, suspended_s=0.0)
     clock.start()
-    newer = Recording(bench.run, bench.workspace, clock, os.getpid(), "no such mark")
+    newer = RecorderProcess(bench.run, bench.workspace, clock, os.getpid(), "no such mark")
     bench.recording.start()
     newer.start()
     try:

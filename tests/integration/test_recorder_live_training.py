@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.files.agent_log import lines
-from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.layout import PACKAGE, RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.files.share import PACKAGE
+from autorl_hpc.files.safe_open import lines
 from autorl_hpc.recorder import usage
-from autorl_hpc.recorder.observers import observers
+from autorl_hpc.recorder.run_recorder import observers
 from autorl_hpc.recorder.watch import Moment, Watch
 from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess

@@ -18,14 +18,10 @@ import pytest
 from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.recorder import processes as processes_module
-from autorl_hpc.recorder import table as table_module
-from autorl_hpc.recorder.exits import exit_code, exit_status
-from autorl_hpc.recorder.gpus import NvmlGpus
-from autorl_hpc.recorder.processes import Processes
-from autorl_hpc.recorder.sweep import Sweep
-from autorl_hpc.recorder.table import ProcessTable
-from autorl_hpc.recorder.usage import Usage
+from autorl_hpc.recorder import process_table as processes_module
+from autorl_hpc.recorder import process_table as table_module
+from autorl_hpc.recorder.process_table import Processes, ProcessTable, exit_code, exit_status
+from autorl_hpc.recorder.usage import NvmlGpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import ProcessSeen, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess
@@ -51,7 +47,9 @@ class Watched:
         self.events = folder / "events.jsonl"
         self.processes = Processes(self.table, folder / "processes.jsonl", self.events)
         self.sweep = Sweep(folder / "w")
-        self.usage = Usage(self.table, self.sweep, NvmlGpus({"CUDA_VISIBLE_DEVICES": ""}), folder / "usage.jsonl")
+        self.usage = UsageSampler(
+            self.table, self.sweep, NvmlGpus({"CUDA_VISIBLE_DEVICES": ""}), folder / "usage.jsonl"
+        )
 
     def now(self) -> Moment:
         return Moment(time.monotonic() - self.begun, "2030-01-01T00:00:00.000+00:00", 1)
@@ -401,6 +399,8 @@ for hides in (0, 1):
 
 @needs.needs("root", os.geteuid() == 0, "only root can become somebody else; everybody else is that already")
 def test_an_ordinary_user_learns_of_zombies_too_and_never_a_zero_that_is_none() -> None:
-    code = "from autorl_hpc.recorder import table\n" + AS_OTHERS_DO  # imported before root's folders are closed to it
+    code = (
+        "from autorl_hpc.recorder import process_table as table\n" + AS_OTHERS_DO
+    )  # imported before root's folders are closed to it
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["[4]", "[None]"]

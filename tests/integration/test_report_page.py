@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
 from helpers import PATIENCE_S
 
-from autorl_hpc.report import api, merge, pages
+from autorl_hpc.report import merge, pages, report
 from autorl_hpc.report.summary import MergedReport
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -67,12 +67,12 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         tree = demotree.demo(tmp_path_factory.mktemp("demo") / "demo", seeds=3)
-        yield api.with_paper(demotree.report_on(tree))
+        yield report.with_paper(demotree.report_on(tree))
 
 
 @pytest.fixture(scope="module")
 def index(merged: MergedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return api.write_reports(merged, tmp_path_factory.mktemp("out"))
+    return report.write_reports(merged, tmp_path_factory.mktemp("out"))
 
 
 def chromium(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:

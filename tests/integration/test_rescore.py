@@ -18,9 +18,9 @@ from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 from weights import read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.evidence.rescore import Asked, Rescored, rescore_bundle
-from autorl_hpc.files.baselines import baseline_key
+from autorl_hpc.evidence.rescore import Rescored, RescoreOptions, rescore_bundle
 from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
@@ -60,7 +60,7 @@ class Closed:
         )
         return done.returncode, json.loads(done.stdout)
 
-    def refused(self, bundle: Path, asked: Asked = Asked()) -> Rescored:  # noqa: B008
+    def refused(self, bundle: Path, asked: RescoreOptions = RescoreOptions()) -> Rescored:  # noqa: B008
         """What is found before anything is scored."""
         found = rescore_bundle(self.elsewhere, bundle, asked)
         assert found.problems and not found.compared and not found.holds
@@ -189,7 +189,7 @@ def test_a_forged_score(closed: Closed, tmp_path: Path, other_texts: bool) -> No
     assert found["base"]["word"] == "identical" and found["selected"]["word"] == "differs"
     assert found["selected"]["claimed"] == 100.0 and found["selected"]["here"] < 100.0
     assert found["selected"]["same_text_other_outcome"] == (0 if other_texts else found["selected"]["changed"])
-    known = closed.refused(bundle, Asked(expect=closed.told["head"]))  # who was told the head need not score
+    known = closed.refused(bundle, RescoreOptions(expect=closed.told["head"]))  # who was told the head need not score
     assert "not the one that you expect" in known.problems[0]
 
 
@@ -334,7 +334,7 @@ def test_what_is_asked_is_this_machines_own(
     """run.json may say anything: a prompt that helps, a file of this machine, another scorer, easier items."""
     bundle = of_other_science(closed, change, tmp_path / "e.tar.zst")
     with pytest.raises(AutorlError) as caught:
-        rescore_bundle(closed.elsewhere, bundle, Asked())
+        rescore_bundle(closed.elsewhere, bundle, RescoreOptions())
     assert words in caught.value.what and caught.value.exit_code is Exit.USAGE
 
 

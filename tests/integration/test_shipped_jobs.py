@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 from autorl_hpc import cli
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.launch.expand import expand, read_spec
-from autorl_hpc.report.paper import read_paper
+from autorl_hpc.report.summary import read_paper
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
 

@@ -18,12 +18,12 @@ import pytest
 from helpers import PATIENCE_S, Cluster
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.environments import find_environment, present_hash, verify_environment
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch.environments import run_environment
+from autorl_hpc.files.store import find_environment, present_hash, verify_environment
+from autorl_hpc.launch.prerequisites import run_environment
 from autorl_hpc.stage import environments
-from autorl_hpc.stage.api import Ways
-from autorl_hpc.stage.api import stage as stage_all
+from autorl_hpc.stage.stage import Ways
+from autorl_hpc.stage.stage import stage as stage_all
 
 AGENT = """#!/usr/bin/env bash
 set -e

@@ -22,10 +22,10 @@ from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy, EntryKind, Fault
+from autorl_hpc.supervise import attempt
 from autorl_hpc.supervise import budget as budgets
-from autorl_hpc.supervise import watching
 from autorl_hpc.supervise.budget import BudgetClock, Waits
-from autorl_hpc.supervise.environment import ALLOWED
+from autorl_hpc.supervise.workspace import ALLOWED
 
 BASH = "#!/usr/bin/env bash\ncd $WORKSPACE\n"
 
@@ -36,7 +36,7 @@ HASTENED = """
 import sys
 from pathlib import Path
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.supervise import budget, limits, stops, supervisor, watching
+from autorl_hpc.supervise import attempt as watching, budget, budget as limits, ledger_writer as stops, supervisor
 experiment, run_id, over, suspension_s, look_s, lag_s = sys.argv[1:]
 real = limits.Limits._time_limit_s.fget
 limits.Limits._time_limit_s = property(lambda self: min(1.0, real(self)) if Path(over).exists() else real(self))
@@ -114,7 +114,7 @@ class Hastened:
         cluster: Cluster,
         run_id: str,
         suspension_s: float = budgets.SUSPENSION_S,
-        look_s: float = watching.LOOK_S,
+        look_s: float = attempt.LOOK_S,
         lag_s: float = 600.0,
     ) -> None:
         self._over = cluster.root.path / "over"

@@ -19,12 +19,12 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import Dialogue, Environment, reward
 from autorl_hpc.rollouts.webshop.catalogue import Product, read
-from autorl_hpc.rollouts.webshop.goals import NO_LIMIT, Goal, from_row, generate
-from autorl_hpc.rollouts.webshop.search import Index
+from autorl_hpc.rollouts.webshop.reward import NO_LIMIT, Goal, from_row, generate
+from autorl_hpc.rollouts.webshop.shop_environment import ShopIndex
 from autorl_hpc.rollouts.webshop.splits import attainable
 from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 Row = dict[str, Any]
 
@@ -323,7 +323,7 @@ def share_of_speed() -> float:
 
 def test_speed(vault: Path, held_out: list[Row], record_property: Callable[[str, object], None]) -> None:
     shop = Environment(vault, held_out=True)
-    index = Index({asin: product.document for asin, product in shop.shop.catalogue.products.items()})
+    index = ShopIndex({asin: product.document for asin, product in shop.shop.catalogue.products.items()})
     queries = list(dict.fromkeys(row["question"] for row in held_out))
     begun = time.process_time()
     for query in queries:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from helpers import SLURM_PATIENCE_S, Cluster, alive, wait_for
 
-from autorl_hpc.cluster.board import read_seen, read_submitted
+from autorl_hpc.cluster.job_table import read_seen, read_submitted
+from autorl_hpc.evidence.verify import verify_paths
 from autorl_hpc.files import reading
-from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.queue import waiting
+from autorl_hpc.files.queue import claimed_entries, waiting
 from autorl_hpc.records.cluster import SlurmJobs
-from autorl_hpc.records.ledger import AttemptEnded, SandboxUsed, Sealed
-from autorl_hpc.report.verify import verify_paths
+from autorl_hpc.records.entries import AttemptEnded, SandboxUsed, Sealed
 from autorl_hpc.states import EndedBy
 
 if TYPE_CHECKING:

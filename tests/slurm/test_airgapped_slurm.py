@@ -17,9 +17,8 @@ from miniparts import parts
 from slurm_world import World
 from vllm_stand_in import make_program
 
-from autorl_hpc.files.driver_keys import read_key
-from autorl_hpc.files.endpoints import read_endpoint
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import share
+from autorl_hpc.files.store import read_endpoint, read_key
 from autorl_hpc.states import EndedBy, Network, SandboxLevel
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from helpers import SUBMITS_ONE
 from slurm_world import BEATS, LONG, SLACK_S, SLEEPS, World, kill, saved_jobs
 
+from autorl_hpc.files.processes import descendants
 from autorl_hpc.states import EndedBy, Fault
-from autorl_hpc.supervise.processes import descendants
 
 if TYPE_CHECKING:
     from conftest import Sandbox

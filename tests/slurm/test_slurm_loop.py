@@ -12,9 +12,9 @@ from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
 from slurm_world import SLEEPS, World
 from vllm_stand_in import make_program
 
-from autorl_hpc.cluster import told
-from autorl_hpc.files.endpoints import EndpointWatch, read_endpoint
-from autorl_hpc.records.evidence import Heads
+from autorl_hpc.cluster import slurm
+from autorl_hpc.files.store import EndpointWatch, read_endpoint
+from autorl_hpc.records.exchange import Heads
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -67,8 +67,8 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     assert_anchored(here)
     # What the controller has forgotten, the database still tells.
     monkeypatch.setenv("SLURM_CONF", slurm_accounting.env["SLURM_CONF"])
-    monkeypatch.setattr(told, "_queue", lambda names: [])
-    (word,) = here.until(lambda: told.told(here.submitted), "the database to know it")
+    monkeypatch.setattr(slurm, "_queue", lambda names: [])
+    (word,) = here.until(lambda: slurm.told(here.submitted), "the database to know it")
     heads = json.loads((here.experiment.path / "heads.json").read_text())
     assert heads["runs"] and word.short == Heads.model_validate(heads).short
 

@@ -28,10 +28,10 @@ from slurm_world import PROFILE
 from vllm_stand_in import make_program
 from web_server import put_model, served
 
+from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.records import read_run
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 
 if TYPE_CHECKING:
     from conftest import Sandbox

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.scoring.length_control import Pair
+from autorl_hpc.scoring.length_control import JudgedPair
 
 COMPLETE = (
     "FuseChat-Llama-3.1-8B-Instruct",
@@ -43,7 +43,7 @@ def leaderboard(data: Path) -> dict[str, dict[str, str]]:
 
 
 @cache
-def pairs(data: Path, model: str) -> tuple[Pair, ...]:
+def pairs(data: Path, model: str) -> tuple[JudgedPair, ...]:
     """What the judge said of a model, with difficulties and gamed rows."""
     folder = data / "alpacaeval"
     with open(folder / "instruction_difficulty.recovered.csv", encoding="utf-8", newline="") as file:
@@ -53,6 +53,6 @@ def pairs(data: Path, model: str) -> tuple[Pair, ...]:
         for row in csv.DictReader(file):
             gamed[int(row["index"])].append((float(row["std_delta_len"]), float(row["preference"])))
     return tuple(
-        Pair((row["preference"] or 1.5) - 1, row["len_1"], row["len_2"], difficulty[number], tuple(gamed[number]))
+        JudgedPair((row["preference"] or 1.5) - 1, row["len_1"], row["len_2"], difficulty[number], tuple(gamed[number]))
         for number, row in enumerate(rows(data, model))
     )

@@ -17,8 +17,8 @@ from treemaker import CREATED, RECIPE, Tree, evaluation, outcomes, save_items, s
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records import ledger as bodies
-from autorl_hpc.records.canonical import canonical_json
+from autorl_hpc.records import canonical_json
+from autorl_hpc.records import entries as bodies
 from autorl_hpc.records.recorded import RECORDED, GpuSample, TraceEvent, TrainingPoint, UsageSample
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, SandboxLevel, Split

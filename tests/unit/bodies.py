@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autorl_hpc.gateway.allowed import Allowed
+from autorl_hpc.gateway.request import Allowed
 
 NOTHING = Allowed(())
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="

@@ -13,13 +13,10 @@ from types import SimpleNamespace
 import needs
 import pytest
 
-from autorl_hpc.files.code_history import Pointer, files_at
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.recorder import codefiles, codewalk, revisions
-from autorl_hpc.recorder.job import Job
-from autorl_hpc.recorder.pace import Pace
-from autorl_hpc.recorder.revisions import Ask, Revisions
-from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.recorder import code
+from autorl_hpc.recorder.code import Ask, Pointer, Revisions, files_at
+from autorl_hpc.recorder.watch import Moment, Pace, RecorderJob
 from autorl_hpc.records.recorded import CodeRevision
 
 NOW = Moment(1.5, "2026-01-01T00:00:00.000+00:00", 1)
@@ -33,9 +30,9 @@ class World:
     def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time=time.time)
-        for module in (revisions, codefiles, codewalk):
+        for module in (code, code, code):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(revisions, "Pace", partial(Pace, now=clock.monotonic, cpu=lambda: 0.0))
+        monkeypatch.setattr(code, "Pace", partial(Pace, now=clock.monotonic, cpu=lambda: 0.0))
         self.workspace, self.run = tmp / "workspace", RunDir(tmp / "run")
         (self.workspace / "code").mkdir(parents=True)
         self.code = self.workspace / "code"
@@ -45,7 +42,7 @@ class World:
 
     def fresh(self, attempt: int = 1) -> Revisions:
         """The watch of a recorder that has just been started."""
-        job = Job(
+        job = RecorderJob(
             run=self.run,
             workspace=self.workspace,
             agent_log=self.run.agent_log,

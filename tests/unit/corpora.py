@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.rollouts.search.bm25 import (
-    Document,
-    write_corpus,
-)
+from autorl_hpc.rollouts.search.backends import Document, write_corpus
 
 
 @pytest.fixture(autouse=True)

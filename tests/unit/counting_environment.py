@@ -11,7 +11,7 @@ from helpers import PATIENCE_S
 from players import Player
 
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.episode import Episode
+from autorl_hpc.rollouts.environment import Episode
 from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source

@@ -12,12 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autorl_hpc.report import length_controlled
-from autorl_hpc.report.graded import paired_graded
-from autorl_hpc.report.statistics import Curve, against_zero, band, best_of_curve, bootstrap_mean, over_tasks
-from autorl_hpc.report.statistics.clusters import clustered_interval, paired_clusters, variance_of_mean
+from autorl_hpc.report import paired
+from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.statistics import (
+    BestSoFar,
+    against_zero,
+    band,
+    best_of_curve,
+    bootstrap_mean,
+    clustered_interval,
+    over_tasks,
+    paired_clusters,
+    variance_of_mean,
+)
 from autorl_hpc.scoring import stats
-from autorl_hpc.scoring.length_control import Pair, influences, refits
+from autorl_hpc.scoring.length_control import JudgedPair, influences, refits
 
 Draw = Callable[[np.random.Generator], bool]
 
@@ -151,7 +160,7 @@ def clustered_size(clusters: int, intraclass: float) -> Draw:
 def length_controlled_gain(n: int) -> Draw:
     def draw(rng: np.random.Generator) -> bool:
         base, new = _judged(rng, n, 0.3)
-        found = length_controlled.paired(base, new, PENALTY, PENALTY)
+        found = paired.paired(base, new, PENALTY, PENALTY)
         truth = _true_rates()
         return holds(found.low, found.high, (truth[1] - truth[0]) / 100)
 
@@ -281,7 +290,7 @@ def _clusters(
     return names, of_cluster[[int(name[1:]) for name in names]]
 
 
-def _judged(rng: np.random.Generator, n: int, better: float) -> tuple[list[Pair], list[Pair]]:
+def _judged(rng: np.random.Generator, n: int, better: float) -> tuple[list[JudgedPair], list[JudgedPair]]:
     """A base model that is shorter than the reference and loses, and one that is better and longer."""
     difficulty = rng.normal(0, 0.5, n)
     reference = rng.integers(300, 2000, n)
@@ -291,7 +300,7 @@ def _judged(rng: np.random.Generator, n: int, better: float) -> tuple[list[Pair]
         logit = strength + difficulty + 0.8 * np.tanh((own - reference) / 600)
         wins = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
         rows = zip(wins.tolist(), reference.tolist(), own.tolist(), difficulty.tolist(), strict=True)
-        made.append([Pair(y, len_1, len_2, hard) for y, len_1, len_2, hard in rows])
+        made.append([JudgedPair(y, len_1, len_2, hard) for y, len_1, len_2, hard in rows])
     return made[0], made[1]
 
 
@@ -316,9 +325,9 @@ def _true_chance(kind: str) -> float:
     return float((a > b).mean() + (a == b).mean() / 2)
 
 
-def _curve(rng: np.random.Generator) -> Curve:
+def _curve(rng: np.random.Generator) -> BestSoFar:
     steps = zip(rng.random(4).tolist(), rng.normal(3, 4, 4).tolist(), strict=True)
-    return Curve(list(steps), 1.0)
+    return BestSoFar(list(steps), 1.0)
 
 
 @cache

@@ -12,14 +12,14 @@ from typing import Any
 
 from treemaker import Tree, TreeRun, sha
 
+from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.records.ledger import DriverUse
 from autorl_hpc.records.task import SplitPin
-from autorl_hpc.report import api, merge
+from autorl_hpc.report import merge, report
 from autorl_hpc.report.routes import mode_kept
-from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, SkillMetrics, Story
+from autorl_hpc.report.run_story.resources import reference_metrics
+from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, SkillMetrics, Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
-from autorl_hpc.report.telling.metrics import reference_metrics
 from autorl_hpc.states import EndedBy, FailureKind, Fault, Network, Route, Split
 
 TASKS = {"gsm8k": 0.42, "alfworld": 0.08, "webshop": 0.30}
@@ -70,7 +70,7 @@ def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock") -> Tree:
 
 def report_on(tree: Tree) -> MergedReport:
     """The merged report of a demo tree, with made-up stories."""
-    plain = api.build([tree.path])
+    plain = report.build([tree.path])
     merged = merge.assemble([with_story(run) for run in plain.runs], plain.experiments, plain.left_out)
     return merged.model_copy(update={"run_folders": plain.run_folders, "default_out": plain.default_out})
 
@@ -158,7 +158,7 @@ def with_story(run: RunSummary) -> RunSummary:
     helped = run.improvement is not None and (run.improvement.low or 0.0) > 0
     kind = FailureKind.INFRASTRUCTURE if run.excluded == "infrastructure" else draw.choice(FAILURES)
     kind = FailureKind.NO_SUBMISSION if not run.trajectory and run.excluded is None else kind
-    resources = Resources(
+    resources = ResourcesUsed(
         gpu_hours=round(GPUS * hours, 3),
         gpus="2",
         gpu_model="NVIDIA H100 80GB HBM3",

@@ -18,7 +18,7 @@ from web_server import (
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.stage.download import Patience, Pin, fetch
-from autorl_hpc.stage.sources import Address
+from autorl_hpc.stage.sources import HttpSource
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -49,7 +49,7 @@ def get(
         server.answers["/file"] = list(answers)
     lines: list[str] = []
     wanted = Pin(sha256=SHA) if pin is None else pin
-    done = fetch(Address(server.url("/file")), place / "file", wanted, say=lines.append, patience=patience)
+    done = fetch(HttpSource(server.url("/file")), place / "file", wanted, say=lines.append, patience=patience)
     return done.sha256, "\n".join(lines)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import plans
 import pytest
 
-from autorl_hpc.cluster.site import Site
+from autorl_hpc.cluster.profile import Site
 from autorl_hpc.launch.jobs import JobPlan
-from autorl_hpc.launch.scripts import Scripts
+from autorl_hpc.launch.sbatch import Scripts
 from autorl_hpc.records.run import ExperimentRecord
 
 PLAIN: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.rollouts.webshop.environment import Environment
+from autorl_hpc.rollouts.webshop.shop_environment import Environment
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
 

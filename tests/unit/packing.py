@@ -11,8 +11,8 @@ import pytest
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import archive
 from autorl_hpc.files.layout import Root
-from autorl_hpc.stage.api import Ways
-from autorl_hpc.stage.api import stage as stage_all
+from autorl_hpc.stage.stage import Ways
+from autorl_hpc.stage.stage import stage as stage_all
 
 NAMES = ["arithmetic", "tiny"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.cluster.site import Site
+from autorl_hpc.cluster.profile import Site
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.launch.jobs import JobPlan, Needs, Planner
 from autorl_hpc.records.base import parse_record

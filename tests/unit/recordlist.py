@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autorl_hpc.agents import AgentFile
-from autorl_hpc.records import cluster, driver, evidence, exchange, experiment, ledger, recorded, run, task
+from autorl_hpc.records import cluster, driver, entries, exchange, experiment, recorded, run, task
 from autorl_hpc.records.base import Strict
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, QueueKind, SandboxLevel, Split
 
@@ -41,10 +41,10 @@ SPEC = experiment.ExperimentSpec(
     recipe={"arithmetic": "default"},
 )
 SEEN: dict[str, Any] = {"elapsed_s": 12.0, "at": "2026-01-01T00:00:00.000+00:00"}
-EVALUATION = ledger.Evaluation(
+EVALUATION = entries.Evaluation(
     split=Split.FEEDBACK, content_hash=HASH, score=12.5, n=8, correct=1, recipe_hash=HASH, engine_hash=HASH
 )
-HEADS = evidence.Heads(experiment="exp", runs=(evidence.RunHead(run_id="a", entries=3, head=HASH),))
+HEADS = exchange.Heads(experiment="exp", runs=(exchange.RunHead(run_id="a", entries=3, head=HASH),))
 RECORDS: list[Strict] = [
     exchange.Manifest(model_path="output/v1 é 漢", id="v1", note="a note", final=True),
     SPEC,
@@ -86,30 +86,30 @@ RECORDS: list[Strict] = [
     cluster.SeenJobs(
         counter=2, jobs=(cluster.SeenJob(name="exp.agents-1.0", job_id="12_0", index=0, state="RUNNING"),)
     ),
-    ledger.Entry(
+    entries.Entry(
         seq=1,
         prev=HASH,
         kind=EntryKind.SCORE,
         at="now",
-        writer=ledger.Writer(role="grader", host="node1", pid=1),
+        writer=entries.Writer(role="grader", host="node1", pid=1),
         body={"a": [1, 2.5, None, {"b": True}]},
     ),
     HEADS,
-    evidence.Anchor(heads=HEADS, made_at="now", hmac_sha256=HASH),
-    evidence.EvidenceManifest(
+    exchange.Anchor(heads=HEADS, made_at="now", hmac_sha256=HASH),
+    exchange.EvidenceManifest(
         tool_version="1",
         run_id="a",
         experiment="exp",
         head=HEADS.runs[0],
         base_model="org/model",
         base_model_content_hash=HASH,
-        weights=evidence.ExportedWeights(submission_id=1, content_hash=HASH, not_in_hash=("lm_head.weight",)),
+        weights=exchange.ExportedWeights(submission_id=1, content_hash=HASH, not_in_hash=("lm_head.weight",)),
         emptied=("root",),
         files=(exchange.StoreFile(path="experiment/experiment.json", sha256=HASH, size_bytes=1),),
     ),
-    ledger.AttemptStarted(attempt=1, elapsed_s=0.0, workspace="w"),
-    ledger.AttemptEnded(attempt=1, elapsed_s=1.5, reason="signal 15"),
-    ledger.Submission(
+    entries.AttemptStarted(attempt=1, elapsed_s=0.0, workspace="w"),
+    entries.AttemptEnded(attempt=1, elapsed_s=1.5, reason="signal 15"),
+    entries.Submission(
         submission_id=1,
         manifest_id="v1",
         status="accepted",
@@ -118,8 +118,8 @@ RECORDS: list[Strict] = [
         content_hash=HASH,
         ignored_files=("optimizer.pt", "logs/"),
     ),
-    ledger.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
-    ledger.SandboxUsed(
+    entries.Score(submission_id=1, evaluation=EVALUATION, grader="g", generation=2),
+    entries.SandboxUsed(
         attempt=1,
         level=SandboxLevel.BWRAP,
         network=Network.NONE,
@@ -127,32 +127,36 @@ RECORDS: list[Strict] = [
         start_s=0.1,
         refused={"apptainer": "no"},
     ),
-    ledger.Fingerprint(submission_id=1, content_hash=HASH, flags=("untrained_copy",), relative_delta=1e-9, parent=None),
-    ledger.Contamination(
+    entries.Fingerprint(
+        submission_id=1, content_hash=HASH, flags=("untrained_copy",), relative_delta=1e-9, parent=None
+    ),
+    entries.Contamination(
         submission_id=3,
         also=(2,),
         items={Split.FEEDBACK: 0, Split.REPORT: 2},
         whole={Split.FEEDBACK: 0, Split.REPORT: 1},
         of={Split.FEEDBACK: 300, Split.REPORT: 500},
         found=(
-            ledger.Contaminated(file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1", "r-2")),
+            entries.Contaminated(
+                file="code/x.py", split=Split.REPORT, how="ngram", items=2, first_items=("r-1", "r-2")
+            ),
         ),
         complete=False,
         reason="limit of the look: time",
     ),
-    ledger.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
-    ledger.Sealed(
+    entries.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
+    entries.Sealed(
         submissions=(),
         ended_by=EndedBy.TOKENS,
         exit_code=None,
         elapsed_s=60.0,
         given_back_s=1.0,
         gpu_hours=0.5,
-        driver=ledger.DriverUse(tokens_in=10, tokens_out=1, tokens_cached=4, cost_usd=0.25, calls=1, refused=2),
+        driver=entries.DriverUse(tokens_in=10, tokens_out=1, tokens_cached=4, cost_usd=0.25, calls=1, refused=2),
         exit_codes=(0, None),
         reprompts=1,
     ),
-    ledger.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
+    entries.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
     exchange.QueueEntry(
         kind=QueueKind.BASELINE, task="arithmetic", base_model="autorl/tiny", recipe_hash=HASH, split=Split.REPORT
     ),

@@ -6,8 +6,8 @@ from typing import Any
 
 from treemaker import CREATED, TreeRun
 
-from autorl_hpc.files.gitobjects import FILE, Repository
-from autorl_hpc.recorder.watch import Lines
+from autorl_hpc.recorder.code import FILE, Repository
+from autorl_hpc.recorder.watch import LineWriter
 from autorl_hpc.records.recorded import (
     CodeRevision,
     GpuSample,
@@ -21,7 +21,7 @@ from autorl_hpc.records.recorded import (
 
 def add(run: TreeRun, name: str, *records: Seen) -> None:
     """Appends records to one of the recorder's files."""
-    lines = Lines(run.dir.recorded(name))
+    lines = LineWriter(run.dir.recorded(name))
     lines.add(*records)
     lines.close()
 

@@ -15,8 +15,7 @@ import needs
 import pytest
 from helpers import wait_for
 
-from autorl_hpc.files.address_spaces import KCMP, KCMP_VM, of_their_own
-from autorl_hpc.files.memory import memory_bytes
+from autorl_hpc.files.processes import KCMP, KCMP_VM, memory_bytes, of_their_own
 
 MIB = 2**20
 LARGE = 100 * MIB

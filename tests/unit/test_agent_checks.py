@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.agents import Agent, AgentFile
-from autorl_hpc.agents.checks import Looked, look
-from autorl_hpc.agents.where import Where, where_agents_run
-from autorl_hpc.doctor import agents as doctor_agents
+from autorl_hpc.agents.program_check import Looked, Where, look, where_agents_run
+from autorl_hpc.doctor import host as doctor_agents
 from autorl_hpc.records.cluster import ClusterProfile
-from autorl_hpc.sandbox.plan import program_folders
+from autorl_hpc.sandbox.sandbox_plan import program_folders
 
 PROFILE = {"name": "c"}
 
@@ -144,7 +143,7 @@ def test_the_doctor_names_agents_with_programs(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "broken" / "agent.yaml").write_text("name: broken\n")
     monkeypatch.setattr(doctor_agents, "agent_names", lambda: ["broken", "mine", "plain"])
     monkeypatch.setenv("AUTORL_AGENTS_PATH", str(tmp_path))
-    found = doctor_agents.everything(None)
+    found = doctor_agents.check_agents(None)
     assert [(f.check, str(f.state)) for f in found] == [("PATH of jobs", "ok"), ("broken", "warning"), ("mine", "note")]
     assert "no-such-program is not on the PATH" in found[2].value
 

@@ -9,7 +9,7 @@ import pytest
 
 from autorl_hpc.agents import AgentFile, agent_names, load_agent, put_first
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import share
 from autorl_hpc.records.base import parse_record
 
 PROGRAMS = ("claude-code", "codex", "gemini-cli", "opencode", "openhands", "rd-agent")

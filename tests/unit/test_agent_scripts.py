@@ -13,7 +13,7 @@ import pytest
 import tomllib
 import yaml
 
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import share
 
 AGENTS = share("templates") / "agents"
 PROGRAMS = {

@@ -14,17 +14,17 @@ from helpers import PATIENCE_S
 from treemaker import Tree
 
 from autorl_hpc.agents import Agent
-from autorl_hpc.agents.file import AgentFile
-from autorl_hpc.files.events import append_event
-from autorl_hpc.report import api, pages
-from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.agents.definition import AgentFile
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.report import pages, report
+from autorl_hpc.report.run_summary import Library, digest
 
 ASKED = """
 import json, os, sys
 from pathlib import Path
 from autorl_hpc.agents import Agent
-from autorl_hpc.agents.file import AgentFile
-from autorl_hpc.supervise import program
+from autorl_hpc.agents.definition import AgentFile
+from autorl_hpc.supervise import supervisor as program
 env = {"PATH": os.environ["PATH"], "A_SECRET": "x", "PYTHONPATH": "/writable", "AUTORL_RUN_MARK": "mark-of-test.1."}
 for limit_s, asked in json.loads(sys.argv[2]):
     program.LIMIT_S = limit_s
@@ -73,7 +73,7 @@ def running(argv: list[str]) -> bool:
 
 
 def test_an_agent_without_a_program_is_not_asked(tmp_path: Path) -> None:
-    from autorl_hpc.supervise.program import note_version
+    from autorl_hpc.supervise.supervisor import note_version
 
     agent = Agent(tmp_path, AgentFile(name="one", description="d"))
     note_version(tmp_path / "events", agent, 1, list, {}, "mark", lambda: False)
@@ -94,7 +94,7 @@ def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> 
         known = [version for version in versions if version is not None]
         assert named == ({"agent's program": f"{agent} {', then '.join(known)}"} if known else {})
         assert all(f"{agent} {version}" in pages.run_md(digest(run.dir, Library())) for version in known[:1])
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     (board,) = merged.boards
     cells = {row.agent: row.cells[0].agent_versions for row in board.rows if row.cells[0] is not None}
     assert cells == {"like": (), "unlike": ("unlike 1.0.0", "unlike 1.0.0, then 1.2.0")}

@@ -12,10 +12,11 @@ import pytest
 from test_verify_alterations import Place
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.records.evidence import SHORT_HEX
-from autorl_hpc.report import anchors, api
-from autorl_hpc.report.anchors import Known
-from autorl_hpc.report.verify import SHARED, Verdict, as_lines, verify_paths
+from autorl_hpc.evidence import anchors
+from autorl_hpc.evidence.anchors import KnownHeads
+from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths
+from autorl_hpc.records.exchange import SHORT_HEX
+from autorl_hpc.report import report
 
 KEY = b"0123456789abcdef0123"
 
@@ -31,7 +32,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "exp")
 
 
-def verdicts(place: Place, known: Known = Known()) -> dict[str, Verdict]:  # noqa: B008
+def verdicts(place: Place, known: KnownHeads = KnownHeads()) -> dict[str, VerifyResult]:  # noqa: B008
     return {verdict.run_id: verdict for verdict in verify_paths([place.tree.path], known)}
 
 
@@ -39,24 +40,24 @@ def rewrite(place: Place) -> None:
     """Another past, with everything in the account made to fit it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    api.write_reports(api.build([place.tree.path]), None)
+    report.write_reports(report.build([place.tree.path]), None)
 
 
 def test_expected_heads(place: Place) -> None:
     before = verdicts(place)
     head, own = before[SHARED].head or "", before[place.run.dir.run_id].head or ""
     for given in (head, head[:SHORT_HEX]):
-        after = verdicts(place, Known((given,)))
+        after = verdicts(place, KnownHeads((given,)))
         assert all(v.whole and v.as_dict()["anchored"] for v in after.values())
         assert f"anchored by the head that you gave, {head[:16]}..." in "\n".join(as_lines(list(after.values())))
-    one = verdicts(place, Known((own,)))
+    one = verdicts(place, KnownHeads((own,)))
     assert one[place.run.dir.run_id].anchored_by and not one[place.other.dir.run_id].anchored_by
-    (alone,) = verify_paths([place.run.dir.path], Known((own,)))
+    (alone,) = verify_paths([place.run.dir.path], KnownHeads((own,)))
     assert alone.as_dict()["anchored"]
 
     rewrite(place)
     for given in (head, own):
-        found = verdicts(place, Known((given,)))
+        found = verdicts(place, KnownHeads((given,)))
         assert any(not v.whole and given in v.problems[0] for v in found.values()), given
         assert not any(v.as_dict()["anchored"] for v in found.values())
 
@@ -64,7 +65,7 @@ def test_expected_heads(place: Place) -> None:
 def test_entries_that_came_after_a_head_are_said_and_no_damage(place: Place) -> None:
     own = verdicts(place)[place.run.dir.run_id].head or ""
     place.run.start()
-    found = verdicts(place, Known((own,)))[place.run.dir.run_id]
+    found = verdicts(place, KnownHeads((own,)))[place.run.dir.run_id]
     assert found.as_dict()["anchored"]
     assert "1 entries were added since the head that you gave" in found.notes
 
@@ -76,13 +77,13 @@ def test_a_head_that_is_none(text: str) -> None:
 
 
 def test_heads_json(place: Place) -> None:
-    lines = api.keep_heads(place.tree.experiment)
+    lines = report.keep_heads(place.tree.experiment)
     now = verdicts(place)
     assert f"head of exp: {now[SHARED].head}" in lines[-1] and all(v.whole for v in now.values())
     assert any(f"{now[place.run.dir.run_id].head}" in line for line in lines[:-1])
     assert not now[SHARED].anchored_by  # it lies in the same account
     place.run.start()
-    again = verdicts(place, Known((now[SHARED].head or "",)))  # the experiment's head as it was
+    again = verdicts(place, KnownHeads((now[SHARED].head or "",)))  # the experiment's head as it was
     assert all(v.as_dict()["anchored"] for v in again.values())
     rewrite(place)
     assert "heads.json knows another entry" in verdicts(place)[place.run.dir.run_id].problems[0]
@@ -92,7 +93,7 @@ def test_heads_json(place: Place) -> None:
 
 def test_everything_cut_off_after_the_seal(place: Place) -> None:
     """The chain, its copy and the mark agree; a head that was kept doesn't."""
-    api.keep_heads(place.tree.experiment)
+    report.keep_heads(place.tree.experiment)
     last = place.last()
     place.entry(last).unlink()
     place.chain_anew(1, count=last - 1)
@@ -107,9 +108,9 @@ def test_everything_cut_off_after_the_seal(place: Place) -> None:
     assert verdicts(place)[place.run.dir.run_id].whole  # nothing is left that knows
 
 
-def signed(place: Place, path: Path) -> Known:
+def signed(place: Place, path: Path) -> KnownHeads:
     anchors.add_anchors(path, anchors.make_anchors([place.tree.path], KEY))
-    return Known(anchors=anchors.read_anchors(path, KEY))
+    return KnownHeads(anchors=anchors.read_anchors(path, KEY))
 
 
 def test_a_second_users_key(place: Place, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_the_comment_of_the_report_job(place: Place, tmp_path: Path, monkeypatch
     )
     assert "no job comment" in " ".join(verdicts(place)[SHARED].notes)
     for _ in range(2):  # a second time replaces the first
-        assert "in this job's comment too" in api.keep_heads(place.tree.experiment)[-1]
+        assert "in this job's comment too" in report.keep_heads(place.tree.experiment)[-1]
     head = verdicts(place)[SHARED].head or ""
     assert (tmp_path / "comment").read_text() == f"autorl-hpc 0123456789ab number 4 head {head[:SHORT_HEX]}"
     found = verdicts(place)
@@ -245,4 +246,4 @@ def test_the_comment_of_the_report_job(place: Place, tmp_path: Path, monkeypatch
     place.tree.experiment.heads.unlink()
     assert "the comment of Slurm job 71 names the head" in verdicts(place)[SHARED].problems[0]
     (tmp_path / "forbidden").touch()  # a site that forbids it: said, and nothing fails
-    assert "in this log and in heads.json alone" in api.keep_heads(place.tree.experiment)[-1]
+    assert "in this log and in heads.json alone" in report.keep_heads(place.tree.experiment)[-1]

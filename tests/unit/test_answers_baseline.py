@@ -7,9 +7,9 @@ from pathlib import Path
 
 from treemaker import Tree, outcomes
 
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.states import Split
-from autorl_hpc.supervise.answers import Answers
+from autorl_hpc.supervise.intake import ResultWriter
 from autorl_hpc.supervise.workspace import Workspace
 
 
@@ -21,7 +21,7 @@ def test_a_baseline_that_comes_after_the_score_is_told(tmp_path: Path) -> None:
     baselines, later = tree.experiment.baselines, tmp_path / "later"
     (tmp_path / "workspace" / "results").mkdir(parents=True)
     place = Workspace(tmp_path / "workspace")
-    answers = Answers(run.record, baselines, place)
+    answers = ResultWriter(run.record, baselines, place)
     told = place.path / "results" / f"{manifest_id}.json"
 
     def update() -> dict[str, object]:

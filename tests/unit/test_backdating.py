@@ -10,9 +10,8 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.recorder import trainings
-from autorl_hpc.recorder.backdating import Backdating
-from autorl_hpc.recorder.sweep import Sweep
-from autorl_hpc.recorder.trainings import Trainings
+from autorl_hpc.recorder.trainings import Backdating, Trainings
+from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 
 NOW = 1_000_000.0

@@ -9,10 +9,10 @@ import pytest
 from treemaker import Tree
 
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.troubles import MAX_CHARS, read_trouble, read_troubles, write_trouble
-from autorl_hpc.grading.backoff import MAX_RETRY_S, RETRY_AFTER_TROUBLE_S, Backoff, pause_s
+from autorl_hpc.files.queue import MAX_CHARS, read_trouble, read_troubles, write_trouble
+from autorl_hpc.grading.schedule import MAX_RETRY_S, RETRY_AFTER_TROUBLE_S, Backoff, pause_s
 from autorl_hpc.records.exchange import Trouble
-from autorl_hpc.report import live
+from autorl_hpc.report import status
 from autorl_hpc.states import Fault
 
 ENTRY = "f-run--000001"
@@ -22,7 +22,7 @@ ENTRY = "f-run--000001"
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that graders see, in a list of one."""
     now = [1000.0]
-    monkeypatch.setattr("autorl_hpc.grading.backoff.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autorl_hpc.grading.schedule.time.monotonic", lambda: now[0])
     return now
 
 
@@ -98,7 +98,7 @@ def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
     for failures, entry in enumerate(entries, start=1):
         problem = "the environment of task t failed: KeyError\n  fault: grader"
         write_trouble(folder, Trouble(entry=entry, failures=failures, fault=Fault.GRADER, problem=problem, grader="g"))
-    (facts,) = live.collect([tree.path])
+    (facts,) = status.collect([tree.path])
     rows = {row["run_id"]: row for row in facts["runs"]}
     row = rows[run.dir.run_id]
     assert row["fault"] == "grader"
@@ -108,6 +108,6 @@ def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
     from rich.console import Console
 
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(live.render([facts]))
+    console.print(status.render([facts]))
     text = console.export_text()
     assert "b1-arithmetic-autorl+tiny-01234567: grader: failed 3 times" in text and "failed 2 times" in text

@@ -22,10 +22,10 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import archive
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import unbundle
-from autorl_hpc.stage.api import is_bundle
+from autorl_hpc.stage import bundle as unbundle
+from autorl_hpc.stage.stage import is_bundle
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 root, bundles = packing.root, packing.bundles
 

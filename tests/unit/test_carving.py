@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autorl_hpc.sandbox.plan import carved
+from autorl_hpc.sandbox.sandbox_plan import carved
 
 
 def test_links_to_what_is_hidden_or_holds_it_are_left_out(tmp_path: Path) -> None:

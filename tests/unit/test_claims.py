@@ -15,8 +15,8 @@ from typing import Literal
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.files import claims
-from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
+from autorl_hpc.files import queue
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
 from autorl_hpc.records.exchange import Heartbeat
 
 STALE_S = 15.0
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.claims, self.graders = path / "claims", path / "graders"
         self.claims.mkdir()
         self.graders.mkdir()
@@ -209,7 +209,7 @@ def test_an_old_listing_wins_nothing(world: World) -> None:
 RACER = """
 import sys, time
 from pathlib import Path
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
 folder, me, entries = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 claims = Claims(folder / "claims", me, "host", HeartbeatWatch(folder / "graders", 60.0))
 (folder / "ready" / me).touch()

@@ -15,9 +15,8 @@ import yaml
 from helpers import PATIENCE_S
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
-from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.files.layout import Root, share
+from autorl_hpc.launch.plan import prepare
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import Manifest
 

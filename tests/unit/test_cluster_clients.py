@@ -10,8 +10,8 @@ import pytest
 from fakes import Clients, lines
 from ourjobs import AGENTS
 
-from autorl_hpc.cluster import commands, look
-from autorl_hpc.cluster.commands import SchedulerError
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.errors import Exit
 from autorl_hpc.states import Fault
 
@@ -26,7 +26,7 @@ DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 def test_a_controller_that_is_down_is_said_in_its_words(clients: Clients) -> None:
     clients.says("squeue", error=DOWN, code=1)
     with pytest.raises(SchedulerError) as caught:
-        look.jobs([AGENTS])
+        slurm.jobs([AGENTS])
     error = caught.value
     assert error.what == "squeue: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     assert error.fault is Fault.CLUSTER and error.exit_code is Exit.ENVIRONMENT
@@ -37,25 +37,25 @@ def test_a_client_that_hangs_is_given_up(clients: Clients) -> None:
     clients.script("squeue", "exec sleep 300")
     before = time.monotonic()
     with pytest.raises(SchedulerError, match=r"squeue: no answer within 0 s"):
-        commands.run(["squeue"], timeout_s=0.3)
+        slurm.run(["squeue"], timeout_s=0.3)
     assert time.monotonic() - before < 60
 
 
 def test_a_client_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Clients(tmp_path, monkeypatch, alone=True)
-    assert not commands.available()
+    assert not slurm.available()
     with pytest.raises(SchedulerError, match="there is no squeue on this host") as caught:
-        look.jobs([AGENTS])
+        slurm.jobs([AGENTS])
     assert "--cluster local" in (caught.value.next_step or "")
 
 
 def test_a_silent_failure_and_a_long_one(clients: Clients) -> None:
     clients.says("squeue", code=1)
     with pytest.raises(SchedulerError, match="it failed without a word"):
-        look.jobs([AGENTS])
+        slurm.jobs([AGENTS])
     clients.says("squeue", error=lines([f"error {n}" for n in range(1000)]), code=1)
     with pytest.raises(SchedulerError) as caught:
-        look.jobs([AGENTS])
+        slurm.jobs([AGENTS])
     assert caught.value.what.startswith("squeue: error 0 | error 1 |") and len(caught.value.what) < 1100
 
 
@@ -65,7 +65,7 @@ def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch:
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     clients.script("squeue", "env | grep -E '^(SLURM|SBATCH|SQUEUE|SACCT|SCONTROL|LC_ALL)' | sort")
-    assert commands.run(["squeue"]).splitlines() == [
+    assert slurm.run(["squeue"]).splitlines() == [
         "LC_ALL=C",
         "SLURM_CONF=/etc/slurm/slurm.conf",
         "SLURM_TIME_FORMAT=%Y-%m-%dT%H:%M:%S",
@@ -101,7 +101,7 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
 @pytest.mark.parametrize(("words", "advice"), REFUSALS, ids=[words[:40] for words, _ in REFUSALS])
 def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None:
     said = f"Batch job submission failed: {words.format(policy=POLICY)}"
-    assert advice in (commands.failed("sbatch", said).next_step or "")
+    assert advice in (slurm.failed("sbatch", said).next_step or "")
 
 
 # scancel, and a job's own state
@@ -109,12 +109,12 @@ def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None
 
 def test_a_job_that_has_ended_is_cancelled_without_complaint(clients: Clients) -> None:
     clients.says("scancel", error="scancel: error: Kill job error on job id 5: Invalid job id specified\n", code=1)
-    look.cancel(["5"])
-    look.cancel([])
+    slurm.cancel(["5"])
+    slurm.cancel([])
     assert clients.calls("scancel") == [["5"]]
     clients.says("scancel", error="scancel: error: Access/permission denied\n", code=1)
     with pytest.raises(SchedulerError, match="denied"):
-        look.cancel(["5"])
+        slurm.cancel(["5"])
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,17 @@ def test_the_own_job(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "33")
     clients.says("squeue", text)
-    assert look.own_job() == expected
+    assert slurm.own_job() == expected
     assert "--jobs=33" in clients.calls("squeue")[0]
 
 
 def test_the_own_job_can_not_always_be_told(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert look.own_job() is None
+    assert slurm.own_job() is None
     monkeypatch.setenv("SLURM_JOB_ID", "33")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     clients.says("squeue", error=DOWN, code=1)
-    assert look.own_job() is None
+    assert slurm.own_job() is None
 
 
 def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
@@ -153,11 +153,11 @@ def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
     ends_at = int(time.time()) + 600
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(ends_at))
     clients.says("squeue", error=DOWN, code=1)
-    told = look.own_job()
+    told = slurm.own_job()
     assert told is not None and told[0] == "RUNNING"
     assert told[1] is not None and ends_at - time.time() - 1 <= told[1] <= 600
     monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
-    assert look.own_job() is None
+    assert slurm.own_job() is None
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
     ],
 )
 def test_durations(text: str, seconds: float | None) -> None:
-    assert look.duration_s(text) == seconds
+    assert slurm.duration_s(text) == seconds

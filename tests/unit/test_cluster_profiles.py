@@ -11,12 +11,11 @@ import plans
 import pytest
 import yaml
 
-from autorl_hpc.cluster.profile import PATH_VARIABLE, load_profile, profile_names, scratch_folder
-from autorl_hpc.cluster.site import Site
+from autorl_hpc.cluster.profile import PATH_VARIABLE, Site, load_profile, profile_names, scratch_folder
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch.launcher import plan
-from autorl_hpc.launch.scripts import Scripts
+from autorl_hpc.launch.plan import plan
+from autorl_hpc.launch.sbatch import Scripts
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
 
 REPO = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import ourjobs
 import pytest
 from fakes import Clients, lines
 
-from autorl_hpc.cluster import site as sites
+from autorl_hpc.cluster import profile as sites
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.cluster import ClusterProfile
 

@@ -9,17 +9,18 @@ import random
 import numpy as np
 import pytest
 
-from autorl_hpc.report.graded import paired_graded
-from autorl_hpc.report.statistics import resampling
-from autorl_hpc.report.statistics.bca import bca_of_mean
-from autorl_hpc.report.statistics.clusters import (
+from autorl_hpc.report import statistics
+from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.statistics import (
+    bca_of_mean,
     clustered_interval,
     design_effect,
+    least_sign_flip_p,
     paired_clusters,
+    sign_flip_p,
     totals,
     variance_of_mean,
 )
-from autorl_hpc.report.statistics.signs import least_sign_flip_p, sign_flip_p
 from autorl_hpc.scoring import stats
 
 NAMES = ["a", "a", "a", "b", "c", "c", "d", "d", "d", "d", "e", "f", "f", "g"]
@@ -74,7 +75,7 @@ def test_clustered_bootstrap_agrees_with_scipy() -> None:
         paired=True,
         method="BCa",
         n_resamples=40_000,
-        confidence_level=1 - 2 * resampling.expanded_tail(60),
+        confidence_level=1 - 2 * statistics.expanded_tail(60),
         rng=1,
     ).confidence_interval
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.005)
@@ -87,7 +88,7 @@ def test_the_interval_of_skewed_values_leans_to_their_tail() -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     values = np.random.default_rng(1).exponential(0.1, 20)
     ours = bca_of_mean(values.tolist(), [1] * 20)
-    level = 1 - 2 * resampling.expanded_tail(20)
+    level = 1 - 2 * statistics.expanded_tail(20)
     theirs = scipy_stats.bootstrap(
         (values,), np.mean, method="BCa", n_resamples=40_000, confidence_level=level, rng=1
     ).confidence_interval
@@ -97,8 +98,8 @@ def test_the_interval_of_skewed_values_leans_to_their_tail() -> None:
 def test_expanded_tail_by_hand() -> None:
     norm = pytest.importorskip("scipy.stats").norm
     t = pytest.importorskip("scipy.stats").t
-    assert resampling.expanded_tail(10) == pytest.approx(norm.cdf(-t.ppf(0.975, 9) * math.sqrt(10 / 9)))
-    assert resampling.expanded_tail(100_000) == pytest.approx(0.025, abs=1e-5)
+    assert statistics.expanded_tail(10) == pytest.approx(norm.cdf(-t.ppf(0.975, 9) * math.sqrt(10 / 9)))
+    assert statistics.expanded_tail(100_000) == pytest.approx(0.025, abs=1e-5)
 
 
 EQUAL = [name for name in "abcdefg" for _ in range(2)]
@@ -247,31 +248,31 @@ def test_order_and_repetition_change_nothing() -> None:
     values = [random.Random(1).gauss(0.1, 0.3) for _ in range(300)]
     assert sign_flip_p(values) == sign_flip_p(values[::-1])
     first = bca_of_mean(values, [1] * 300)
-    resampling.counts.cache_clear()
-    resampling.flips.cache_clear()
+    statistics.counts.cache_clear()
+    statistics.flips.cache_clear()
     assert bca_of_mean(values, [1] * 300) == first
 
 
 def test_the_draws_are_those_of_every_machine() -> None:
     # The raw stream of PCG64 from a seed sequence: numpy promises both. Another stream would change every report's bytes.
-    assert resampling.counts(5)[:3].tolist() == KNOWN_COUNTS
-    assert resampling.flips(16)[:4].tolist() == KNOWN_FLIPS
+    assert statistics.counts(5)[:3].tolist() == KNOWN_COUNTS
+    assert statistics.flips(16)[:4].tolist() == KNOWN_FLIPS
 
 
 def test_draws_are_fair() -> None:
-    drawn = resampling.counts(7)
+    drawn = statistics.counts(7)
     assert (drawn.sum(axis=1) == 7).all()
     assert drawn.mean(axis=0) == pytest.approx([1] * 7, abs=0.04) and drawn.var() == pytest.approx(6 / 7, abs=0.02)
-    coins = np.unpackbits(resampling.flips(20), axis=1, count=20)
+    coins = np.unpackbits(statistics.flips(20), axis=1, count=20)
     assert coins.shape == (10_000, 20) and coins.mean(axis=0) == pytest.approx([0.5] * 20, abs=0.02)
-    apart = resampling.counts_of(6, 10_000, 0, 1), resampling.counts_of(6, 10_000, 0, 2)
+    apart = statistics.counts_of(6, 10_000, 0, 1), statistics.counts_of(6, 10_000, 0, 2)
     assert abs(np.corrcoef(apart[0][:, 0], apart[1][:, 0])[0, 1]) < 0.03
 
 
 def test_sums_are_exact_in_any_order() -> None:
     values = [random.Random(2).random() - 0.45 for _ in range(2000)]
-    whole = np.rint(np.array(values) * resampling.UNIT)
-    parts = resampling.counts(2000, 50).astype(float)
+    whole = np.rint(np.array(values) * statistics.UNIT)
+    parts = statistics.counts(2000, 50).astype(float)
     assert (parts @ whole == parts[:, ::-1] @ whole[::-1]).all() and float(np.abs(parts @ whole).max()) < 2**53
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.evidence.compare import Compared, Row, compare, read_rows
-from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.evidence.rescore import Compared, ItemRow, compare, read_rows
+from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.states import Fault, Split
 
 HASH, OTHER = "a" * 64, "b" * 64
@@ -29,8 +29,8 @@ def evaluation(values: list[float] | None, engine: str = HASH) -> Evaluation:
     )
 
 
-def rows(values: list[float], texts: str = "t") -> dict[str, Row]:
-    return {f"q{i}": Row(value, f"{texts}{i}") for i, value in enumerate(values)}
+def rows(values: list[float], texts: str = "t") -> dict[str, ItemRow]:
+    return {f"q{i}": ItemRow(value, f"{texts}{i}") for i, value in enumerate(values)}
 
 
 def solved(count: int, n: int = 200) -> list[float]:
@@ -110,4 +110,4 @@ def test_items_files_that_are_none(tmp_path: Path, text: str) -> None:
 def test_items_files(tmp_path: Path) -> None:
     line = json.dumps({"id": "a", "outcome": 0.5, "output_sha256": "x", "tokens": 1})
     (tmp_path / "i.gz").write_bytes(gzip.compress(line.encode()))
-    assert read_rows(tmp_path / "i.gz") == {"a": Row(0.5, "x")}
+    assert read_rows(tmp_path / "i.gz") == {"a": ItemRow(0.5, "x")}

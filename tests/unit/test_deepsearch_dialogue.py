@@ -12,14 +12,14 @@ from players import Player
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.episodes import Playground
+from autorl_hpc.grading.evaluate import Playground
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe, Sampling
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.search import Dialogue, goals
-from autorl_hpc.rollouts.search.dialogue import LAST, PROMPT, STOP, SYSTEM, THOUGHT, parse
+from autorl_hpc.rollouts.search.search_environment import LAST, PROMPT, STOP, SYSTEM, THOUGHT, parse
 from autorl_hpc.rollouts.source import Source, load
 from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import scorer

@@ -9,11 +9,18 @@ import pytest
 from verdicts import wrapped
 
 from autorl_hpc.rollouts.search.matching import SET, SINGLE
-from autorl_hpc.scoring.deepsearch import REMINDERS, ROUNDS, DeepSearchQA, Exact, answered, conversation
-from autorl_hpc.scoring.deepsearch_verdict import Reading, read
-from autorl_hpc.scoring.episodes import encode
+from autorl_hpc.scoring.deepsearchqa import (
+    REMINDERS,
+    ROUNDS,
+    DeepSearchQA,
+    Exact,
+    ParsedVerdict,
+    answered,
+    conversation,
+    read,
+)
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
-from autorl_hpc.scoring.registry import scorer
+from autorl_hpc.scoring.registry import encode, scorer
 from autorl_hpc.tasks.heldout import Item
 
 
@@ -201,4 +208,4 @@ def test_the_official_prompt_can_be_filled(data: Path) -> None:
     )
     assert '"Answer Correctness": {\n' in turn["content"] and "{{" not in turn["content"]
     example = turn["content"].partition("```json")[2].partition("```")[0]
-    assert read(example) == Reading({"Belgium": True, "France": True}, ("Italy",))
+    assert read(example) == ParsedVerdict({"Belgium": True, "France": True}, ("Italy",))

@@ -8,7 +8,7 @@ import time
 import pytest
 from verdicts import WHOLE, wrapped
 
-from autorl_hpc.scoring.deepsearch_verdict import MAX_CHARS, Reading, Unreadable, read, read_official
+from autorl_hpc.scoring.deepsearchqa import MAX_CHARS, ParsedVerdict, Unreadable, read, read_official
 
 JSON = json.dumps(
     {
@@ -22,7 +22,7 @@ JSON = json.dumps(
 INNER = '"Correctness Details": {"Belgium": true, "France": false}, "Excessive Answers": ["Italy"]'
 NESTED = "[" * 3000 + "]" * 3000
 
-READABLE: dict[str, tuple[str, Reading]] = {
+READABLE: dict[str, tuple[str, ParsedVerdict]] = {
     "plain": (JSON, WHOLE),
     "indented": (json.dumps(json.loads(JSON), indent=4), WHOLE),
     "fence": (f"```json\n{JSON}\n```", WHOLE),
@@ -43,7 +43,7 @@ READABLE: dict[str, tuple[str, Reading]] = {
     "single quotes, JSON's words": (JSON.replace('"', "'"), WHOLE),
     "an apostrophe in single quotes": (
         "{'Correctness Details': {\"Cote d'Ivoire\": true}, 'Excessive Answers': []}",
-        Reading({"Cote d'Ivoire": True}, ()),
+        ParsedVerdict({"Cote d'Ivoire": True}, ()),
     ),
     "typographic quotes": (JSON.replace('"', "\u201d"), WHOLE),
     "comments": (JSON.replace('"Excessive', '// what is not expected\n"Excessive'), WHOLE),
@@ -63,18 +63,18 @@ READABLE: dict[str, tuple[str, Reading]] = {
     "Python's truth values": (wrapped('{"Belgium": True, "France": False}', '["Italy"]'), WHOLE),
     "details as a list of objects": (wrapped('[{"Belgium": true}, {"France": false}]', '["Italy"]'), WHOLE),
     "excessive is one text": (wrapped('{"Belgium": true, "France": false}', '"Italy"'), WHOLE),
-    "excessive is null": (wrapped('{"a": true}', "null"), Reading({"a": True}, ())),
-    "excessive is an empty text": (wrapped('{"a": true}', '""'), Reading({"a": True}, ())),
-    "excessive holds empty texts": (wrapped('{"a": true}', '["", " "]'), Reading({"a": True}, ())),
-    "excessive holds years": (wrapped('{"2019": true}', "[2020, 2021]"), Reading({"2019": True}, ("2020", "2021"))),
-    "an item twice, the same": (wrapped('{"a": true, "a": true}'), Reading({"a": True}, ())),
-    "the explanation twice": (wrapped('{"a": true}', "[]", '"x", "Explanation": "y"'), Reading({"a": True}, ())),
-    "unicode": (wrapped('{"San Luis Potosí": true, "東京": false}'), Reading({"San Luis Potosí": True, "東京": False}, ())),
-    "escaped unicode": (wrapped('{"Potos\\u00ed": true}'), Reading({"Potosí": True}, ())),
-    "half a surrogate": (wrapped('{"\\ud83d": true}'), Reading({"\ud83d": True}, ())),
-    "items with braces and quotes": (wrapped('{"{x} \\"y\\"": true}'), Reading({'{x} "y"': True}, ())),
-    "the explanation quotes JSON": (wrapped('{"a": true}', "[]", json.dumps('said {"Correctness Details": {"a": false}, "Excessive Answers": []}')), Reading({"a": True}, ())),
-    "many items": (wrapped(json.dumps({str(n): n % 2 == 0 for n in range(1000)})), Reading({str(n): n % 2 == 0 for n in range(1000)}, ())),
+    "excessive is null": (wrapped('{"a": true}', "null"), ParsedVerdict({"a": True}, ())),
+    "excessive is an empty text": (wrapped('{"a": true}', '""'), ParsedVerdict({"a": True}, ())),
+    "excessive holds empty texts": (wrapped('{"a": true}', '["", " "]'), ParsedVerdict({"a": True}, ())),
+    "excessive holds years": (wrapped('{"2019": true}', "[2020, 2021]"), ParsedVerdict({"2019": True}, ("2020", "2021"))),
+    "an item twice, the same": (wrapped('{"a": true, "a": true}'), ParsedVerdict({"a": True}, ())),
+    "the explanation twice": (wrapped('{"a": true}', "[]", '"x", "Explanation": "y"'), ParsedVerdict({"a": True}, ())),
+    "unicode": (wrapped('{"San Luis Potosí": true, "東京": false}'), ParsedVerdict({"San Luis Potosí": True, "東京": False}, ())),
+    "escaped unicode": (wrapped('{"Potos\\u00ed": true}'), ParsedVerdict({"Potosí": True}, ())),
+    "half a surrogate": (wrapped('{"\\ud83d": true}'), ParsedVerdict({"\ud83d": True}, ())),
+    "items with braces and quotes": (wrapped('{"{x} \\"y\\"": true}'), ParsedVerdict({'{x} "y"': True}, ())),
+    "the explanation quotes JSON": (wrapped('{"a": true}', "[]", json.dumps('said {"Correctness Details": {"a": false}, "Excessive Answers": []}')), ParsedVerdict({"a": True}, ())),
+    "many items": (wrapped(json.dumps({str(n): n % 2 == 0 for n in range(1000)})), ParsedVerdict({str(n): n % 2 == 0 for n in range(1000)}, ())),
 }  # fmt: skip
 
 UNREADABLE: dict[str, str] = {
@@ -193,17 +193,17 @@ def test_what_is_no_verdict_for_certain_is_unreadable_and_soon(name: str) -> Non
         (f"Well: {JSON}", None),
         (wrapped('{"a": true,}'), None),
         (wrapped('{"a": "true"}'), None),
-        (wrapped("{}"), Reading({}, ())),  # the official rule's own hole: nothing expected, all correct
-        (wrapped('{"a": true}', "null"), Reading({"a": True}, ())),
-        (wrapped('{"a": true}', "[1]"), Reading({"a": True}, ())),
-        ('{"Answer Correctness": {"Correctness Details": {"a": true}}}', Reading({"a": True}, ())),
+        (wrapped("{}"), ParsedVerdict({}, ())),  # the official rule's own hole: nothing expected, all correct
+        (wrapped('{"a": true}', "null"), ParsedVerdict({"a": True}, ())),
+        (wrapped('{"a": true}', "[1]"), ParsedVerdict({"a": True}, ())),
+        ('{"Answer Correctness": {"Correctness Details": {"a": true}}}', ParsedVerdict({"a": True}, ())),
         (f"{{{INNER}}}", None),
         ("[]", None),
         ("NULL", None),
         ("", None),
     ],
 )
-def test_the_official_rule_reads_as_the_starter_code(text: str, expected: Reading | None) -> None:
+def test_the_official_rule_reads_as_the_starter_code(text: str, expected: ParsedVerdict | None) -> None:
     if expected is None:
         with pytest.raises(Unreadable):
             read_official(text)

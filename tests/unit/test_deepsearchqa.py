@@ -21,13 +21,12 @@ import yaml
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.search import Dialogue, goals
-from autorl_hpc.rollouts.search.bm25 import Document, write_corpus
+from autorl_hpc.rollouts.search.backends import Document, write_corpus
 from autorl_hpc.rollouts.search.matching import compare
-from autorl_hpc.scoring.deepsearch import conversation
+from autorl_hpc.scoring.deepsearchqa import conversation
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.heldout import load_items, load_judge_prompt
+from autorl_hpc.tasks.heldout import load_items, load_judge_prompt, verify_staged_task
 from autorl_hpc.tasks.loader import load_task, task_names
-from autorl_hpc.tasks.staged import verify_staged_task
 
 FOLDER = Path(__file__).resolve().parents[2] / "tasks" / "deepsearchqa"
 

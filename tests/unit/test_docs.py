@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 from typer.main import get_command
 
-from autorl_hpc.agents.file import AgentDriver, AgentFile
+from autorl_hpc.agents.definition import AgentDriver, AgentFile
 from autorl_hpc.cli import app
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import (
@@ -25,7 +25,7 @@ from autorl_hpc.records.experiment import (
     SandboxSpec,
 )
 from autorl_hpc.records.task import Recipe, Sampling, TaskFile
-from autorl_hpc.supervise.environment import ALLOWED
+from autorl_hpc.supervise.workspace import ALLOWED
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"

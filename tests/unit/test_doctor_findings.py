@@ -16,14 +16,22 @@ import pytest
 from helpers import PATIENCE_S
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.cluster import commands
-from autorl_hpc.doctor import (
-    api,
-    page,
-    pairing,
+from autorl_hpc.cluster import slurm
+from autorl_hpc.doctor import doctor, trial_jobs
+from autorl_hpc.doctor.finding import (
+    Check,
+    Finding,
+    State,
+    clean,
+    examine,
+    from_json,
+    note,
+    ok,
+    problem,
+    size,
+    span,
+    unknown,
 )
-from autorl_hpc.doctor.finding import Check, Finding, State, clean, examine, from_json, note, ok, problem, unknown
-from autorl_hpc.doctor.tools import size, span
 from autorl_hpc.errors import Exit
 
 fake = patients.fake
@@ -92,7 +100,7 @@ def test_the_page_keeps_to_80_columns() -> None:
         ok("x", "[red]1[/red]"),
         unknown("y", ""),
     ]
-    page.show(findings, Console(file=out, width=80))
+    doctor.show(findings, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and "[red]1[/red]" in out.getvalue()
     assert not any(line != line.rstrip() for line in lines)
@@ -101,9 +109,9 @@ def test_the_page_keeps_to_80_columns() -> None:
 
 def test_exit_codes() -> None:
     good, bad, dark = ok("a", ""), problem("b", "", "", ""), unknown("c", "")
-    assert api.exit_code([good, dark]) == Exit.OK
-    assert api.exit_code([good, bad, dark]) == Exit.FAILED
-    assert api.exit_code([dark]) == api.exit_code([]) == Exit.ENVIRONMENT
+    assert doctor.exit_code([good, dark]) == Exit.OK
+    assert doctor.exit_code([good, bad, dark]) == Exit.FAILED
+    assert doctor.exit_code([dark]) == doctor.exit_code([]) == Exit.ENVIRONMENT
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -167,10 +175,10 @@ def test_a_job_that_never_starts_is_told_with_its_reason_and_taken_back(
 ) -> None:
     for name, lines in SLURM.items():
         folder = fake(name, lines)
-    monkeypatch.setattr(pairing, "FIRST_WAIT_S", 1.0)
+    monkeypatch.setattr(trial_jobs, "FIRST_WAIT_S", 1.0)
     place = tmp_path / "root"
     place.mkdir()
-    found = by_name(pairing.examine(place, None, [], lambda line: None))
+    found = by_name(trial_jobs.examine_with_jobs(place, None, [], lambda line: None))
     waits = found["time from submit to run"]
     assert state(waits) == "warning" and "QOSMaxJobsPerUserLimit" in waits.value
     assert state(found["the pair"]) == "unknown"
@@ -183,7 +191,7 @@ def test_a_refusal_of_sbatch_is_a_problem_in_its_words(tmp_path: Path, fake: Fak
     for name, lines in SLURM.items():
         fake(name, lines)
     fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
-    found = by_name(pairing.examine(tmp_path, profile(qos="x"), [], lambda line: None))
+    found = by_name(trial_jobs.examine_with_jobs(tmp_path, profile(qos="x"), [], lambda line: None))
     refused = found["time from submit to run"]
     assert state(refused) == "problem" and "Invalid qos" in refused.value and "qos" in refused.do_this
 
@@ -196,5 +204,5 @@ def test_a_scheduler_that_is_down(tmp_path: Path, fake: Fake) -> None:
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1 and found["controller"]["state"] == "problem"
     assert "time from submit to run" not in found
-    with pytest.raises(commands.SchedulerError):
-        commands.run(["scontrol"])
+    with pytest.raises(slurm.SchedulerError):
+        slurm.run(["scontrol"])

@@ -11,16 +11,8 @@ import pytest
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, state
 
-from autorl_hpc.doctor import (
-    filesystem,
-    gpus,
-    host,
-    quota,
-    sandbox,
-    storage,
-)
-from autorl_hpc.doctor.finding import Check, examine
-from autorl_hpc.doctor.tools import Answer
+from autorl_hpc.doctor import host, storage
+from autorl_hpc.doctor.finding import Check, ToolAnswer, examine
 
 fake = patients.fake
 
@@ -37,14 +29,14 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852d)
 
 def test_cards(fake: Fake) -> None:
     fake(alone=True)
-    assert state(gpus.cards()) == "ok"
+    assert state(host.cards()) == "ok"
     fake("nvidia-smi", f"cat <<'END'\n{MIG}END")
-    found = gpus.cards()
+    found = host.cards()
     assert state(found) == "note" and "2 x NVIDIA A100-SXM4-40GB; MIG: 2 x 1g.5gb" in found.value
     fake("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    assert state(gpus.cards()) == "unknown" and "mismatch" in gpus.cards().value
-    assert state(gpus.read_cards(Answer(0, "garbage", ""))) == "unknown"
-    assert state(gpus.read_cards(Answer(0, "", ""))) == "ok"
+    assert state(host.cards()) == "unknown" and "mismatch" in host.cards().value
+    assert state(host.read_cards(ToolAnswer(0, "garbage", ""))) == "unknown"
+    assert state(host.read_cards(ToolAnswer(0, "", ""))) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,7 @@ def test_cards(fake: Fake) -> None:
 )
 def test_visible_devices(value: str | None, asked: int | None, expected: str) -> None:
     env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert state(gpus.visible(env, asked)) == expected
+    assert state(host.visible(env, asked)) == expected
 
 
 # --- where a folder lies ---
@@ -129,7 +121,7 @@ LFS = "/lustre 20971520* 10485760 31457280 6d23h59m59s 1000 0 2000 -\n"
     ],
 )
 def test_rows_of_quota(text: str, expected: list[Any]) -> None:
-    assert [(q.place, q.used, q.limit, q.files, q.files_limit) for q in quota.parse_quota(text)] == expected
+    assert [(q.place, q.used, q.limit, q.files, q.files_limit) for q in storage.parse_quota(text)] == expected
 
 
 @pytest.mark.parametrize(
@@ -145,21 +137,21 @@ def test_rows_of_quota(text: str, expected: list[Any]) -> None:
 def test_quota_judged(fake: Fake, tmp_path: Path, row: str, states: list[str]) -> None:
     fake("quota", f"echo '{QUOTA.splitlines()[1]}'; echo '{row}'; exit 1")
     fake_proc = proc(tmp_path, ROOT, f"2 1 0:5 / {tmp_path} rw - nfs server:/x rw")
-    assert [state(f) for f in quota.quota(tmp_path, fake_proc)] == states
+    assert [state(f) for f in storage.quota(tmp_path, fake_proc)] == states
 
 
 def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) -> None:
     fake(alone=True)
     nfs = proc(tmp_path, ROOT, f"2 1 0:5 / {tmp_path} rw - nfs server:/x rw")
-    assert state(quota.quota(tmp_path, nfs)[0]) == "unknown"
+    assert state(storage.quota(tmp_path, nfs)[0]) == "unknown"
     fake("quota", "echo '<?xml garbage'")
-    assert state(quota.quota(tmp_path, nfs)[0]) == "unknown"
+    assert state(storage.quota(tmp_path, nfs)[0]) == "unknown"
     fake("quota", "echo 'Disk quotas for user me (uid 1): none'")
-    assert state(quota.quota(tmp_path, nfs)[0]) == "ok"
+    assert state(storage.quota(tmp_path, nfs)[0]) == "ok"
     lustre = proc(tmp_path / "l", ROOT, f"2 1 0:5 / {tmp_path} rw - lustre x@tcp:/l rw")
-    assert "`lfs`" in quota.quota(tmp_path, lustre)[0].value
+    assert "`lfs`" in storage.quota(tmp_path, lustre)[0].value
     fake("lfs", f"echo '{tmp_path} 5 0 0 - 1 0 0 -'")
-    assert [state(f) for f in quota.quota(tmp_path, lustre)] == ["ok", "ok"]
+    assert [state(f) for f in storage.quota(tmp_path, lustre)] == ["ok", "ok"]
 
 
 # --- files, by doing ---
@@ -167,14 +159,14 @@ def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "PAIR_LIMIT_S", PATIENCE_S)
-    found = by_name([*filesystem.probes(tmp_path), *filesystem.pair_here(tmp_path)])
+    monkeypatch.setattr(storage, "PAIR_LIMIT_S", PATIENCE_S)
+    found = by_name([*storage.probes(tmp_path), *storage.pair_here(tmp_path)])
     for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "mkdir, raced", "flock", "lockf"):
         assert state(found[name]) == "ok", found[name]
 
 
 def test_a_folder_that_is_gone_is_a_problem(tmp_path: Path) -> None:
-    found = by_name(filesystem.probes(tmp_path / "gone"))
+    found = by_name(storage.probes(tmp_path / "gone"))
     assert state(found["hard link"]) == "problem"
     assert state(host.writable(tmp_path / "gone")) == "problem"
 
@@ -214,14 +206,14 @@ def test_offline_variables_are_told_and_nothing_is_contacted() -> None:
 @pytest.mark.slow
 def test_sandboxes_by_doing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(alone=True)  # a PATH without bwrap
-    found = by_name(sandbox.everything())
+    found = by_name(host.check_sandbox())
     assert found["bwrap"].value == "no bwrap here" and state(found["apptainer"]) == "note"
     assert state(found["level of runs"]) in ("ok", "note")  # the kernel's own, where this machine's allows them
     fake("bwrap", "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     fake("singularity", "echo 'singularity-ce version 4.1'")
-    found = by_name(sandbox.everything())
+    found = by_name(host.check_sandbox())
     assert "No permissions" in found["bwrap"].value and state(found["bwrap"]) == "note"
     assert state(found["apptainer"]) == "ok" and "4.1" in found["apptainer"].value
-    monkeypatch.setattr(sandbox, "LEVELS", ())
-    found = by_name(sandbox.everything())
+    monkeypatch.setattr(host, "LEVELS", ())
+    found = by_name(host.check_sandbox())
     assert found["level of runs"].value == "none" and "never rank" in found["level of runs"].so_what

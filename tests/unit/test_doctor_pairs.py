@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from patients import by_name, state
 
-from autorl_hpc.doctor import (
-    visibility,
-)
+from autorl_hpc.doctor import visibility
 from autorl_hpc.doctor.finding import Finding
 
 

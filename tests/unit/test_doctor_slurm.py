@@ -11,14 +11,9 @@ import patients
 import pytest
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.doctor import (
-    limits,
-    pairing,
-    partitions,
-    slurm,
-)
+from autorl_hpc.doctor import scheduler, trial_jobs
 from autorl_hpc.doctor.finding import Finding
-from autorl_hpc.doctor.submission import Request, script
+from autorl_hpc.doctor.scheduler import Request, script
 
 fake = patients.fake
 
@@ -40,28 +35,28 @@ CONFIG = {
 
 def test_accounting(fake: Fake) -> None:
     fake("sacct", "exit 0")
-    assert state(slurm.accounting(CONFIG)) == "ok"
+    assert state(scheduler.accounting(CONFIG)) == "ok"
     fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    none = slurm.accounting({**CONFIG, "AccountingStorageType": "accounting_storage/none"})
+    none = scheduler.accounting({**CONFIG, "AccountingStorageType": "accounting_storage/none"})
     assert state(none) == "note" and "300 sec" in none.so_what
-    broken = slurm.accounting(CONFIG)
+    broken = scheduler.accounting(CONFIG)
     assert state(broken) == "warning" and "disabled" in broken.value
-    assert state(slurm.accounting({})) == "warning"
+    assert state(scheduler.accounting({})) == "warning"
 
 
 @pytest.mark.parametrize(
     ("look", "change", "expected"),
     [
-        (slurm.min_job_age, {"MinJobAge": "2 sec"}, "note"),
-        (slurm.min_job_age, {"MinJobAge": "0 sec"}, "ok"),
-        (slurm.min_job_age, {"MinJobAge": "soon"}, "unknown"),
-        (slurm.kill_wait, {"KillWait": "5 sec"}, "note"),
-        (slurm.kill_wait, {"KillWait": ""}, "unknown"),
-        (slurm.version, {"SLURM_VERSION": "19.05.2"}, "warning"),
-        (slurm.version, {"SLURM_VERSION": "?"}, "unknown"),
-        (slurm.version, {}, "ok"),
-        (slurm.preemption, {}, "ok"),
-        (slurm.preemption, {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
+        (scheduler.min_job_age, {"MinJobAge": "2 sec"}, "note"),
+        (scheduler.min_job_age, {"MinJobAge": "0 sec"}, "ok"),
+        (scheduler.min_job_age, {"MinJobAge": "soon"}, "unknown"),
+        (scheduler.kill_wait, {"KillWait": "5 sec"}, "note"),
+        (scheduler.kill_wait, {"KillWait": ""}, "unknown"),
+        (scheduler.version, {"SLURM_VERSION": "19.05.2"}, "warning"),
+        (scheduler.version, {"SLURM_VERSION": "?"}, "unknown"),
+        (scheduler.version, {}, "ok"),
+        (scheduler.preemption, {}, "ok"),
+        (scheduler.preemption, {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
     ],
 )
 def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dict[str, str], expected: str) -> None:
@@ -74,28 +69,28 @@ def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dic
 )
 def test_array_size(text: str, own: int | None, expected: str) -> None:
     wanted = profile(limits={"max_array_size": own}) if own else profile()
-    assert state(slurm.max_array_size({"MaxArraySize": text}, wanted)) == expected
+    assert state(scheduler.max_array_size({"MaxArraySize": text}, wanted)) == expected
 
 
 def test_memory_of_jobs() -> None:
-    assert state(slurm.memory_default(CONFIG, None)) == "note"
-    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
-    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
+    assert state(scheduler.memory_default(CONFIG, None)) == "note"
+    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
+    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
     named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
-    assert state(slurm.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
+    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
 
 
 def test_clients_missing_in_part_or_at_all(fake: Fake) -> None:
     fake(alone=True)
-    assert state(slurm.clients()) == "note"
+    assert state(scheduler.clients()) == "note"
     fake("sbatch")
-    assert state(slurm.clients()) == "problem"
+    assert state(scheduler.clients()) == "problem"
 
 
 # --- limits ---
 
 
-ROW = dict.fromkeys([*limits.ASSOCIATION, *limits.QOS], "")
+ROW = dict.fromkeys([*scheduler.ASSOCIATION, *scheduler.QOS], "")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +108,7 @@ ROW = dict.fromkeys([*limits.ASSOCIATION, *limits.QOS], "")
     ],
 )
 def test_a_limit_against_what_one_run_needs(row: dict[str, str], enforced: str, expected: str) -> None:
-    assert state(limits.judge("x", {**ROW, **row}, limits.Need(gpus=2), enforced)) == expected
+    assert state(scheduler.judge("x", {**ROW, **row}, scheduler.Need(gpus=2), enforced)) == expected
 
 
 def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
@@ -126,7 +121,7 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
         esac""",
     )
     config = {**CONFIG, "AccountingStorageEnforce": "associations,limits", "ClusterName": "c"}
-    found = by_name(limits.everything(config, profile(account="other")))
+    found = by_name(scheduler.check_limits(config, profile(account="other")))
     assert state(found["your accounts"]) == "problem" and "lab; the profile says other" in found["your accounts"].value
     assert "500 jobs submitted" in found["account lab"].value
     assert state(found["account lab, all users"]) == "warning"
@@ -137,12 +132,12 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
 @pytest.mark.parametrize("lines", ["echo '<html>404</html>'", "printf '\\377\\376\\n'", "exit 1", "kill -9 $$"])
 def test_garbage_from_sacctmgr(fake: Fake, lines: str) -> None:
     fake("sacctmgr", lines)
-    assert [state(f) for f in limits.everything(CONFIG, profile())] == ["unknown"]
+    assert [state(f) for f in scheduler.check_limits(CONFIG, profile())] == ["unknown"]
 
 
 def test_no_accounting_no_limits(fake: Fake) -> None:
     fake("sacctmgr", "exit 9")
-    assert state(limits.everything({"AccountingStorageType": "accounting_storage/none"}, None)[0]) == "ok"
+    assert state(scheduler.check_limits({"AccountingStorageType": "accounting_storage/none"}, None)[0]) == "ok"
 
 
 # --- partitions and GPUs by name ---
@@ -162,7 +157,7 @@ def test_no_accounting_no_limits(fake: Fake) -> None:
     ],
 )
 def test_gres_of_a_node(text: str, expected: dict[str, int]) -> None:
-    assert partitions.gres(text) == expected
+    assert scheduler.gres(text) == expected
 
 
 SCONTROL = """PartitionName=gpu Default=YES GraceTime=0 MaxTime=1-00:00:00 PreemptMode=OFF State=UP
@@ -174,22 +169,22 @@ SINFO = "gpu|2/1/1/4|gpu:a100:4(S:0-1)\ngpu|0/1/0/1|gpu:1g.10gb:7\ncpu|0/0/2/2|(
 
 
 def test_partitions_as_told() -> None:
-    known = partitions.read(SCONTROL, SINFO)
+    known = scheduler.read(SCONTROL, SINFO)
     gpu, old, cpu = known["gpu"], known["old"], known["cpu"]
     assert (gpu.usable, gpu.nodes, gpu.gpus, gpu.max_time_s) == (4, 5, {"a100": 4, "1g.10gb": 7}, 86400)
     assert (old.up, old.max_time_s, old.grace_s) == (False, None, 60)
-    lines = by_name(partitions.lines(known, profile(report={"partition": "cpu"}), preempts=True))
+    lines = by_name(scheduler.lines(known, profile(report={"partition": "cpu"}), preempts=True))
     assert state(lines["partition gpu"]) == "ok"
     assert state(lines["partition cpu"]) == "warning" and "0 of 2 nodes" in lines["partition cpu"].value
     assert state(lines["partition old"]) == "note"
-    assert state(by_name(partitions.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
-    assert state(partitions.lines({}, None, True)[0]) == "problem"
+    assert state(by_name(scheduler.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
+    assert state(scheduler.lines({}, None, True)[0]) == "problem"
     assert cpu.max_time_s == 1800
 
 
 def test_many_partitions_take_one_line() -> None:
-    many = {f"p{i}": partitions.Partition(f"p{i}", default=i == 0) for i in range(40)}
-    assert [f.check for f in partitions.lines(many, None, False)] == ["partition p0", "further partitions"]
+    many = {f"p{i}": scheduler.Partition(f"p{i}", default=i == 0) for i in range(40)}
+    assert [f.check for f in scheduler.lines(many, None, False)] == ["partition p0", "further partitions"]
 
 
 @pytest.mark.parametrize(
@@ -205,15 +200,15 @@ def test_many_partitions_take_one_line() -> None:
     ],
 )
 def test_gpus_asked_for_and_there(fields: dict[str, Any], expected: str) -> None:
-    assert state(partitions.gpu_names(partitions.read(SCONTROL, SINFO), profile(**fields))) == expected
+    assert state(scheduler.gpu_names(scheduler.read(SCONTROL, SINFO), profile(**fields))) == expected
 
 
 def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
     fake("sbatch", 'cat >/dev/null; echo "sbatch: Job 7 to start at 2001-01-01T00:00:00 using $*" >&2')
-    found = partitions.dry(profile(account="lab"))
+    found = scheduler.dry(profile(account="lab"))
     assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
     fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
-    refused = partitions.dry(None)[0]
+    refused = scheduler.dry(None)[0]
     assert state(refused) == "problem" and "account" in refused.do_this
 
 
@@ -226,7 +221,7 @@ def test_what_a_probe_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         modules=["cuda/12 gcc", "x;rm"],
         python="$HOME/`id`/$(id)/python",
     )
-    first = pairing.requests(wanted)[0]
+    first = trial_jobs.requests(wanted)[0]
     options = first.options()
     assert {"--partition=gpu", "--account=mine", "--gres=gpu:a100:1", "--exclusive", "--hint=x y"} <= set(options)
     assert not any(option.startswith(("--mail", "--nice")) for option in options)

@@ -26,10 +26,9 @@ from web_server import (
 )
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.stage import space
+from autorl_hpc.stage import sources
 from autorl_hpc.stage.download import Pin, fetch
-from autorl_hpc.stage.sources import Address
-from autorl_hpc.stage.work import alone
+from autorl_hpc.stage.sources import HttpSource, alone
 
 server, place = downloads.server, downloads.place
 
@@ -71,7 +70,7 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
-            fetch(Address(server.url("/file")), place / "file", Pin(sha256=SHA), patience=QUICK)
+            fetch(HttpSource(server.url("/file")), place / "file", Pin(sha256=SHA), patience=QUICK)
         finally:
             os._exit(3)
     part = place / ".tmp-file.part"
@@ -226,9 +225,9 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.statvfs(place)
-    blocks = (100_000 + space.RESERVE_BYTES) // real.f_frsize
+    blocks = (100_000 + sources.RESERVE_BYTES) // real.f_frsize
     fields = [*real[:4], blocks, *real[5:]]
-    monkeypatch.setattr(space.os, "statvfs", lambda path: os.statvfs_result(fields))
+    monkeypatch.setattr(sources.os, "statvfs", lambda path: os.statvfs_result(fields))
     error = fails(server, place, whole(DATA))
     assert "file needs 256.0 kB, and" in error.what and "are missing" in error.what
     assert error.exit_code is Exit.ENVIRONMENT and left(place) == []

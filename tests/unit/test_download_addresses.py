@@ -9,8 +9,8 @@ from email.utils import formatdate
 import pytest
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.stage.download import range_start, range_total, retry_after_s
 from autorl_hpc.stage.sources import address_of, hub_file
-from autorl_hpc.stage.web import range_start, range_total, retry_after_s
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -93,12 +93,12 @@ def test_content_range(value: str, start: int | None, total: int | None) -> None
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autorl_hpc.stage import progress
+    from autorl_hpc.stage import sources
 
     lines: list[str] = []
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(sources, "LINE_EVERY_S", 0.0)
     shown: Callable[[int, int | None], None]
-    with progress.progress("file", lines.append) as shown:
+    with sources.progress("file", lines.append) as shown:
         shown(1500, 3000)
         shown(2_000_000, None)
     assert lines == ["file: 1.5 kB of 3.0 kB (50 %)", "file: 2.0 MB"]

@@ -18,7 +18,7 @@ from web_server import (
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.stage.download import Pin, fetch
-from autorl_hpc.stage.sources import Address, address_of, hub_file, hub_token
+from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 server, place = downloads.server, downloads.place
 
@@ -69,7 +69,7 @@ def test_other_servers_are_not_shown_the_token(server: LoopbackServer, token: Pa
     with served() as other:
         other.answers["/file"] = [code(401)]
         with pytest.raises(AutorlError, match="answers 401"):
-            fetch(address_of(other.url("/file")) or Address(""), place / "file", Pin(sha256=SHA), patience=QUICK)
+            fetch(address_of(other.url("/file")) or HttpSource(""), place / "file", Pin(sha256=SHA), patience=QUICK)
         assert len(other.seen) == 1 and "Authorization" not in other.seen[0][1]
 
 

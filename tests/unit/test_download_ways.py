@@ -21,9 +21,8 @@ from web_server import (
 )
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.stage.download import Pin, fetch
-from autorl_hpc.stage.sources import Address
-from autorl_hpc.stage.web import NoNetwork
+from autorl_hpc.stage.download import NoNetwork, Pin, fetch
+from autorl_hpc.stage.sources import HttpSource
 
 server, place = downloads.server, downloads.place
 
@@ -40,7 +39,7 @@ def closed_port() -> Iterator[int]:
 def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, closed_port: int, host: str) -> None:
     url = "http://" + host.format(port=closed_port) + "/file?key=abc"
     with pytest.raises(NoNetwork, match="this node can't reach") as caught:
-        fetch(Address(url), place / "file", Pin(sha256=SHA), patience=QUICK)
+        fetch(HttpSource(url), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
     assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT
     assert not (place / "file").exists()
@@ -51,11 +50,11 @@ def test_proxies_of_the_environment_are_used(
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url())
     server.answers["http://files.invalid/file"] = [whole(DATA)]
-    fetch(Address("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
+    fetch(HttpSource("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert server.seen[0][0] == "http://files.invalid/file"
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
     with pytest.raises(NoNetwork):
-        fetch(Address("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
+        fetch(HttpSource("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
 
 
 def test_redirects_are_followed(server: LoopbackServer, place: Path) -> None:
@@ -95,13 +94,13 @@ def test_from_https_only_https_is_followed(
     with served(certificate) as safe:
         safe.answers["/good"] = [whole(DATA)]
         with pytest.raises(AutorlError, match="certificate can't be verified") as caught:
-            fetch(Address(safe.url("/good")), place / "file", Pin(sha256=SHA), patience=QUICK)
+            fetch(HttpSource(safe.url("/good")), place / "file", Pin(sha256=SHA), patience=QUICK)
         assert "SSL_CERT_FILE" in (caught.value.next_step or "")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
         safe.answers["/to-https"] = [to(safe.url("/good"))]
-        fetch(Address(safe.url("/to-https")), place / "file", Pin(sha256=SHA), patience=QUICK)
+        fetch(HttpSource(safe.url("/to-https")), place / "file", Pin(sha256=SHA), patience=QUICK)
         safe.answers["/to-http"] = [to(server.url("/file"))]
         server.answers["/file"] = [whole(DATA)]
         with pytest.raises(AutorlError, match="only https is followed"):
-            fetch(Address(safe.url("/to-http")), place / "other", Pin(sha256=SHA), patience=QUICK)
+            fetch(HttpSource(safe.url("/to-http")), place / "other", Pin(sha256=SHA), patience=QUICK)
     assert not server.seen

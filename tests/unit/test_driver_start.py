@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S, alive, wait_for
 
-from autorl_hpc.drivers import command
-from autorl_hpc.drivers import server as servers
-from autorl_hpc.drivers.server import Server
+from autorl_hpc.drivers import serve
+from autorl_hpc.drivers import serve as servers
+from autorl_hpc.drivers.serve import Server
 from autorl_hpc.records.driver import DriverSpec
-from autorl_hpc.sandbox.ports import handed_out
+from autorl_hpc.sandbox.sandbox_plan import handed_out
 
 KEY = "key-0123456789"
 OUTER = {"PATH": "/bin", "PYTHONPATH": "/frozen:/site", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/x"}
@@ -25,20 +25,19 @@ def spec(*args: str) -> DriverSpec:
 
 
 def test_the_servers_variables() -> None:
-    env = command.environment(OUTER, KEY, "/frozen", 20_001)
+    env = serve.environment(OUTER, KEY, "/frozen", 20_001)
     assert env["PYTHONPATH"] == "/site" and env["HOME"] == "/home/x"
     assert "PYTHONDONTWRITEBYTECODE" not in env, "vLLM's own code may be compiled once and for all"
     assert (env["VLLM_PORT"], env["VLLM_HOST_IP"]) == ("20001", "127.0.0.1")
     assert env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert (
-        command.environment({**OUTER, "VLLM_USE_FLASHINFER_SAMPLER": "1"}, KEY, "/")["VLLM_USE_FLASHINFER_SAMPLER"]
-        == "1"
+        serve.environment({**OUTER, "VLLM_USE_FLASHINFER_SAMPLER": "1"}, KEY, "/")["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
     )
 
 
 def test_its_own_processes_meet_where_agents_cant_go() -> None:
-    assert command.inner_port(spec()) not in handed_out()
-    assert command.inner_port(spec("--data-parallel-size=2")) is None
+    assert serve.inner_port(spec()) not in handed_out()
+    assert serve.inner_port(spec("--data-parallel-size=2")) is None
 
 
 def started(folder: Path, program: str) -> Server:
@@ -69,7 +68,7 @@ def test_the_cause_is_told_and_not_what_follows_from_it(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_job(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from autorl_hpc.drivers.server import Server;"
+        "import sys, time; from pathlib import Path; from autorl_hpc.drivers.serve import Server;"
         "s = Server([sys.executable, '-c', 'import time; time.sleep(900)'], {}, Path(sys.argv[1]) / 'log', 1, 'm', 'k', Path(sys.argv[1]));"
         "print(s.process.pid, flush=True); time.sleep(900)"
     )

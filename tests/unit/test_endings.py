@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.cluster.board import Task
-from autorl_hpc.cluster.endings import CLUSTER_WORDS, Ending, explain
+from autorl_hpc.cluster.job_table import CLUSTER_WORDS, ListedJob, OrphanEnding, explain
 from autorl_hpc.records.cluster import SeenJob, Submitted
 from autorl_hpc.states import SLURM_STATES, EndedBy, Fault, JobState
 
@@ -23,20 +22,20 @@ GATHER_OOM = "slurmstepd: error: StepId=120.batch exceeded memory limit (3000000
 CUDA_OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def seen(state: str, exit_code: str | None = None, **fields: Any) -> Task:
+def seen(state: str, exit_code: str | None = None, **fields: Any) -> ListedJob:
     job = SeenJob(name="n", number=2, job_id="120_0", index=0, state=state, exit_code=exit_code, **fields)
-    return Task(Submitted(name="n", role="agents", runs=("r0",), number=2, job_id="120"), "r0", job)
+    return ListedJob(Submitted(name="n", role="agents", runs=("r0",), number=2, job_id="120"), "r0", job)
 
 
-def gone(job_id: str | None = "120") -> Task:
-    return Task(Submitted(name="n", role="agents", runs=("r0",), number=2, job_id=job_id), "r0", None)
+def gone(job_id: str | None = "120") -> ListedJob:
+    return ListedJob(Submitted(name="n", role="agents", runs=("r0",), number=2, job_id=job_id), "r0", None)
 
 
 AGENT_MEMORY = (EndedBy.OUT_OF_MEMORY, Fault.AGENT)
 CLUSTER = (EndedBy.CRASHED, Fault.CLUSTER)
 NOBODY = (EndedBy.CANCELLED, None)
 
-CASES: list[tuple[str, Task, bool, str | None, tuple[EndedBy, Fault | None], str]] = [
+CASES: list[tuple[str, ListedJob, bool, str | None, tuple[EndedBy, Fault | None], str]] = [
     # name, task, whether the agent began, the log's end, (ended by, fault), words of the reason
     ("memory, by its word", seen("OUT_OF_MEMORY", "0:125"), True, "", AGENT_MEMORY, "memory was used up"),
     ("memory, as FAILED 0:125", seen("FAILED", "0:125"), True, "", AGENT_MEMORY, "memory was used up"),
@@ -108,7 +107,7 @@ CASES: list[tuple[str, Task, bool, str | None, tuple[EndedBy, Fault | None], str
 )
 def test_the_table(
     monkeypatch: pytest.MonkeyPatch,
-    task: Task,
+    task: ListedJob,
     began: bool,
     log: str | None,
     expected: tuple[EndedBy, Fault | None],
@@ -126,7 +125,7 @@ def test_the_table(
 def test_roots_own_scancel_is_no_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     ending = explain(seen("CANCELLED by 0"), began=True, log_tail="")
-    assert ending == Ending(EndedBy.CANCELLED, None, "job 120_0 ended CANCELLED by 0: cancelled by scancel")
+    assert ending == OrphanEnding(EndedBy.CANCELLED, None, "job 120_0 ended CANCELLED by 0: cancelled by scancel")
 
 
 def test_every_bad_end_of_slurm_has_a_line_of_its_own() -> None:

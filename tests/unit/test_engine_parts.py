@@ -17,15 +17,14 @@ from checkpoints import EMBEDDING, HEAD, TINY
 from helpers import PATIENCE_S, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
-from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE
+from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading.engines import copies, devices, framing, interpreter
-from autorl_hpc.grading.engines.framing import BadFrame
-from autorl_hpc.grading.engines.routing import Routes
-from autorl_hpc.grading.engines.shelf import Shelf, read_checkpoint
-from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.grading.engines import framing, vllm, worker_process
+from autorl_hpc.grading.engines.framing import BadFrame, Routes
+from autorl_hpc.grading.engines.shared import Words
 from autorl_hpc.grading.engines.vllm_extension import asleep_beside_others
+from autorl_hpc.grading.engines.weights_cache import Shelf, read_checkpoint
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import CONVERSATION, WeightsChanged
@@ -111,25 +110,25 @@ def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path
 
 def test_gpus_by_all_their_names() -> None:
     def seen(value: str | None) -> list[str]:
-        return devices.visible({} if value is None else {devices.VARIABLE: value}, lambda: 3)
+        return vllm.visible({} if value is None else {vllm.VARIABLE: value}, lambda: 3)
 
     assert seen(None) == ["0", "1", "2"]
     assert seen("2, 0") == ["2", "0"]
     assert seen("") == seen("NoDevFiles") == seen("-1") == []
     assert seen("1,-1,2") == ["1"], "as CUDA: what follows an entry that is none is not seen"
     assert seen("GPU-5a,MIG-9e,GPU-5a") == ["GPU-5a", "MIG-9e"]
-    assert devices.shares(["0", "1", "2"], 1) == [["0"], ["1"], ["2"]]
-    assert devices.shares(["0", "1", "2", "3", "4"], 2) == [["0", "1"], ["2", "3"]]
+    assert vllm.shares(["0", "1", "2"], 1) == [["0"], ["1"], ["2"]]
+    assert vllm.shares(["0", "1", "2", "3", "4"], 2) == [["0", "1"], ["2", "3"]]
     with pytest.raises(AutorlError, match="needs 2"):
-        devices.shares(["0"], 2)
+        vllm.shares(["0"], 2)
     with pytest.raises(AutorlError, match="MIG"):
-        devices.shares(["MIG-1", "MIG-2"], 2)
-    order = {devices.ORDER_VARIABLE: "PCI_BUS_ID"}
-    assert devices.environment(["3", "1"]) == {devices.VARIABLE: "3,1"}
-    assert devices.environment([]) == {devices.VARIABLE: ""}
-    assert devices.environment(["GPU-b"], {"GPU-b": 1}.get) == {devices.VARIABLE: "1", **order}
-    assert devices.environment(["GPU-b"], lambda entry: None) == {devices.VARIABLE: "GPU-b"}
-    assert devices.environment(["MIG-b"], lambda entry: 0) == {devices.VARIABLE: "MIG-b"}
+        vllm.shares(["MIG-1", "MIG-2"], 2)
+    order = {vllm.ORDER_VARIABLE: "PCI_BUS_ID"}
+    assert vllm.environment(["3", "1"]) == {vllm.VARIABLE: "3,1"}
+    assert vllm.environment([]) == {vllm.VARIABLE: ""}
+    assert vllm.environment(["GPU-b"], {"GPU-b": 1}.get) == {vllm.VARIABLE: "1", **order}
+    assert vllm.environment(["GPU-b"], lambda entry: None) == {vllm.VARIABLE: "GPU-b"}
+    assert vllm.environment(["MIG-b"], lambda entry: 0) == {vllm.VARIABLE: "MIG-b"}
 
 
 def test_how_many_workers_suit_a_gpu() -> None:
@@ -137,15 +136,15 @@ def test_how_many_workers_suit_a_gpu() -> None:
         return {"model.embed_tokens.weight": [int(millions * 1000), 1000]}
 
     sizes = [(135, 4), (494, 4), (1240, 2), (1540, 1), (7000, 1)]
-    assert [copies.fitting(model(size), 16, 1) for size, _ in sizes] == [count for _, count in sizes]
-    assert [copies.fitting(model(135), cores, 1) for cores in (1, 5, 6, 9, 12, 128)] == [1, 1, 2, 3, 4, 4]
-    assert copies.fitting(model(135), 16, 2) == 2 and copies.fitting(model(135), 16, 8) == 1
+    assert [framing.fitting(model(size), 16, 1) for size, _ in sizes] == [count for _, count in sizes]
+    assert [framing.fitting(model(135), cores, 1) for cores in (1, 5, 6, 9, 12, 128)] == [1, 1, 2, 3, 4, 4]
+    assert framing.fitting(model(135), 16, 2) == 2 and framing.fitting(model(135), 16, 8) == 1
     small = {"embed": [49152, 576], "gate": [1536, 576], "norm": [576]}
-    room = copies.cache_bytes(6 << 30, small, 2)
+    room = framing.cache_bytes(6 << 30, small, 2)
     assert 3 << 30 < room < 4 << 30
-    assert copies.cache_bytes(2 << 30, small, 2) < 0
+    assert framing.cache_bytes(2 << 30, small, 2) < 0
     larger = {"embed": [151936, 896], "gate": [4864, 896]}
-    assert copies.cache_bytes(6 << 30, larger, 2) < room
+    assert framing.cache_bytes(6 << 30, larger, 2) < room
 
 
 def test_conversations_stay_where_they_are_known() -> None:
@@ -213,39 +212,44 @@ def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv(PROGRAM_VARIABLE, raising=False)
     monkeypatch.setenv("SOFTWARE", str(tmp_path))
     profile = ClusterProfile.model_construct(vllm="$SOFTWARE/venv/bin/vllm")
-    interpreter.name_program(profile)
-    assert interpreter.interpreter() == str(folder / "python3")
+    worker_process.name_program(profile)
+    assert worker_process.interpreter() == str(folder / "python3")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").symlink_to(sys.executable)
     (tmp_path / "bin" / "vllm").symlink_to(folder / "vllm")
     monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "bin" / "vllm"))
-    assert interpreter.interpreter() == str(folder / "python3"), "not another one that lies beside the link"
+    assert worker_process.interpreter() == str(folder / "python3"), "not another one that lies beside the link"
     monkeypatch.setenv(PROGRAM_VARIABLE, str(folder / "vllm"))
     (folder / "python3").unlink()
     with pytest.raises(AutorlError, match="beside"):
-        interpreter.interpreter()
+        worker_process.interpreter()
     monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(AutorlError, match="no Python with vLLM"):
-        interpreter.interpreter()
+        worker_process.interpreter()
 
 
 def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
     outer = {"PYTHONPATH": "/a:/b", "VLLM_PORT": "5000", "MASTER_PORT": "5000", "RANK": "1", "HF_HUB_OFFLINE": "0"}
     secret = {"HF_TOKEN": "x", "OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "DB_PASSWORD": "x"}
-    outer |= {**secret, "VLLM_PLUGINS": "theirs", "PATH": "/bin", interpreter.CACHE_VARIABLE: str(tmp_path / "cache")}
-    env = interpreter.environment(outer, {"CUDA_VISIBLE_DEVICES": "1"}, 2)
+    outer |= {
+        **secret,
+        "VLLM_PLUGINS": "theirs",
+        "PATH": "/bin",
+        worker_process.CACHE_VARIABLE: str(tmp_path / "cache"),
+    }
+    env = worker_process.environment(outer, {"CUDA_VISIBLE_DEVICES": "1"}, 2)
     assert not {"VLLM_PORT", "MASTER_PORT", "RANK"} & set(env)
     code, *rest = env["PYTHONPATH"].split(":")
     assert rest == ["/a", "/b"] and env["PATH"] == "/bin"
     assert os.listdir(code) == ["autorl_hpc"], "nothing else of ours comes before the other Python's own"
-    assert (Path(code) / "autorl_hpc").samefile(interpreter.HOME / "autorl_hpc")
+    assert (Path(code) / "autorl_hpc").samefile(worker_process.HOME / "autorl_hpc")
     assert stat.S_IMODE(os.stat(code).st_mode) == 0o700
     assert not set(secret) & set(env)
     assert (env["HF_HUB_OFFLINE"], env["DO_NOT_TRACK"], env["VLLM_PLUGINS"]) == ("1", "1", "")
     assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "2")
-    beside = interpreter.beside_gpus({"OMP_NUM_THREADS": "1"}, 16)
-    assert beside == {"OMP_NUM_THREADS": "4", interpreter.COMPILERS: "16"}
-    assert interpreter.beside_gpus({interpreter.COMPILERS: "3"}, 0) == {"OMP_NUM_THREADS": "1"}
+    beside = worker_process.beside_gpus({"OMP_NUM_THREADS": "1"}, 16)
+    assert beside == {"OMP_NUM_THREADS": "4", worker_process.COMPILERS: "16"}
+    assert worker_process.beside_gpus({worker_process.COMPILERS: "3"}, 0) == {"OMP_NUM_THREADS": "1"}
     cache = Path(env["VLLM_CACHE_ROOT"]).parent
     assert cache == tmp_path / "cache" and stat.S_IMODE(os.stat(cache).st_mode) == 0o700
 

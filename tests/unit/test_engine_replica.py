@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S, alive, wait_for
 
-from autorl_hpc.grading.engines import replica as replicas
+from autorl_hpc.grading.engines import worker_process as replicas
 from autorl_hpc.grading.engines.framing import Frame
-from autorl_hpc.grading.engines.replica import Replica
+from autorl_hpc.grading.engines.worker_process import Replica
 from autorl_hpc.rollouts.engine import EngineFailed
 
 LARGE = {"op": "start", "names": ["model.layers.0.mlp.experts.0.gate_proj.weight"] * 20_000}

@@ -20,10 +20,10 @@ from helpers import PATIENCE_S, alive, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading.engines import copies, vllm
-from autorl_hpc.grading.engines.replica import MODULE
-from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.grading.engines import framing, vllm
+from autorl_hpc.grading.engines.shared import Words
 from autorl_hpc.grading.engines.vllm import VllmEngine
+from autorl_hpc.grading.engines.worker_process import MODULE
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, WeightsChanged
@@ -119,7 +119,7 @@ def test_several_workers_share_a_gpu_and_each_conversation_has_one(
     assert engine.identity.versions["workers_per_gpu"] == "4"
     for given in map(json.loads, notes(faults, "given")):
         assert given["memory"] == pytest.approx(0.85 / 4) and given["threads"] == "4"
-        assert 10 << 30 < given["kv"] < 0.85 / 4 * (80 << 30) - copies.FIXED_BYTES
+        assert 10 << 30 < given["kv"] < 0.85 / 4 * (80 << 30) - framing.FIXED_BYTES
     engine.load(*base)
     assert len(notes(faults, "swap")) == 4
     prompts = [[5 + number, 6, 7] for number in range(40)]

@@ -13,13 +13,12 @@ import pytest
 from counting_environment import count, goal, marks_the_last, outcomes, play, stuck
 from players import Player
 
-from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.episode import Live
+from autorl_hpc.rollouts.environment import Live, Transcript, Turn
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
 from autorl_hpc.rollouts.worker import MAX_OBSERVATION_CHARS
-from autorl_hpc.scoring.episodes import Episodes, encode
 from autorl_hpc.scoring.outcome import Context
+from autorl_hpc.scoring.registry import Episodes, encode
 from autorl_hpc.tasks.heldout import Item
 
 source = counting_environment.source

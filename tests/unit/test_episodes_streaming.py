@@ -25,11 +25,10 @@ from helpers import wait_for
 from players import Player
 from streaming import StreamingPlayer
 
-from autorl_hpc.rollouts import desk
-from autorl_hpc.rollouts.desk import Call, Desk
+from autorl_hpc.rollouts import pool
 from autorl_hpc.rollouts.engine import CONVERSATION
-from autorl_hpc.rollouts.episode import MAX_ATTEMPTS
-from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.environment import MAX_ATTEMPTS
+from autorl_hpc.rollouts.pool import Desk, Pool, WorkerCall
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 source = counting_environment.source
@@ -131,7 +130,7 @@ def test_all_or_none_closes_the_stream(source: Source) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "SLOW_S", 0.2)
+    monkeypatch.setattr(pool, "SLOW_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -209,7 +208,7 @@ def take_all(made: Desk, workers: list[int], times: int) -> dict[int, list[int]]
     for _ in range(times):
         for number in workers:
             call = made.take(number)
-            assert isinstance(call, Call)
+            assert isinstance(call, WorkerCall)
             made.done(number)
             got[number].append(call.slot)
     return got
@@ -260,7 +259,7 @@ def test_calls_of_a_lost_or_released_episode_are_dropped() -> None:
 
 
 def test_a_worker_that_hosts_a_slow_episode_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "SLOW_S", 0.0)
+    monkeypatch.setattr(pool, "SLOW_S", 0.0)
     made = Desk(2)
     made.begin(0, {"id": "slow"}, 0)
     take_all(made, [0], 1)
@@ -271,9 +270,9 @@ def test_a_worker_that_hosts_a_slow_episode_gets_no_more(monkeypatch: pytest.Mon
     assert take_all(made, [1], 2) == {1: [1, 2]}, "also what the slow one knows"
 
 
-def dozing(made: Desk, number: int) -> tuple[threading.Thread, list[Call | None]]:
+def dozing(made: Desk, number: int) -> tuple[threading.Thread, list[WorkerCall | None]]:
     """A worker that waits in a thread of its own, because there is nothing to do."""
-    got: list[Call | None] = []
+    got: list[WorkerCall | None] = []
     thread = threading.Thread(target=lambda: got.append(made.take(number)), daemon=True)
     thread.start()
     wait_for(lambda: made._places[number].dozes, "a worker without work")
@@ -290,7 +289,7 @@ def test_a_free_worker_is_woken_for_what_a_slow_one_knows(monkeypatch: pytest.Mo
     made.begin(1, {"id": "known"}, 0)
     take_all(made, [0], 2)
     made.release(1)
-    monkeypatch.setattr(desk, "SLOW_S", 0.0)
+    monkeypatch.setattr(pool, "SLOW_S", 0.0)
     made.act(0, {})
     take_all(made, [0], 1)
     thread, got = dozing(made, 1)
@@ -300,7 +299,7 @@ def test_a_free_worker_is_woken_for_what_a_slow_one_knows(monkeypatch: pytest.Mo
 
 
 def test_a_free_worker_takes_over_what_waits_for_one_that_got_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "SLOW_BEGINNING_S", 0.1)
+    monkeypatch.setattr(pool, "SLOW_BEGINNING_S", 0.1)
     made = Desk(2)
     made.begin(0, {"id": "known"}, 0)
     take_all(made, [0], 1)

@@ -13,7 +13,7 @@ import yaml
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.launch.plan import prepare
 from autorl_hpc.records.base import NewerVersion
 from autorl_hpc.states import Fault
 
@@ -311,7 +311,7 @@ def test_two_manifests_of_different_versions_of_a_task_are_noticed(root: Root) -
     """The files agree with their manifest, and yet are not those that task.yaml pins."""
     import json
 
-    from autorl_hpc.files.hashing import file_sha256
+    from autorl_hpc.files.checkpoint import file_sha256
 
     items = root.task_vault("arithmetic") / "feedback" / "items.jsonl"
     manifest = root.task_vault("arithmetic") / "MANIFEST.json"

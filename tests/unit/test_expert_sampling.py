@@ -15,7 +15,7 @@ from helpers import PATIENCE_S
 from pieces import TINY
 
 from autorl_hpc import rollouts
-from autorl_hpc.rollouts import tokens
+from autorl_hpc.rollouts import episodes as tokens
 
 piece = pieces.piece
 

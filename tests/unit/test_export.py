@@ -20,11 +20,11 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.evidence import unpack
 from autorl_hpc.evidence.export import Exported, export_run
 from autorl_hpc.evidence.unpack import unpack_evidence
+from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.archive import add, writing
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.records.evidence import EvidenceManifest
-from autorl_hpc.report.verify import verify_run
+from autorl_hpc.records.exchange import EvidenceManifest
 
 ALLOWED = 100_000
 

@@ -7,14 +7,21 @@ from typing import Any
 import pytest
 
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.failures import Exit, Gain, IterationFacts, LogExcerpt, RunFacts, failure_of
-from autorl_hpc.report.story import EvidenceLine
+from autorl_hpc.report.run_story.failures import (
+    GainBounds,
+    IterationFacts,
+    LogExcerpt,
+    ProcessExit,
+    RunFacts,
+    failure_of,
+)
+from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 
 K = FailureKind
-NONE = Gain(0.2, -1.5, 1.9, "ledger 12")
-UP = Gain(6.0, 2.5, 9.5, "ledger 12")
-DOWN = Gain(-22.0, -27.0, -17.0, "ledger 12")
+NONE = GainBounds(0.2, -1.5, 1.9, "ledger 12")
+UP = GainBounds(6.0, 2.5, 9.5, "ledger 12")
+DOWN = GainBounds(-22.0, -27.0, -17.0, "ledger 12")
 
 
 def points(losses: list[float] | None = None, **columns: list[Any]) -> tuple[TrainingPoint, ...]:
@@ -162,7 +169,7 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
         one(
             score=15.0,
             score_before=20.0,
-            gain=Gain(-5, -8, -2),
+            gain=GainBounds(-5, -8, -2),
             training=points(None, reward=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9]),
         ),
         K.REWARD_OR_DATA,
@@ -254,12 +261,12 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
     # a run
     (
         "a trace tells that a tool failed",
-        nothing(exits=(Exit("python train.py", None, 5.0, ok=False),)),
+        nothing(exits=(ProcessExit("python train.py", None, 5.0, ok=False),)),
         K.EARLY_CODING,
     ),
     (
         "a trace tells that a tool worked",
-        nothing(exits=(Exit("python train.py", None, 5.0, ok=True),)),
+        nothing(exits=(ProcessExit("python train.py", None, 5.0, ok=True),)),
         K.NO_SUBMISSION,
     ),
     ("it helped on the report split", run(report_gain=UP, feedback_gain=UP), None),
@@ -271,7 +278,7 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
     ("gain on feedback alone", run(feedback_gain=UP, report_gain=NONE, optimism_gap=5.8), K.STATIC_SHORTCUT),
     (
         "a gap within noise",
-        run(feedback_gain=Gain(2.0, 0.1, 3.9), report_gain=Gain(1.0, -0.2, 2.2), optimism_gap=1.0),
+        run(feedback_gain=GainBounds(2.0, 0.1, 3.9), report_gain=GainBounds(1.0, -0.2, 2.2), optimism_gap=1.0),
         K.NO_GAIN,
     ),
     (
@@ -286,13 +293,13 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
     ),
     (
         "it never got its code to run",
-        nothing(logs=log(*IMPORT_TRACE), exits=(Exit("python train.py", 1, 50.0),)),
+        nothing(logs=log(*IMPORT_TRACE), exits=(ProcessExit("python train.py", 1, 50.0),)),
         K.EARLY_CODING,
     ),
     ("still broken at half time", nothing(ended_by=None, elapsed_s=600.0, logs=log(*IMPORT_TRACE)), K.EARLY_CODING),
     (
         "killed by a signal, nothing trained",
-        nothing(exits=(Exit("python3 train.py", -9, 700.0),), ended_by=EndedBy.BUDGET),
+        nothing(exits=(ProcessExit("python3 train.py", -9, 700.0),), ended_by=EndedBy.BUDGET),
         K.EARLY_CODING,
     ),
     (
@@ -310,7 +317,7 @@ CASES: list[tuple[str, RunFacts | IterationFacts, FailureKind | None]] = [
         nothing(training=points([1.0, 0.9], not_finite=[(), ("train/loss", "grad_norm")])),
         K.TRAINING_COLLAPSE,
     ),
-    ("a failed ls is no failure", nothing(exits=(Exit("ls nowhere", 2, 3.0),)), K.NO_SUBMISSION),
+    ("a failed ls is no failure", nothing(exits=(ProcessExit("ls nowhere", 2, 3.0),)), K.NO_SUBMISSION),
     ("no gain", run(), K.NO_GAIN),
     (
         "no gain, as two of three iterations had no reward",

@@ -14,20 +14,19 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.baselines import baseline_key
+from autorl_hpc.evidence.verify import check_results
+from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Evaluation, Timings
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.ledger import Evaluation, Timings
 from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
 from autorl_hpc.records.task import SplitPin
-from autorl_hpc.report.results import check_results
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Split
-from autorl_hpc.supervise.prompts import feedback_text
-from autorl_hpc.tasks.heldout import Item
+from autorl_hpc.supervise.workspace import feedback_text
+from autorl_hpc.tasks.heldout import Item, asked_items, draw, pin_part
 from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.parts import asked_items, draw, pin_part
 
 FILE = load_task("arithmetic").file
 CLUSTERED = FILE.model_copy(update={"cluster_field": "shop"})

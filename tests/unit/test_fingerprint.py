@@ -12,10 +12,20 @@ import pytest
 from weights import write_safetensors
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading import fingerprint, sketch
-from autorl_hpc.grading.comparison import NOISE, Comparison, compare, sketch_of
-from autorl_hpc.grading.fingerprint import Outputs, about_weights, is_degenerate, is_untrained, parent_of
-from autorl_hpc.grading.weights import Weights, rounded
+from autorl_hpc.grading import fingerprint
+from autorl_hpc.grading.fingerprint import (
+    NOISE,
+    FolderWeights,
+    Outputs,
+    WeightComparison,
+    about_weights,
+    compare,
+    is_degenerate,
+    is_untrained,
+    parent_of,
+    rounded,
+    sketch_of,
+)
 
 T = TypeVar("T")
 Model = dict[str, npt.NDArray[np.float32]]
@@ -63,11 +73,11 @@ def save(folder: Path, weights: Model, dtype: str = "F32", shards: int = 1) -> P
     return folder
 
 
-def compared(new: Path, base: Path) -> Comparison:
-    return done(compare(Weights(new), Weights(base), folder_content_hash(new), "seed"))
+def compared(new: Path, base: Path) -> WeightComparison:
+    return done(compare(FolderWeights(new), FolderWeights(base), folder_content_hash(new), "seed"))
 
 
-def flags(found: Comparison, others: dict[str, float] | None = None) -> tuple[str, ...]:
+def flags(found: WeightComparison, others: dict[str, float] | None = None) -> tuple[str, ...]:
     return tuple(about_weights(found, "base", others or {})["flags"])
 
 
@@ -93,11 +103,14 @@ def test_sums_against_plain_numpy(tmp_path: Path, dtype: str) -> None:
 
 
 def test_a_tensor_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autorl_hpc.grading.comparison.BLOCK", sketch.SLICE)
-    big = {"w": np.random.default_rng(0).standard_normal(2 * sketch.SLICE + 1000).astype(np.float32)}
+    monkeypatch.setattr("autorl_hpc.grading.fingerprint.BLOCK", fingerprint.SLICE)
+    big = {"w": np.random.default_rng(0).standard_normal(2 * fingerprint.SLICE + 1000).astype(np.float32)}
     new = {"w": big["w"] + np.float32(0.5)}
     steps = compare(
-        Weights(save(tmp_path / "n", new)), Weights(save(tmp_path / "b", big)), folder_content_hash(tmp_path / "n"), "s"
+        FolderWeights(save(tmp_path / "n", new)),
+        FolderWeights(save(tmp_path / "b", big)),
+        folder_content_hash(tmp_path / "n"),
+        "s",
     )
     assert sum(1 for _ in steps) == 3
     found = compared(tmp_path / "n", tmp_path / "b")
@@ -136,7 +149,7 @@ def test_just_above_the_threshold_is_none(tmp_path: Path, dtype: str) -> None:
 def test_one_changed_byte_is_an_untrained_copy(tmp_path: Path, bits: int, tensor: str) -> None:
     base = save(tmp_path / "b", model(), "BF16")
     new = save(tmp_path / "n", model(), "BF16")
-    spec = Weights(new).specs[tensor]
+    spec = FolderWeights(new).specs[tensor]
     path = new / spec.file
     data = bytearray(path.read_bytes())
     at = spec.begin + 2 * 5
@@ -220,22 +233,22 @@ def test_resharded_is_the_same_content(tmp_path: Path) -> None:
 def test_what_was_accepted_is_what_is_compared(tmp_path: Path) -> None:
     base, new = save(tmp_path / "b", model()), save(tmp_path / "n", plus(model(), 0.1))
     with pytest.raises(ValueError, match="changed after intake"):
-        done(compare(Weights(new), Weights(base), folder_content_hash(base), "s"))
+        done(compare(FolderWeights(new), FolderWeights(base), folder_content_hash(base), "s"))
     less = save(tmp_path / "l", {name: value for name, value in model().items() if name != "norm"})
     with pytest.raises(ValueError, match="lacks tensors"):
-        done(compare(Weights(less), Weights(base), folder_content_hash(less), "s"))
+        done(compare(FolderWeights(less), FolderWeights(base), folder_content_hash(less), "s"))
     other = save(tmp_path / "o", {**model(), "norm": np.ones(65, dtype=np.float32)})
     with pytest.raises(ValueError, match="another shape"):
-        done(compare(Weights(other), Weights(base), folder_content_hash(other), "s"))
+        done(compare(FolderWeights(other), FolderWeights(base), folder_content_hash(other), "s"))
 
 
 def mixed(base: Model, other: Model, part: float) -> Model:
     return {name: (value + part * (other[name] - value)).astype(np.float32) for name, value in base.items()}
 
 
-def to_other(found: Comparison, other: Path, base: Path) -> dict[str, float]:
-    kept = done(sketch_of(Weights(other), Weights(base), "seed", {}))
-    return {"other": sketch.distance(found.sketch, kept)}
+def to_other(found: WeightComparison, other: Path, base: Path) -> dict[str, float]:
+    kept = done(sketch_of(FolderWeights(other), FolderWeights(base), "seed", {}))
+    return {"other": fingerprint.distance(found.sketch, kept)}
 
 
 @pytest.mark.parametrize(
@@ -272,10 +285,10 @@ def test_lineage_follows_the_nearest(tmp_path: Path) -> None:
     old = save(tmp_path / "b", base)
     found = [compared(save(tmp_path / f"{n}", value), old) for n, value in enumerate((first, second, aside))]
     assert parent_of(found[0], {})[0] is None
-    parent, delta = parent_of(found[1], {1: sketch.distance(found[1].sketch, found[0].sketch)})
+    parent, delta = parent_of(found[1], {1: fingerprint.distance(found[1].sketch, found[0].sketch)})
     true = np.sqrt(sum(np.sum((second[n].astype(float) - first[n]) ** 2) for n in SHAPES)) / found[1].base_length
     assert parent == 1 and delta == pytest.approx(true, rel=0.05)
-    far = {n: sketch.distance(found[2].sketch, found[n - 1].sketch) for n in (1, 2)}
+    far = {n: fingerprint.distance(found[2].sketch, found[n - 1].sketch) for n in (1, 2)}
     parent, delta = parent_of(found[2], far)
     assert parent is None and delta == pytest.approx(found[2].relative_delta)
 
@@ -287,19 +300,19 @@ def test_error_of_the_sketch(tmp_path: Path) -> None:
     for seed in range(40):
         difference = rng.standard_normal((512, 256)).astype(np.float32)
         difference[:, 3] *= 30
-        sketcher = sketch.Sketcher(f"{seed}")
+        sketcher = fingerprint.Sketcher(f"{seed}")
         flat = difference.ravel()
-        for number, at in enumerate(range(0, len(flat), sketch.SLICE)):
-            sketcher.add("w", number, flat[at : at + sketch.SLICE])
+        for number, at in enumerate(range(0, len(flat), fingerprint.SLICE)):
+            sketcher.add("w", number, flat[at : at + fingerprint.SLICE])
         true = float(np.linalg.norm(difference))
-        errors.append(sketch.distance(sketcher.finished(), sketch.nothing()) / true - 1)
+        errors.append(fingerprint.distance(sketcher.finished(), fingerprint.nothing()) / true - 1)
     assert abs(float(np.mean(errors))) < 0.006
     assert 0.006 < float(np.std(errors)) < 0.018
 
 
 def test_sketches_of_another_version_do_not_compare() -> None:
     with pytest.raises(ValueError, match="no sketch"):
-        sketch.distance(b"1234", sketch.nothing())
+        fingerprint.distance(b"1234", fingerprint.nothing())
 
 
 @pytest.mark.parametrize(

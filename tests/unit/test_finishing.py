@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.grading.finishing import ROOM, Finished, Finishing
+from autorl_hpc.grading.feedback import ROOM, Finished, Finishing
 
 
 def evaluation(name: str) -> Any:

@@ -11,13 +11,12 @@ import pytest
 
 from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.frozen import frozen_is_whole
+from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_run
+from autorl_hpc.files.store import frozen_is_whole
 from autorl_hpc.grading.daemon import MAX_TROUBLES, Grader
-from autorl_hpc.launch.environment import job_environment
-from autorl_hpc.launch.freeze import freeze, parts
-from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.launch.jobs import job_environment
+from autorl_hpc.launch.plan import freeze, parts, prepare
 
 
 @pytest.fixture

@@ -9,20 +9,18 @@ from draws import OFTEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.books import Books
-from autorl_hpc.gateway.budget import Budget, Totals
-from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.settings import Prices, RunLimits, Settings, Upstream
-from autorl_hpc.gateway.usage import Usage
-from autorl_hpc.records.ledger import DriverUse
+from autorl_hpc.gateway.accounting import Books, TokenBudget, TokenTotals
+from autorl_hpc.gateway.request import Prices, Refusal, RunLimits, Settings, Upstream
+from autorl_hpc.gateway.token_usage import TokenUsage
+from autorl_hpc.records.entries import DriverUse
 
 
-def used(given_tokens: int, out: int) -> Usage:
-    return Usage(tokens_in=given_tokens, tokens_out=out, out_is_last=True, ended=True)
+def used(given_tokens: int, out: int) -> TokenUsage:
+    return TokenUsage(tokens_in=given_tokens, tokens_out=out, out_is_last=True, ended=True)
 
 
 def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
     number = 0
     while budget.exhausted is None:
         number += 1
@@ -35,7 +33,7 @@ def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
 
 
 def test_input_and_output_are_counted() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
     budget.enter(1, 50, 100)
     budget.leave(1, used(60, 30), False)
     budget.enter(2, 50, 100)
@@ -57,7 +55,7 @@ def test_what_the_log_could_not_take_is_used_all_the_same(tmp_path: Path) -> Non
 
 
 def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
     budget.enter(1, 50, 2000)
     with pytest.raises(Refusal) as caught:
         budget.enter(2, 50, 10)
@@ -69,7 +67,7 @@ def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
 
 @pytest.mark.parametrize("limits", [RunLimits(tokens=10_000), RunLimits(cost_usd=0.01)])
 def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: RunLimits) -> None:
-    budget = Budget(limits, Prices(price_in=1.0, price_out=1.0), Totals())
+    budget = TokenBudget(limits, Prices(price_in=1.0, price_out=1.0), TokenTotals())
     budget.enter(1, 1500, 10, 9000, caches=False)
     with pytest.raises(Refusal) as caught:
         budget.enter(2, 1500, 10, 9000, caches=False)
@@ -85,10 +83,10 @@ def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits
 
 def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost() -> None:
     """What was learned from cached input is no ground to let many in at once."""
-    budget = Budget(RunLimits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), Totals())
+    budget = TokenBudget(RunLimits(cost_usd=1.0), Prices(price_in=10.0, price_out=0.0, price_cached=0.1), TokenTotals())
     for number in range(1, 20):
         budget.enter(number, 1000, 1, 4000)
-        budget.leave(number, Usage(1000, 1, 1000, out_is_last=True, ended=True), False)
+        budget.leave(number, TokenUsage(1000, 1, 1000, out_is_last=True, ended=True), False)
     cost, under_way = budget.totals.cost_usd, []
     for number in range(20, 60):
         try:
@@ -97,12 +95,12 @@ def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost
         except Refusal:
             pass
     for number in under_way:
-        budget.leave(number, Usage(10_000, 1, 0, written_1h=10_000, out_is_last=True, ended=True), False)
+        budget.leave(number, TokenUsage(10_000, 1, 0, written_1h=10_000, out_is_last=True, ended=True), False)
     assert under_way and cost < 0.1 and budget.totals.cost_usd <= 1.0 + 0.2
 
 
 def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=500))
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=500))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 600, 10)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
@@ -112,7 +110,7 @@ def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> Non
 
 
 def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
-    budget = Budget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), Totals(cost_usd=0.005))
+    budget = TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), TokenTotals(cost_usd=0.005))
     with pytest.raises(Refusal) as caught:
         budget.enter(1, 6000, 10)
     assert caught.value.code == "context_length_exceeded"
@@ -120,7 +118,7 @@ def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
 
 
 def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=960))
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=960))
     budget.enter(1, 10, 5)
     with pytest.raises(Refusal) as caught:
         budget.enter(2, 60, 10)
@@ -129,14 +127,14 @@ def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
 
 
 def test_the_last_rest_that_nothing_fits_into_counts_as_used_up() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals(tokens_in=970))
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=970))
     with pytest.raises(Refusal):
         budget.enter(1, 60, 10)
     assert budget.exhausted == "tokens"
 
 
 def test_a_failed_request_gives_its_place_back() -> None:
-    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
     budget.enter(1, 50, 5000)
     assert budget.leave(1, None, False) is None
     budget.enter(2, 50, 5000)
@@ -144,17 +142,20 @@ def test_a_failed_request_gives_its_place_back() -> None:
 
 
 def test_cost_is_a_budget_of_its_own() -> None:
-    budget = Budget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=10.0), Totals())
+    budget = TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=10.0), TokenTotals())
     budget.enter(1, 1000, 100)
     assert budget.leave(1, used(1000, 100), False) == pytest.approx(0.002)
     budget.enter(2, 1000, 1000)
     budget.leave(2, used(1000, 1000), False)
     assert budget.exhausted == "cost"
-    assert Budget(RunLimits(cost_usd=0.01), Prices(price_in=1, price_out=1), Totals(cost_usd=0.01)).exhausted == "cost"
+    assert (
+        TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1, price_out=1), TokenTotals(cost_usd=0.01)).exhausted
+        == "cost"
+    )
 
 
 def test_estimates_follow_what_the_driver_tells() -> None:
-    budget = Budget(RunLimits(), None, Totals())
+    budget = TokenBudget(RunLimits(), None, TokenTotals())
     for number in range(1, 30):
         budget.enter(number, 100, 10)
         budget.leave(number, used(150, 10), False)
@@ -169,7 +170,7 @@ def test_estimates_follow_what_the_driver_tells() -> None:
 )
 def test_the_limit_is_passed_by_at_most_one_answer(requests: list[tuple[int, int, float, bool]]) -> None:
     """With inputs that are estimated right, in whatever order requests come and end."""
-    budget = Budget(RunLimits(tokens=1000), None, Totals())
+    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
     budget._learn = lambda *args: None  # type: ignore[method-assign]  # estimates stay right
     under_way: list[tuple[int, int, int]] = []
     longest = 0

@@ -8,7 +8,7 @@ import socket
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.gateway.doors import MAX_CONNECTIONS, guarded, most_connections
+from autorl_hpc.gateway.run_gateway import MAX_CONNECTIONS, guarded, most_connections
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 

@@ -10,8 +10,8 @@ from draws import OFTEN, json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.refusals import Refusal
-from autorl_hpc.gateway.strictly import MAX_VALUES, has_more_values, read_object
+from autorl_hpc.gateway.request import Refusal
+from autorl_hpc.gateway.server import MAX_VALUES, has_more_values, read_object
 
 
 @pytest.mark.parametrize(

@@ -18,29 +18,29 @@ from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.gateway.doors import MAX_CONNECTIONS
+from autorl_hpc.gateway.run_gateway import MAX_CONNECTIONS
 from autorl_hpc.records.driver import DriverSpec
+from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.records.ledger import DriverUse
-from autorl_hpc.supervise import gateway as kept
+from autorl_hpc.supervise import children as kept
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.gateway import Gateway
+from autorl_hpc.supervise.children import GatewayProcess
 
 MODEL = "m"
 
 
-def made(folder: Path, **environ: str) -> Gateway:
+def made(folder: Path, **environ: str) -> GatewayProcess:
     run = RunDir(folder / "run")
     run.path.mkdir()
     budget = Budget(wall_clock_s=3600.0, grace_s=60.0)
     clock = BudgetClock(folder / "clock.json", budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
     spec = DriverSpec(kind="api", url="https://api.example.org/v1", model=MODEL)
     outer = {"PATH": os.environ["PATH"], **environ}
-    return Gateway(ExperimentDir(folder), run, "d", spec, clock, folder / "socket", outer)
+    return GatewayProcess(ExperimentDir(folder), run, "d", spec, clock, folder / "socket", outer)
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[Gateway]:
+def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
     one = made(tmp_path)
     try:
         one.start()
@@ -49,7 +49,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
         one.end()
 
 
-def models(gateway: Gateway) -> list[str]:
+def models(gateway: GatewayProcess) -> list[str]:
     """What it says that it has."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
     try:
@@ -59,16 +59,16 @@ def models(gateway: Gateway) -> list[str]:
         connection.close()
 
 
-def events(gateway: Gateway) -> list[str]:
+def events(gateway: GatewayProcess) -> list[str]:
     return [json.loads(line)["event"] for line in gateway.run.events.read_text().splitlines()]
 
 
-def pid(gateway: Gateway) -> int:
+def pid(gateway: GatewayProcess) -> int:
     process = gateway._process
     return 0 if process is None else process.pid
 
 
-def test_who_asks_while_it_is_started_again_is_answered(gateway: Gateway) -> None:
+def test_who_asks_while_it_is_started_again_is_answered(gateway: GatewayProcess) -> None:
     assert models(gateway) == [MODEL]
     first = pid(gateway)
     os.kill(first, signal.SIGKILL)
@@ -97,15 +97,15 @@ def test_one_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gateway:
+def unasked(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> GatewayProcess:
     """One that nobody asks anything but who hears it out, which never loses patience."""
     monkeypatch.setattr(kept, "ASK_EVERY_S", 3600.0)
     monkeypatch.setattr(kept, "HEAR_OUT_S", 3600.0)
-    found: Gateway = request.getfixturevalue("gateway")
+    found: GatewayProcess = request.getfixturevalue("gateway")
     return found
 
 
-def hearing_out(gateway: Gateway) -> threading.Thread:
+def hearing_out(gateway: GatewayProcess) -> threading.Thread:
     """Someone who hears it out, with the agent's clock running."""
     thread = threading.Thread(target=gateway.hear_out, daemon=True)
     thread.start()
@@ -113,7 +113,7 @@ def hearing_out(gateway: Gateway) -> threading.Thread:
 
 
 @pytest.mark.slow
-def test_one_that_dies_after_the_question_is_not_waited_for(unasked: Gateway) -> None:
+def test_one_that_dies_after_the_question_is_not_waited_for(unasked: GatewayProcess) -> None:
     first, before = pid(unasked), unasked._questions
     os.kill(first, signal.SIGSTOP)
     thread = hearing_out(unasked)
@@ -126,7 +126,7 @@ def test_one_that_dies_after_the_question_is_not_waited_for(unasked: Gateway) ->
     wait_for(lambda: pid(unasked) not in (0, first), "the next one")
 
 
-def test_one_that_takes_no_question_is_not_waited_for(unasked: Gateway) -> None:
+def test_one_that_takes_no_question_is_not_waited_for(unasked: GatewayProcess) -> None:
     process = unasked._process
     assert process is not None and process.stdin is not None
     os.kill(process.pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: Gateway) -> None:
+def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: GatewayProcess) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.prlimit(pid(gateway), resource.RLIMIT_NOFILE)[0] < 4 * MAX_CONNECTIONS:
         needs.skip("kernel", "fewer descriptors here")
@@ -184,7 +184,7 @@ def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: Gateway) -
     wait_for(lambda: answers_again(gateway), "a place")
 
 
-def answers_again(gateway: Gateway) -> bool:
+def answers_again(gateway: GatewayProcess) -> bool:
     try:
         return models(gateway) == [MODEL]
     except (OSError, http.client.HTTPException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.keyhidden import KeyHidden
+from autorl_hpc.files.redact import KeyHidden
 
 KEY = "aabaac"
 PIECES = st.lists(st.text("abcx", max_size=9) | st.just(KEY) | st.just(KEY[:5]), max_size=12)

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from driver_answers import PATHS
 
-from autorl_hpc.files.driver_log import DriverCall, LogWriter, add_up_calls, read_calls
-from autorl_hpc.gateway.asked import Asked
-from autorl_hpc.gateway.books import Books
-from autorl_hpc.gateway.call import Call
-from autorl_hpc.gateway.settings import Settings
-from autorl_hpc.gateway.usage import Meter
+from autorl_hpc.files.safe_open import DriverCall, LogWriter, add_up_calls, read_calls
+from autorl_hpc.gateway.accounting import Books
+from autorl_hpc.gateway.request import Settings
+from autorl_hpc.gateway.token_usage import CallRecord, RequestedSize, UsageMeter
 
 
 def call(number: int, **fields: Any) -> DriverCall:
@@ -54,7 +52,7 @@ def test_a_request_that_never_ended_counts_by_its_first_line(tmp_path: Path) -> 
     assert (totals.failed, totals.last_number) == (1, 3)
 
 
-def books_over(call: Call, log: Path, *pieces: bytes) -> Books:
+def books_over(call: CallRecord, log: Path, *pieces: bytes) -> Books:
     """Of a gateway that has sent a request, of whose answer so much has come."""
     told = {"token": "x" * 16, "upstream": {"url": "http://127.0.0.1:1/v1"}, "model": "m", "log": log}
     books = Books(Settings.model_validate(told))
@@ -62,7 +60,7 @@ def books_over(call: Call, log: Path, *pieces: bytes) -> Books:
     books.sending(call)
     call.sent_at, call.reached = time.monotonic(), True
     if pieces:
-        call.meter, call.status = Meter("text/event-stream"), 200
+        call.meter, call.status = UsageMeter("text/event-stream"), 200
     for piece in pieces:
         assert call.meter is not None
         call.meter.feed(piece)
@@ -70,7 +68,7 @@ def books_over(call: Call, log: Path, *pieces: bytes) -> Books:
 
 
 def test_of_an_answer_under_way_what_came_is_not_forgotten(tmp_path: Path) -> None:
-    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 100_000, True, False, 10))
+    call = CallRecord("openai-chat", PATHS["openai-chat"], wants=RequestedSize(10, 100_000, True, False, 10))
     words = json.dumps({"choices": [{"delta": {"content": "x" * 200_000}}]}).encode()
     books = books_over(call, tmp_path / "driver.jsonl", b"data: %s\n\n" % words)
     books.note_growth()
@@ -82,7 +80,7 @@ def test_of_an_answer_under_way_what_came_is_not_forgotten(tmp_path: Path) -> No
 
 
 def test_of_a_long_silence_what_may_have_been_written_is_counted(tmp_path: Path) -> None:
-    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 100_000, False, False, 10))
+    call = CallRecord("openai-chat", PATHS["openai-chat"], wants=RequestedSize(10, 100_000, False, False, 10))
     books = books_over(call, tmp_path / "driver.jsonl")
     call.sent_at = time.monotonic() - 300
     books.note_growth()
@@ -97,7 +95,7 @@ def test_of_a_long_silence_what_may_have_been_written_is_counted(tmp_path: Path)
 def test_a_request_that_the_gateways_end_cuts_off_is_counted(
     tmp_path: Path, fields: dict[str, Any], out: int | None
 ) -> None:
-    call = Call("openai-chat", PATHS["openai-chat"], wants=Asked(10, 700, False, False, 10))
+    call = CallRecord("openai-chat", PATHS["openai-chat"], wants=RequestedSize(10, 700, False, False, 10))
     books = books_over(call, tmp_path / "driver.jsonl")
     for name, value in fields.items():
         setattr(call, name, value)

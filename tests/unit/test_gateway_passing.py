@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from bodies import DATA_URL, FUNCTION, NOTHING, item, named, parts, user
 
-from autorl_hpc.gateway.allowed import Allowed
-from autorl_hpc.gateway.asked import asked
-from autorl_hpc.gateway.hosted import check
-from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
+from autorl_hpc.gateway.hosted_tools import check
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Allowed, Refusal
+from autorl_hpc.gateway.token_usage import asked
 
 TAKEN: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**user("x"), "tools": [FUNCTION, {"type": "custom", "custom": {"name": "patch"}}], "tool_choice": "auto"}),

@@ -8,10 +8,8 @@ from draws import OFTEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.allowed import Allowed
-from autorl_hpc.gateway.headers import check_beta, shown_key, to_client, to_driver, with_key
-from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
-from autorl_hpc.gateway.routes import route, split
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Allowed, Refusal, route, split
+from autorl_hpc.gateway.upstream import check_beta, shown_key, to_client, to_driver, with_key
 
 # ------------------------------------------------------------------------------------------------------------------ paths
 

@@ -11,10 +11,9 @@ from draws import OFTEN, json_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.asked import asked
-from autorl_hpc.gateway.hosted import check
-from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
-from autorl_hpc.gateway.sizes import size_of
+from autorl_hpc.gateway.hosted_tools import check
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, DIALECTS, GEMINI, RESPONSES, Refusal
+from autorl_hpc.gateway.token_usage import asked, size_of
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     # chat

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from bodies import item, parts, user
 
-from autorl_hpc.gateway.asked import asked
-from autorl_hpc.gateway.refusals import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
-from autorl_hpc.gateway.sizes import MOST_INPUT_TOKENS, size_of
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
+from autorl_hpc.gateway.token_usage import MOST_INPUT_TOKENS, asked, size_of
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,15 @@ from driver_answers import PATHS, STREAMS, WHOLE, answers, in_pieces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.gateway.budget import Budget, Totals
-from autorl_hpc.gateway.settings import Prices, RunLimits
-from autorl_hpc.gateway.usage import Meter, Usage
-from autorl_hpc.gateway.usage_stream import WithoutUsage, asking
+from autorl_hpc.gateway.accounting import TokenBudget, TokenTotals
+from autorl_hpc.gateway.request import Prices, RunLimits
+from autorl_hpc.gateway.token_usage import TokenUsage, UsageMeter, WithoutUsage, asking
 
 
 def counted(
     parts: list[bytes], kind: str = "text/event-stream; charset=utf-8", encoding: str = "", whole: bool = True
-) -> Usage:
-    meter = Meter(kind, encoding)
+) -> TokenUsage:
+    meter = UsageMeter(kind, encoding)
     for part in parts:
         meter.feed(part)
     return meter.end(whole)
@@ -170,7 +169,7 @@ def test_anthropics_caches_are_part_of_the_input() -> None:
             "cache_creation": {"ephemeral_5m_input_tokens": 40, "ephemeral_1h_input_tokens": 60}}  # fmt: skip
     usage = counted([json.dumps({"type": "message", "usage": told}).encode()], "application/json")
     assert (usage.tokens_in, usage.tokens_cached, usage.written_5m, usage.written_1h) == (1010, 900, 40, 60)
-    cost = Budget(RunLimits(), Prices(price_in=1.0, price_out=10.0, price_cached=0.1), Totals()).cost(usage)
+    cost = TokenBudget(RunLimits(), Prices(price_in=1.0, price_out=10.0, price_cached=0.1), TokenTotals()).cost(usage)
     assert cost == pytest.approx((10 + 40 * 1.25 + 60 * 2 + 900 * 0.1 + 5 * 10) / 1e6)
 
 

@@ -13,10 +13,23 @@ from typing import Any
 import needs
 import pytest
 
-from autorl_hpc.files import gitobjects, linediff
-from autorl_hpc.files.code_history import BY_HASH, Pointer, changes, files_at
-from autorl_hpc.files.gitobjects import FILE, LINK, PROGRAM, Files, GitDamage, Repository, object_id
-from autorl_hpc.files.linediff import Work, equal_blocks, line_diff
+from autorl_hpc.recorder import code
+from autorl_hpc.recorder.code import (
+    BY_HASH,
+    FILE,
+    LINK,
+    PROGRAM,
+    Files,
+    GitDamage,
+    Pointer,
+    Repository,
+    Work,
+    changes,
+    equal_blocks,
+    files_at,
+    line_diff,
+    object_id,
+)
 
 needs_git = needs.needs("git", shutil.which("git") is not None, "git is not installed")
 
@@ -184,7 +197,7 @@ def test_a_full_disk_leaves_no_half_object(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(gitobjects.os, "write", full)
+        patched.setattr(code.os, "write", full)
         with pytest.raises(OSError, match="No space"):
             repository.write("blob", b"abc")
     assert sorted(p.name for p in repository.path.iterdir()) == ["HEAD", "config", "objects", "refs"]
@@ -302,4 +315,4 @@ def test_texts_made_to_be_slow_are_given_up_by_steps() -> None:
         diff = line_diff(old, new, work)
         assert work.given_up == 1 and work.steps > -200_000
         assert diff.added - diff.removed == new.count("\n") - old.count("\n")
-    assert linediff.MAX_EDITS <= 2000
+    assert code.MAX_EDITS <= 2000

@@ -11,8 +11,14 @@ from pathlib import Path
 import needs
 import pytest
 
-from autorl_hpc.scoring.gsm8k import MAX_TEXT_CHARS, read_answer, read_gold, score_item
-from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
+from autorl_hpc.scoring.gsm8k import (
+    MAX_TEXT_CHARS,
+    opencompass_correct,
+    opencompass_extract,
+    read_answer,
+    read_gold,
+    score_item,
+)
 
 HALF = Fraction(1, 2)
 

@@ -10,9 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from autorl_hpc.scoring.gsm8k import read_answer
-from autorl_hpc.scoring.marked import read_marked
-from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
+from autorl_hpc.scoring.gsm8k import opencompass_correct, opencompass_extract, read_answer, read_marked
 
 MAX_HOSTILE_S = 5.0
 

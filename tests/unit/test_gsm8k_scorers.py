@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.scoring.marked import read_marked, score_marked
-from autorl_hpc.scoring.opencompass import opencompass_correct, opencompass_extract
+from autorl_hpc.scoring.gsm8k import opencompass_correct, opencompass_extract, read_marked, score_marked
 from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import SCORERS, scorer
 from autorl_hpc.tasks.heldout import Item

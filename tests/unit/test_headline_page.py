@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.records.ledger import Evaluation
+from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.states import Split
 
 REPO = Path(__file__).resolve().parents[2]

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from treemaker import ENGINE, Tree, TreeRun
 
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
+from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
-from autorl_hpc.grading.attempts import Attempts
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading.attempts import Attempts, offer, settle
 from autorl_hpc.grading.evaluate import ItemOutcome, Scored
 from autorl_hpc.grading.feedback import Feedback
-from autorl_hpc.grading.items import offer, settle
-from autorl_hpc.grading.known import Known
-from autorl_hpc.records.ledger import Evaluation, Score
-from autorl_hpc.report.verify import verify_run
+from autorl_hpc.grading.schedule import RunCatalog
+from autorl_hpc.records.entries import Evaluation, Score
 from autorl_hpc.states import EntryKind, Split
 
 
@@ -44,7 +43,7 @@ class Rater:
         tracing: Any = SimpleNamespace(enqueue=lambda *_: False)
         claims = Claims(experiment.claims, name, "host", HeartbeatWatch(experiment.graders, 60.0))
         self.attempts = Attempts(experiment, bench)
-        known = Known(experiment, lambda: [])
+        known = RunCatalog(experiment, lambda: [])
         nothing: Any = SimpleNamespace()
         self.feedback = Feedback(
             experiment, known, claims, nothing, self.attempts, tracing, name, lambda *_: None, lambda: None

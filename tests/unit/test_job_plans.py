@@ -10,11 +10,10 @@ from typing import Any
 import plans
 import pytest
 
-from autorl_hpc.cluster.site import Site
+from autorl_hpc.cluster.profile import Site
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.launch import limits
-from autorl_hpc.launch.jobs import JobPlan, Needs, split
-from autorl_hpc.launch.limits import Links, agent_links, grader_links, report_minutes
+from autorl_hpc.launch import jobs as limits
+from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, grader_links, report_minutes, split
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import Fault
 

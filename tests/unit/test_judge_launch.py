@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.launch.expand import expand, read_spec
-from autorl_hpc.launch.launcher import prepare
+from autorl_hpc.launch.plan import prepare
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import PATH_VARIABLE, Task, load_task
 

@@ -12,14 +12,14 @@ from checkpoints import Desk
 from fakes import Clients, lines, squeue_line
 from plans import UID, experiment, profile
 
-from autorl_hpc.cluster.board import write_submitted
+from autorl_hpc.cluster.job_table import write_submitted
 from autorl_hpc.files import atomic
-from autorl_hpc.files.claims import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import watcher
 from autorl_hpc.grading.watcher import ENTRY, Watcher, seal_what_is_lost
-from autorl_hpc.launch.task import run_task
+from autorl_hpc.launch.array_task import run_task
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.states import EndedBy

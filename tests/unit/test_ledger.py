@@ -16,12 +16,12 @@ from helpers import PATIENCE_S
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import NewerVersion
-from autorl_hpc.records.canonical import canonical_json
-from autorl_hpc.records.ledger import AttemptEnded, AttemptStarted, Evaluation, Score, Submission
+from autorl_hpc.records.entries import AttemptEnded, AttemptStarted, Evaluation, Score, Submission
 from autorl_hpc.states import EntryKind, Fault, Split
-from autorl_hpc.supervise.chain import Chain, Superseded
+from autorl_hpc.supervise.ledger_writer import LedgerWriter, Superseded
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ import sys, time
 from pathlib import Path
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.records.ledger import AttemptEnded
+from autorl_hpc.records.entries import AttemptEnded
 from autorl_hpc.states import EntryKind
 run, me, entries, racers = RunDir(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 ready = run.path / "ready"
@@ -286,7 +286,7 @@ def test_unfinished_writes_and_strange_names_are_passed_over(five: RunDir) -> No
 
 
 def test_an_older_attempt_can_write_nothing_any_more(run: RunDir) -> None:
-    older, newer = Chain(run), Chain(run)
+    older, newer = LedgerWriter(run), LedgerWriter(run)
     assert older.begin(0.0, "w") == 1
     older.write(EntryKind.SUBMISSION, refused(1))
     assert newer.begin(5.0, "w") == 2
@@ -302,14 +302,14 @@ def test_an_older_attempt_can_write_nothing_any_more(run: RunDir) -> None:
 
 
 def test_racing_attempts_get_different_numbers(run: RunDir) -> None:
-    chains = [Chain(run) for _ in range(8)]
+    chains = [LedgerWriter(run) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         numbers = list(pool.map(lambda chain: chain.begin(0.0, "w"), chains))
     assert sorted(numbers) == list(range(1, 9))
 
 
 def test_a_view_does_not_change_under_who_reads_it(run: RunDir) -> None:
-    chain = Chain(run)
+    chain = LedgerWriter(run)
     chain.begin(0.0, "w")
     before = chain.look()
     chain.write(EntryKind.SUBMISSION, refused(1))
@@ -317,10 +317,10 @@ def test_a_view_does_not_change_under_who_reads_it(run: RunDir) -> None:
 
 
 def test_submissions_after_the_seal_don_t_count(run: RunDir) -> None:
-    from autorl_hpc.records.ledger import Sealed
+    from autorl_hpc.records.entries import Sealed
     from autorl_hpc.states import EndedBy
 
-    chain = Chain(run)
+    chain = LedgerWriter(run)
     chain.begin(0.0, "w")
     sealed = Sealed(submissions=(), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=1.0, given_back_s=0.0)
     chain.write(EntryKind.SEALED, sealed)

@@ -14,12 +14,11 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
-from autorl_hpc.report.compare import Pair as ItemsPair  # noqa: E402
-from autorl_hpc.report.compare import gain, optimism  # noqa: E402
-from autorl_hpc.report.items import Items, Unusable  # noqa: E402
-from autorl_hpc.report.length_controlled import interval_points, on_all_items, paired  # noqa: E402
+from autorl_hpc.report.paired import PairedItems as ItemsPair  # noqa: E402
+from autorl_hpc.report.paired import gain, interval_points, on_all_items, optimism, paired  # noqa: E402  # noqa: E402
+from autorl_hpc.report.run_folder import Items, Unusable  # noqa: E402
 from autorl_hpc.scoring import length_control  # noqa: E402
-from autorl_hpc.scoring.length_control import Pair, influences, length_controlled, refits, win_rate  # noqa: E402
+from autorl_hpc.scoring.length_control import JudgedPair, influences, length_controlled, refits, win_rate  # noqa: E402
 
 
 @pytest.mark.parametrize("model", annotations.COMPLETE)
@@ -51,33 +50,33 @@ def test_the_preferences_may_stand_in_any_order_but_for_the_folds(data: Path) ->
 # --- awkward inputs ---
 
 
-def some(n: int, seed: int = 0) -> list[Pair]:
+def some(n: int, seed: int = 0) -> list[JudgedPair]:
     """Pairs of a judge that likes length and chance."""
     rng = random.Random(seed)
     made = []
     for _ in range(n):
         len_1, len_2 = rng.randint(100, 2000), rng.randint(100, 2000)
-        made.append(Pair(float(rng.random() < 1 / (1 + math.exp((len_1 - len_2) / 600))), len_1, len_2))
+        made.append(JudgedPair(float(rng.random() < 1 / (1 + math.exp((len_1 - len_2) / 600))), len_1, len_2))
     return made
 
 
 @pytest.mark.parametrize(("y", "score"), [(1.0, 100.0), (0.0, 0.0)])
 @pytest.mark.parametrize("n", [1, 2, 30, 805])
 def test_preferences_that_are_all_alike_need_no_fit(y: float, score: float, n: int) -> None:
-    pairs = [Pair(y, 100, 7 * number, 0.3, ((-1.0, 0.6),)) for number in range(n)]
+    pairs = [JudgedPair(y, 100, 7 * number, 0.3, ((-1.0, 0.6),)) for number in range(n)]
     assert length_controlled(pairs).score == score
     assert refits(pairs, 1.0, np.ones((2, n))).tolist() == [score, score]
 
 
 def test_lengths_that_differ_alike_explain_nothing() -> None:
-    pairs = [Pair(y, 300, 200) for y in (1.0, 0.0, 0.0, 0.0) * 50]
+    pairs = [JudgedPair(y, 300, 200) for y in (1.0, 0.0, 0.0, 0.0) * 50]
     fit = length_controlled(pairs)
     assert fit.weights[0] == 0.0
     assert fit.score == pytest.approx(25.0, abs=0.5)
 
 
 def test_one_pair() -> None:
-    assert 0.0 <= length_controlled([Pair(0.25, 10, 20)]).score <= 100.0
+    assert 0.0 <= length_controlled([JudgedPair(0.25, 10, 20)]).score <= 100.0
 
 
 def test_equal_preferences_are_half() -> None:
@@ -85,7 +84,7 @@ def test_equal_preferences_are_half() -> None:
 
 
 def test_wins_that_length_alone_decides_are_finite() -> None:
-    pairs = [Pair(float(number % 2), 500, 1000 if number % 2 else 10) for number in range(100)]
+    pairs = [JudgedPair(float(number % 2), 500, 1000 if number % 2 else 10) for number in range(100)]
     fit = length_controlled(pairs)
     assert math.isfinite(fit.score) and all(math.isfinite(weight) for weight in fit.weights)
     found = refits(pairs, fit.c, np.random.default_rng(0).multinomial(100, np.full(100, 0.01), size=50))
@@ -101,17 +100,17 @@ def test_a_judge_that_goes_by_length_alone_gives_half() -> None:
 @pytest.mark.parametrize(
     "pair",
     [
-        Pair(math.nan, 1, 2),
-        Pair(0.5, math.nan, 2),
-        Pair(0.5, 1, math.inf),
-        Pair(0.5, 1, 2, math.nan),
-        Pair(0.5, 1, 2, 0.0, ((math.nan, 0.5),)),
-        Pair(1.5, 1, 2),
-        Pair(-0.1, 1, 2),
-        Pair(0.5, 1, 2, 0.0, ((0.0, 2.0),)),
+        JudgedPair(math.nan, 1, 2),
+        JudgedPair(0.5, math.nan, 2),
+        JudgedPair(0.5, 1, math.inf),
+        JudgedPair(0.5, 1, 2, math.nan),
+        JudgedPair(0.5, 1, 2, 0.0, ((math.nan, 0.5),)),
+        JudgedPair(1.5, 1, 2),
+        JudgedPair(-0.1, 1, 2),
+        JudgedPair(0.5, 1, 2, 0.0, ((0.0, 2.0),)),
     ],
 )
-def test_what_is_no_number_is_refused(pair: Pair) -> None:
+def test_what_is_no_number_is_refused(pair: JudgedPair) -> None:
     with pytest.raises(ValueError, match=r"not finite|not from 0 to 1"):
         length_controlled([*some(40), pair])
 
@@ -172,7 +171,7 @@ def test_the_standard_error_is_that_of_the_bootstrap(data: Path, model: str) -> 
     assert influences(pairs, fit.c).sum() == pytest.approx(0.0, abs=0.5)  # not quite: the penalty has no weight
 
 
-def items_of(pairs: Sequence[Pair], c: float | None) -> Items:
+def items_of(pairs: Sequence[JudgedPair], c: float | None) -> Items:
     """As an items file gives them."""
     facts = [
         {"y": p.y, "len_1": p.len_1, "len_2": p.len_2, "difficulty": p.difficulty}
@@ -229,7 +228,10 @@ def test_a_better_model_is_seen_and_the_same_one_is_not(data: Path) -> None:
 
 def test_chance_is_chance() -> None:
     one, other = (
-        [Pair(float(random.Random(f"{seed}{number}").random() < 0.4), 500, 300 + number % 50) for number in range(100)]
+        [
+            JudgedPair(float(random.Random(f"{seed}{number}").random() < 0.4), 500, 300 + number % 50)
+            for number in range(100)
+        ]
         for seed in "ab"
     )
     found = paired(one, other, 3.0, 3.0)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.recorder import looking
-from autorl_hpc.recorder.looking import Elapsed, Looker, Troubles
+from autorl_hpc.recorder import run_recorder
+from autorl_hpc.recorder.run_recorder import Elapsed, Looker, Troubles
 from autorl_hpc.recorder.watch import Moment
 
 
@@ -85,7 +85,7 @@ def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, mo
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     (event,) = troubles(events)
     assert event["watch"] == "seen" and event["message"] == "ValueError: bad\\nline \\x1b[2J"
-    monkeypatch.setattr(looking, "TROUBLE_EVERY_S", 0.0)
+    monkeypatch.setattr(run_recorder, "TROUBLE_EVERY_S", 0.0)
     said._next_s.clear()
     made._look()
     assert troubles(events)[-1]["unsaid_before"] == 7
@@ -96,15 +96,15 @@ def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, mo
 
 
 def test_troubles_are_bounded(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "TROUBLE_EVERY_S", -1.0)
+    monkeypatch.setattr(run_recorder, "TROUBLE_EVERY_S", -1.0)
     said = Troubles(events)
-    for number in range(looking.MAX_TROUBLES + 50):
+    for number in range(run_recorder.MAX_TROUBLES + 50):
         said.say("w", str(number))
-    assert len(troubles(events)) == looking.MAX_TROUBLES
+    assert len(troubles(events)) == run_recorder.MAX_TROUBLES
 
 
 def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "HANGS_S", 0.1)
+    monkeypatch.setattr(run_recorder, "HANGS_S", 0.1)
     hanging, good, said = Seen("hanging"), Seen("good"), Troubles(events)
     hanging.gate.clear()
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from autorl_hpc.files import masking
-from autorl_hpc.files.masking import MASK, masked
+from autorl_hpc.files import redact
+from autorl_hpc.files.redact import MASK, masked
 
 KEY = "q9Zr7LmX2vTb8Kc4Wd6Yp1Hs"
 
@@ -178,5 +178,5 @@ def test_no_text_is_too_odd() -> None:
 
 
 def test_every_name_of_a_secret_holds_a_hint() -> None:
-    names = {*masking._ALWAYS, *masking._SCHEMES, "token", "key", "keys", "signature", "authorization", "-u", "--user"}
-    assert all(any(hint in name for hint in masking._HINTS) for name in names)
+    names = {*redact._ALWAYS, *redact._SCHEMES, "token", "key", "keys", "signature", "authorization", "-u", "--user"}
+    assert all(any(hint in name for hint in redact._HINTS) for name in names)

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from autorl_hpc.files.below import open_regular
+from autorl_hpc.files.safe_open import open_regular
 from autorl_hpc.states import Split
-from autorl_hpc.supervise import ngrams, plaintext, treewalk
-from autorl_hpc.supervise.ngrams import Index, Text, words
-from autorl_hpc.supervise.plaintext import Limit, Meter, TooMuch, chunks
+from autorl_hpc.supervise import ngrams, plaintext
+from autorl_hpc.supervise.ngrams import NgramIndex, Text, words
+from autorl_hpc.supervise.plaintext import Limit, ReadingBudget, TooMuch, chunks
 from autorl_hpc.supervise.scanner import Heldout, Scanner
 
 LONG = (
@@ -40,7 +40,7 @@ TEXTS = [LONG, SHORT, LATEX]
 
 def scanner(folder: Path, texts: list[str] = TEXTS, given: str = "") -> Scanner:
     """A scanner over `folder` with these questions held out."""
-    index = Index([Text(n, text, asked=True) for n, text in enumerate(texts)], len(texts))
+    index = NgramIndex([Text(n, text, asked=True) for n, text in enumerate(texts)], len(texts))
     index.forget([index.search(given.encode())])
     made = Scanner(
         Heldout(index, [Split.REPORT] * len(texts), [f"i{n}" for n in range(len(texts))]), 0, folder, folder / "no-log"
@@ -49,8 +49,8 @@ def scanner(folder: Path, texts: list[str] = TEXTS, given: str = "") -> Scanner:
     return made
 
 
-def meter(seconds: float = 200.0, count: int = 1 << 30) -> Meter:
-    return Meter(time.monotonic() + seconds, count)
+def meter(seconds: float = 200.0, count: int = 1 << 30) -> ReadingBudget:
+    return ReadingBudget(time.monotonic() + seconds, count)
 
 
 def found(folder: Path, texts: list[str] = TEXTS) -> int:
@@ -170,11 +170,11 @@ def test_a_short_text_must_be_whole_and_a_shorter_one_says_nothing(tmp_path: Pat
 
 def test_answers_count_from_26_words_on_and_by_half(tmp_path: Path) -> None:
     answer = " ".join(f"word{n}" for n in range(40))  # 28 runs
-    index = Index([Text(0, "too short to tell", asked=True), Text(0, answer, asked=False)], 1)
+    index = NgramIndex([Text(0, "too short to tell", asked=True), Text(0, answer, asked=False)], 1)
     for count, expected in ((12, {}), (13 + 12, {}), (13 + 13, {0: "ngram"}), (40, {0: "exact"})):
         text = " ".join(answer.split()[:count])
         assert index.found(index.search(text.encode())) == expected, count
-    assert Index([Text(0, " ".join(answer.split()[:25]), asked=False)], 1).short == 1
+    assert NgramIndex([Text(0, " ".join(answer.split()[:25]), asked=False)], 1).short == 1
 
 
 def test_what_was_given_is_not_looked_for(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_file_that_becomes_a_fifo_or_a_link_under_our_eyes(tmp_path: Path) -> 
     (work / "a.txt").write_text("x")
     fd = os.open(work, os.O_RDONLY)
     try:
-        (listed,) = treewalk.list_files(fd, meter()).files
+        (listed,) = plaintext.list_files(fd, meter()).files
         (work / "a.txt").unlink()
         os.mkfifo(work / "a.txt")
         assert open_regular(fd, listed.parts) is None
@@ -311,7 +311,7 @@ def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path, monkeypatch:
     assert look.files_skipped >= 24 and look.bytes_skipped >= 24 * 20_000
     look = scanner(tmp_path).look(meter(seconds=-1))
     assert not look.complete and look.reason == "limit of the look: time"
-    monkeypatch.setattr(treewalk, "MAX_FILES", 10)
+    monkeypatch.setattr(plaintext, "MAX_FILES", 10)
     look = scanner(tmp_path).look(meter())
     assert look.files_scanned == 10 and look.reason == "not all folders could be listed"
 
@@ -320,7 +320,7 @@ def test_a_look_that_is_asked_to_end_keeps_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(LONG)
     (tmp_path / "b.txt").write_text("y" * 3_000_000)
     asked = iter([False] * 2)
-    look = scanner(tmp_path).look(Meter(time.monotonic() + 200, 1 << 30, lambda: next(asked, True)))
+    look = scanner(tmp_path).look(ReadingBudget(time.monotonic() + 200, 1 << 30, lambda: next(asked, True)))
     assert look.items == {Split.REPORT: 1} and look.reason == "limit of the look: asked to end"
 
 

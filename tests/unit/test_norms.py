@@ -9,11 +9,17 @@ import pytest
 from test_fingerprint import Model, adam, done, save
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading import sketch
-from autorl_hpc.grading.comparison import Comparison, compare, sketch_of
-from autorl_hpc.grading.fingerprint import about_weights
-from autorl_hpc.grading.norms import Energies, Profile
-from autorl_hpc.grading.weights import Weights, rounded
+from autorl_hpc.grading import fingerprint
+from autorl_hpc.grading.fingerprint import (
+    Energies,
+    FolderWeights,
+    Profile,
+    WeightComparison,
+    about_weights,
+    compare,
+    rounded,
+    sketch_of,
+)
 
 HIDDEN, WIDTH, VOCABULARY = 64, 160, 300
 UNITS = ("up", "gate")
@@ -92,13 +98,17 @@ def told(
 ) -> tuple[tuple[str, ...], str | None]:
     """The flags, and the model that is found behind exchanged units."""
     mine, theirs = save(folder / "new", new, dtype), save(folder / "base", base, base_dtype)
-    found: Comparison = done(compare(Weights(mine), Weights(theirs), folder_content_hash(mine), "seed"))
+    found: WeightComparison = done(
+        compare(FolderWeights(mine), FolderWeights(theirs), folder_content_hash(mine), "seed")
+    )
     far: dict[str, float] = {}
     profiles: dict[str, Profile] = {}
     if other is not None:
         profiles["other"] = {}
-        kept = done(sketch_of(Weights(save(folder / "other", other)), Weights(theirs), "seed", profiles["other"]))
-        far["other"] = sketch.distance(found.sketch, kept)
+        kept = done(
+            sketch_of(FolderWeights(save(folder / "other", other)), FolderWeights(theirs), "seed", profiles["other"])
+        )
+        far["other"] = fingerprint.distance(found.sketch, kept)
     facts = about_weights(found, "base", far, profiles)
     return facts["flags"], facts["exchanged_of"]
 

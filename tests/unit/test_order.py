@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from autorl_hpc.files.queue import is_waited_for, run_of
-from autorl_hpc.grading.order import (
+from autorl_hpc.grading.schedule import (
     BACKGROUND_EVERY,
     CLOSING_EVERY,
     CLOSINGS_FIRST_S,

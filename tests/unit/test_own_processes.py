@@ -7,7 +7,7 @@ import sys
 
 STARTED_AMID = """
 import os, subprocess, threading, time
-from autorl_hpc.supervise.processes import end_all, start_own
+from autorl_hpc.files.processes import end_all, start_own
 
 there, found, real = threading.Event(), [], subprocess.Popen
 

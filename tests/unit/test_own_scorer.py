@@ -12,11 +12,11 @@ import pytest
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.scoring.outcome import Context, Outcome
-from autorl_hpc.scoring.own import EvaluateFailed, Limits, OwnScorer, _Bad, _Lane
-from autorl_hpc.scoring.own_child import Garbage, as_score
+from autorl_hpc.scoring.own import ChildLimits, EvaluateFailed, OwnScorer, _Bad, _Lane
+from autorl_hpc.scoring.own_child import InvalidScore, as_score
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.folders import scorer_sha256
 from autorl_hpc.tasks.heldout import Item
-from autorl_hpc.tasks.own_files import scorer_sha256
 
 ITEM = Item("item-7", "What is half of 14?", "7", {"unit": "apples"})
 
@@ -77,7 +77,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
 
     assert as_score(numpy.float32(0.5)) == 0.5 and as_score(numpy.int64(1)) == 1.0
     assert as_score(numpy.bool_(True)) == 1.0
-    with pytest.raises(Garbage):
+    with pytest.raises(InvalidScore):
         as_score(numpy.array([0.5]))
 
 
@@ -150,7 +150,7 @@ def test_a_hang_leaves_no_process(tmp_path: Path) -> None:
 
 def test_what_is_killed_before_its_start_does_not_start(tmp_path: Path) -> None:
     made(tmp_path, returning("1.0"))
-    lane = _Lane(tmp_path / "evaluate.py", Limits())
+    lane = _Lane(tmp_path / "evaluate.py", ChildLimits())
     lane.kill()
     try:
         with pytest.raises(_Bad, match="was stopped"):

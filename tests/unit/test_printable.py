@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from autorl_hpc.recorder.traces.told import MASKED_CHARS, MAX_TEXT_CHARS, beginning
-from autorl_hpc.records.names import printable
+from autorl_hpc.recorder.traces.parse import MASKED_CHARS, MAX_TEXT_CHARS, beginning
+from autorl_hpc.records.base import printable
 
 
 def by_rule(text: str) -> str:

@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.table import TICKS, ProcessTable
+from autorl_hpc.recorder.process_table import TICKS, ProcessTable
 
 PARENT = """
 import subprocess, sys

@@ -15,22 +15,20 @@ from treemaker import Tree
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.artifacts import READY_NAME
-from autorl_hpc.files.claims import Claims, HeartbeatWatch
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.grading import daemon, evaluate, patience
-from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
-from autorl_hpc.grading.backoff import MAX_RETRY_S
-from autorl_hpc.grading.baselines import Baselines
+from autorl_hpc.files.processes import GivenUp, ended_by
+from autorl_hpc.files.queue import Claims, HeartbeatWatch
+from autorl_hpc.grading import daemon, evaluate, timeouts
+from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble
 from autorl_hpc.grading.daemon import Grader
-from autorl_hpc.grading.evaluate import Answered, Bench, Scored
+from autorl_hpc.grading.evaluate import Bench, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
-from autorl_hpc.grading.known import Known
-from autorl_hpc.grading.patience import GraderOverdue, RatingOverdue, overdue_s, within
+from autorl_hpc.grading.schedule import MAX_RETRY_S, RunCatalog
+from autorl_hpc.grading.timeouts import GraderOverdue, RatingOverdue, overdue_s, within
+from autorl_hpc.records.entries import Evaluation, Timings
 from autorl_hpc.records.experiment import GraderSpec
-from autorl_hpc.records.ledger import Evaluation, Timings
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import Answer
-from autorl_hpc.scoring.giving_up import GivenUp, ended_by
 from autorl_hpc.states import Fault, Split
 
 ARTIFACT = "a" * 64
@@ -57,14 +55,14 @@ class Slow(Bench):
         *,
         order: Sequence[int] | None = None,
         limit: int | None = None,
-    ) -> Answered:
+    ) -> SplitAnswers:
         self.asked.append((content_hash, limit))
         return answered(science, content_hash, limit)
 
-    def _limit_s(self, answered: Answered) -> float:
+    def _limit_s(self, answered: SplitAnswers) -> float:
         return LIMIT_S
 
-    def _rate(self, answered: Answered) -> Scored:
+    def _rate(self, answered: SplitAnswers) -> Scored:
         few = self.rates_few and "few" in str(answered.asked)
         if self.hangs and answered.content_hash in self.hangs_on and not few:
             ended = threading.Event()
@@ -83,11 +81,11 @@ class Slow(Bench):
         self.dropped += 1
 
 
-def answered(science: Science, content_hash: str, limit: int | None = None, items: int = 1) -> Answered:
+def answered(science: Science, content_hash: str, limit: int | None = None, items: int = 1) -> SplitAnswers:
     """The answers to one item, or as many."""
     answers = [[Answer("it is 7", 3, False)] for _ in range(items)]
     asked = ("all" if limit is None else "few", content_hash)
-    return Answered(science, Split.FEEDBACK, content_hash, [], answers, "e" * 64, asked, Timings())
+    return SplitAnswers(science, Split.FEEDBACK, content_hash, [], answers, "e" * 64, asked, Timings())
 
 
 @pytest.fixture
@@ -182,7 +180,7 @@ def test_that_first_try_counts_once(tmp_path: Path) -> None:
 
     claims = Claims(experiment.claims, "g", "host", HeartbeatWatch(experiment.graders, 60.0))
     attempts, nothing = SimpleNamespace(evaluate=tried), SimpleNamespace()
-    known = Known(experiment, lambda: [])
+    known = RunCatalog(experiment, lambda: [])
     feedback = Feedback(
         experiment,
         known,
@@ -271,7 +269,7 @@ def test_a_base_model_that_is_not_rated_in_time_costs_no_engine_and_no_attention
 def test_a_grader_does_not_wait_for_what_it_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python would, for an executor's threads."""
     go, left = threading.Event(), list[tuple[int, tuple[str, ...]]]()
-    monkeypatch.setattr(patience, "END_S", 0.05)
+    monkeypatch.setattr(timeouts, "END_S", 0.05)
     ends: Any = SimpleNamespace(
         record=SimpleNamespace(cluster=None),
         run=lambda: None,

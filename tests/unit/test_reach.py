@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.launch.expand import Cell
-from autorl_hpc.launch.reach import check_search, lines
+from autorl_hpc.launch.expand import Cell, check_search, lines
 from autorl_hpc.records.experiment import Budget, ExperimentSpec, JudgeSpec
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe, Sampling

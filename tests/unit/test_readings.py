@@ -23,8 +23,8 @@ from helpers import PATIENCE_S
 from test_ngrams import LONG, TEXTS, found, in_a_zip, meter, scanner
 
 from autorl_hpc.states import Split
-from autorl_hpc.supervise.plaintext import Meter, opaque_bytes
-from autorl_hpc.supervise.readings import readings, wide_code
+from autorl_hpc.supervise.ngrams import readings, wide_code
+from autorl_hpc.supervise.plaintext import ReadingBudget, opaque_bytes
 
 
 def behind_a_line(text: str) -> bytes:
@@ -197,7 +197,7 @@ def test_a_pack_of_starts_of_streams_ends_in_time(tmp_path: Path) -> None:
     (tmp_path / "evil.pack").write_bytes(b"PACK\0\0\0\2" + b"x\x9c" * (4 << 20))
     (tmp_path / "z.txt").write_text(LONG)
     begun = time.process_time()
-    by_its_cpu = Meter(time.monotonic() + PATIENCE_S, 1 << 30, lambda: time.process_time() - begun > 3.0)
+    by_its_cpu = ReadingBudget(time.monotonic() + PATIENCE_S, 1 << 30, lambda: time.process_time() - begun > 3.0)
     look = scanner(tmp_path).look(by_its_cpu)
     assert look.items == {Split.REPORT: 1} and not look.complete and time.process_time() - begun < 30.0
 

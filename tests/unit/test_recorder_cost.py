@@ -15,13 +15,13 @@ from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.recorder import births, table
-from autorl_hpc.recorder.looking import BEAT_S, to_beat
-from autorl_hpc.recorder.pace import Leavings
-from autorl_hpc.recorder.table import ProcessTable
+from autorl_hpc.recorder import process_table
+from autorl_hpc.recorder.process_table import ProcessTable
+from autorl_hpc.recorder.run_recorder import BEAT_S, to_beat
+from autorl_hpc.recorder.watch import Leavings
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.recording import Recording
+from autorl_hpc.supervise.children import RecorderProcess
 
 MARK = "recorder-cost"
 MOST = 0.08
@@ -63,7 +63,7 @@ def test_all_watches_together_stay_below_their_share(tmp_path: Path) -> None:
         run.clock, Budget.model_validate({"wall_clock": "1h"}), 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0
     )
     clock.start()
-    recording = Recording(run, workspace, clock, os.getpid(), MARK)
+    recording = RecorderProcess(run, workspace, clock, os.getpid(), MARK)
     recording.start()
     try:
         pid = recorder_pid(run, time.monotonic() + PATIENCE_S)
@@ -118,24 +118,24 @@ def test_watches_wake_at_common_beats() -> None:
 
 
 def test_a_birth_moves_the_number() -> None:
-    if not births.are_told():
+    if not process_table.are_told():
         needs.skip("kernel", "the last process number does not move in /proc/loadavg here")
-    before = births.last_number()
+    before = process_table.last_number()
     subprocess.run(["true"], check=True)
-    assert births.last_number() != before
+    assert process_table.last_number() != before
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_new_processes_are_seen_with_and_without_that_number(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(births, "are_told", lambda: told)
-    monkeypatch.setattr(table, "LIST_AGAIN_S", PATIENCE_S)
+    monkeypatch.setattr(process_table, "are_told", lambda: told)
+    monkeypatch.setattr(process_table, "LIST_AGAIN_S", PATIENCE_S)
     if told:
-        monkeypatch.setattr(births, "last_number", lambda: b"7")
+        monkeypatch.setattr(process_table, "last_number", lambda: b"7")
     seen = ProcessTable(os.getpid(), MARK)
     seen.look()
     listed = threading.Event()
     true_list = os.listdir
-    monkeypatch.setattr(table.os, "listdir", lambda path: (listed.set(), true_list(path))[1])
+    monkeypatch.setattr(process_table.os, "listdir", lambda path: (listed.set(), true_list(path))[1])
     agent = subprocess.Popen(["sleep", "60"])
     try:
         seen.look()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.recorder import gpus
-from autorl_hpc.recorder.gpus import Device, NvmlGpus, chosen
+from autorl_hpc.recorder import usage
+from autorl_hpc.recorder.usage import Device, NvmlGpus, chosen
 from autorl_hpc.records.recorded import GpuSample
 
 DEVICES = [
@@ -88,7 +88,7 @@ def library(**functions: Any) -> ModuleType:
 def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> NvmlGpus:
     """Has measured once, or found out why it can't."""
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(gpus, "MEASURE_S", 0.05)
+    monkeypatch.setattr(usage, "MEASURE_S", 0.05)
     found = NvmlGpus({})
     wait_for(lambda: found._latest is not None or not found._thread.is_alive(), "the first figures")
     return found
@@ -174,7 +174,7 @@ def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> No
             released.wait(PATIENCE_S)
         return 1000
 
-    monkeypatch.setattr(gpus, "LATE_S", 0.3)
+    monkeypatch.setattr(usage, "LATE_S", 0.3)
     found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=hangs))
     wait_for(lambda: calls[0] > 2, "it to hang")
     time.sleep(0.4)

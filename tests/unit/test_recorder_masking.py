@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from autorl_hpc.files.masking import masked
-from autorl_hpc.recorder.masking import MAX_COMMAND_CHARS, command_text
+from autorl_hpc.files.redact import MAX_COMMAND_CHARS, command_text, masked
 
 KEY = "aB3" * 12
 

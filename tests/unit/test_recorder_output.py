@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers import wait_for
 
-from autorl_hpc.files.agent_log import MAX_TIMES_BYTES, lines, read_times, shown, tail_start
-from autorl_hpc.recorder import output
-from autorl_hpc.recorder.output import OutputStamps
+from autorl_hpc.files.safe_open import MAX_TIMES_BYTES, lines, read_times, shown, tail_start
+from autorl_hpc.recorder import trainings
+from autorl_hpc.recorder.trainings import OutputStamps
 from autorl_hpc.recorder.watch import Moment
 
 
@@ -75,7 +75,7 @@ def test_a_log_that_its_agent_cuts(tmp_path: Path) -> None:
 
 
 def test_the_file_of_stamps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "RESOLUTIONS", ((200, 0.25), (400, 2.0)))
+    monkeypatch.setattr(trainings, "RESOLUTIONS", ((200, 0.25), (400, 2.0)))
     log, times = tmp_path / "agent.log", tmp_path / "agent.times"
     stamps = OutputStamps(log, times)
     paces = []
@@ -87,7 +87,7 @@ def test_the_file_of_stamps_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
             paces.append(stamps.every_s)
     assert paces[0] == 0.25 and paces[-1] == 2.0
     assert times.stat().st_size < 450
-    assert output.RESOLUTIONS[-1][0] < MAX_TIMES_BYTES
+    assert trainings.RESOLUTIONS[-1][0] < MAX_TIMES_BYTES
 
 
 @pytest.mark.parametrize(

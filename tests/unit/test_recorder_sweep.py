@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.recorder import sweep as sweep_module
-from autorl_hpc.recorder.sweep import Sweep
+from autorl_hpc.recorder import usage as sweep_module
+from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 
 NOW = Moment(1.0, "2030-01-01T00:00:00.000+00:00", 1)

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder import following, trainings
-from autorl_hpc.recorder.following import Followed
-from autorl_hpc.recorder.steps import number_of, steps_in
-from autorl_hpc.recorder.sweep import Sweep
-from autorl_hpc.recorder.trainings import Trainings, is_log
+from autorl_hpc.recorder import trainings
+from autorl_hpc.recorder.trainings import FilePosition, Trainings, is_log, number_of, steps_in
+from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
 
@@ -360,10 +358,10 @@ def test_one_look_takes_no_longer_than_its_slice(world: World, monkeypatch: pyte
 
 
 def test_lines_longer_than_a_piece_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PIECE_BYTES", 16)
+    monkeypatch.setattr(trainings, "PIECE_BYTES", 16)
     path = tmp_path / "x"
     path.write_bytes(b"short\n" + b"l" * 100 + b"\nlast\rend")
-    fd, log = os.open(path, os.O_RDONLY), Followed()
+    fd, log = os.open(path, os.O_RDONLY), FilePosition()
     pieces = [log.lines(fd) for _ in range(20)]
     assert b"".join(pieces) == b"short\nlast\r"
     assert log.lines(fd, rest=True) == b"end"

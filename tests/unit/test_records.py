@@ -12,9 +12,8 @@ from recordlist import EVALUATION, RECORDS, named
 
 from autorl_hpc.agents import AgentFile
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.records import driver, exchange, experiment, ledger
+from autorl_hpc.records import canonical_json, driver, entries, exchange, experiment, readable_json
 from autorl_hpc.records.base import NewerVersion, Strict, parse_record
-from autorl_hpc.records.canonical import canonical_json, readable_json
 from autorl_hpc.records.schemas import FILES
 
 
@@ -46,7 +45,7 @@ def test_an_unknown_field_is_named_with_its_file_and_a_suggestion(record: Strict
 @pytest.mark.parametrize("record", RECORDS, ids=named)
 def test_each_missing_field_is_named(record: Strict) -> None:
     required = [name for name, field in type(record).model_fields.items() if field.is_required()]
-    assert required or isinstance(record, ledger.Contamination)
+    assert required or isinstance(record, entries.Contamination)
     for name in required:
         value = record.model_dump(mode="json")
         del value[name]
@@ -75,7 +74,7 @@ def test_a_newer_version_is_refused_politely(record: Strict) -> None:
 def test_nan_and_infinity_are_no_numbers(number: float) -> None:
     value = {**EVALUATION.model_dump(mode="json"), "score": number}
     with pytest.raises(AutorlError, match="field `score`"):
-        parse_record(ledger.Evaluation, value, "file")
+        parse_record(entries.Evaluation, value, "file")
     with pytest.raises(ValueError):
         canonical_json({"score": number})
 
@@ -83,7 +82,7 @@ def test_nan_and_infinity_are_no_numbers(number: float) -> None:
 @pytest.mark.parametrize("score", [-0.001, 100.001, "high", [1]])
 def test_a_score_lies_between_0_and_100(score: Any) -> None:
     with pytest.raises(AutorlError, match="field `score`"):
-        parse_record(ledger.Evaluation, {**EVALUATION.model_dump(mode="json"), "score": score}, "file")
+        parse_record(entries.Evaluation, {**EVALUATION.model_dump(mode="json"), "score": score}, "file")
 
 
 def test_canonical_bytes_don_t_depend_on_the_order_of_fields() -> None:

@@ -10,12 +10,11 @@ import pytest
 from recordlist import RECORDS, named
 
 from autorl_hpc.agents import AgentFile, load_agent
-from autorl_hpc.files.driver_log import DriverCall
-from autorl_hpc.files.share import share
-from autorl_hpc.files.yaml import read_yaml
-from autorl_hpc.records import experiment
+from autorl_hpc.files.layout import share
+from autorl_hpc.files.reading import read_yaml
+from autorl_hpc.files.safe_open import DriverCall
+from autorl_hpc.records import experiment, readable_json
 from autorl_hpc.records.base import Strict, parse_record
-from autorl_hpc.records.canonical import readable_json
 from autorl_hpc.records.schemas import schemas
 from autorl_hpc.tasks.loader import load_task
 

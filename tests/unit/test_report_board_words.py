@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from treemaker import Tree, sha
 
-from autorl_hpc.report import api, merge, pages
+from autorl_hpc.report import merge, pages
+from autorl_hpc.report import report as api
+from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts.build import figures_of
-from autorl_hpc.report.spent import limits_told
-from autorl_hpc.report.story import Failure, RouteTold, Story
+from autorl_hpc.report.story_records import Failure, RouteTold, Story
 from autorl_hpc.report.summary import Gain, MergedReport, RunSummary
 from autorl_hpc.states import FailureKind, Route
 

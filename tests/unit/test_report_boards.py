@@ -14,12 +14,11 @@ import pytest
 from scipy import stats as scipy_stats
 from treemaker import Tree, sha
 
-from autorl_hpc.report import api, merge, pages, tables
-from autorl_hpc.report.board import Board, BoardRow
-from autorl_hpc.report.paper import PaperResults, read_paper
-from autorl_hpc.report.scaling import steps
-from autorl_hpc.report.story import Failure, Iteration, Resources, RouteTold, Story
-from autorl_hpc.report.summary import Gain, MergedReport, RunSummary
+from autorl_hpc.report import merge, pages, tables
+from autorl_hpc.report import report as api
+from autorl_hpc.report.axes import steps
+from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
+from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, PaperResults, RunSummary, read_paper
 from autorl_hpc.states import FailureKind, Route
 
 
@@ -76,16 +75,16 @@ def report(runs: list[RunSummary]) -> MergedReport:
         {"environment_hash": sha("other")},
         {"recipe_hash": sha("other")},
         {"split_hashes": {"report": sha("other")}},
-        {"story": Story(resources=Resources(gpus="2", gpu_model="NVIDIA H100"))},
-        {"story": Story(resources=Resources(gpus="1", gpu_model="NVIDIA A100"))},
-        {"story": Story(resources=Resources(gpus="1"))},
-        {"story": Story(resources=Resources(gpus="1, 2", gpu_model="NVIDIA H100"))},
-        {"story": Story(resources=Resources(gpus="0"))},
+        {"story": Story(resources=ResourcesUsed(gpus="2", gpu_model="NVIDIA H100"))},
+        {"story": Story(resources=ResourcesUsed(gpus="1", gpu_model="NVIDIA A100"))},
+        {"story": Story(resources=ResourcesUsed(gpus="1"))},
+        {"story": Story(resources=ResourcesUsed(gpus="1, 2", gpu_model="NVIDIA H100"))},
+        {"story": Story(resources=ResourcesUsed(gpus="0"))},
         {"story": Story()},
     ],
 )
 def test_unlike_runs_never_share_a_column(make: Make, other: dict[str, Any]) -> None:
-    known = Story(resources=Resources(gpus="1", gpu_model="NVIDIA H100"))
+    known = Story(resources=ResourcesUsed(gpus="1", gpu_model="NVIDIA H100"))
     runs = [make(story=known), make(story=known), make(**{"story": known, **other})]
     columns = [(n, c) for n, board in enumerate(report(runs).boards) for c in range(len(board.tasks))]
     assert len(columns) == 2
@@ -93,17 +92,17 @@ def test_unlike_runs_never_share_a_column(make: Make, other: dict[str, Any]) -> 
 
 
 def test_no_gpu_and_unknown_gpus_are_told_apart(make: Make) -> None:
-    merged = report([make(story=Story(resources=Resources(gpus="0"))), make()])
+    merged = report([make(story=Story(resources=ResourcesUsed(gpus="0"))), make()])
     assert [board.conditions.gpus for board in merged.boards] in (["0", None], [None, "0"])
     for page in (pages.index_html(merged, {}), pages.index_md(merged)):
         assert page.count("· no GPU ·") == 1 and page.count("· GPUs unknown ·") == 1
 
 
 def test_a_run_that_never_started_stands_with_its_like(make: Make) -> None:
-    known = Story(resources=Resources(gpus="1", gpu_model="NVIDIA H100"))
+    known = Story(resources=ResourcesUsed(gpus="1", gpu_model="NVIDIA H100"))
     never = make(None, sandbox="untried", engine_hash=None, counted=False, excluded="unfinished")
     assert len(report([make(story=known), never]).boards) == 1
-    other = Story(resources=Resources(gpus="8", gpu_model="NVIDIA H100"))
+    other = Story(resources=ResourcesUsed(gpus="8", gpu_model="NVIDIA H100"))
     assert len(report([make(story=known), make(story=other), never]).boards) == 3
 
 
@@ -235,7 +234,7 @@ def test_best_and_worst_mode_of_each_agent(make: Make) -> None:
 
 def test_costs_and_what_a_point_costs(make: Make) -> None:
     def spent(usd: float | None, gain: float) -> RunSummary:
-        return make(gain, story=Story(resources=Resources(cost_usd=usd, tokens_in=90, tokens_out=10)))
+        return make(gain, story=Story(resources=ResourcesUsed(cost_usd=usd, tokens_in=90, tokens_out=10)))
 
     costs = only(report([spent(2.0, 4.0), spent(4.0, 8.0), spent(None, 100.0)])).rows[0].costs
     assert (costs.cost_usd.n, costs.cost_usd.of, costs.cost_usd.mean) == (2, 3, 3.0)
@@ -270,7 +269,7 @@ def test_scaling_over_tokens(make: Make) -> None:
         Iteration(submission_id=p.submission_id, status=p.status, elapsed_s=p.elapsed_s, duration_s=0, tokens=t)
         for p, t in zip(run.trajectory, (1000, 3000), strict=True)
     )
-    story = Story(iterations=told, resources=Resources(tokens_in=3500, tokens_out=500))
+    story = Story(iterations=told, resources=ResourcesUsed(tokens_in=3500, tokens_out=500))
     found = steps(run.model_copy(update={"story": story}), "tokens")
     assert found is not None and found.end == 4000 and [x for x, _ in found.steps] == [1000.0, 3000.0]
     half = story.model_copy(update={"iterations": told[:1]})

@@ -15,9 +15,8 @@ from xml.etree import ElementTree
 import demotree
 import pytest
 
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.share import share
-from autorl_hpc.report import api, merge
+from autorl_hpc.files.layout import ExperimentDir, share
+from autorl_hpc.report import merge, report
 from autorl_hpc.report.charts import drawing, svg
 from autorl_hpc.report.charts.build import figures_of
 from autorl_hpc.report.charts.files import write_figures
@@ -27,7 +26,7 @@ from autorl_hpc.report.charts.model import (
     Bars,
     Figure,
     Forest,
-    Lines,
+    LinePanel,
     Series,
     Spot,
     shortened,
@@ -65,14 +64,14 @@ def test_each_question_has_its_figure(merged: MergedReport) -> None:
 
 
 def test_what_is_best_so_far_is_drawn_as_steps(merged: MergedReport) -> None:
-    panel = Lines("t", (), "hours", "points", as_steps=True)
+    panel = LinePanel("t", (), "hours", "points", as_steps=True)
     corners = [(0.0, 0.0), (2.0, 0.0), (2.0, 1.0), (4.0, 1.0), (4.0, 3.0), (5.0, 3.0)]
     assert panel.corners((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0)) == corners
     assert panel.corners((1.0,), (2.0,)) == [(1.0, 2.0)]
     assert panel.corners((1.0, 2.0), (2.0, 3.0))[-1] == (2.0, 3.0)
     figures = figures_of(merged, merged.boards[0], 1)
     curves = [one for f in figures if "scaling" in f.name for one in f.panels]
-    assert curves and all(isinstance(one, Lines) and one.as_steps for one in curves)
+    assert curves and all(isinstance(one, LinePanel) and one.as_steps for one in curves)
     for one in curves:
         for path in re.findall(r'class="curve c\d" d="M([^"]*)"', svg.drawn(one)):
             places = [tuple(map(float, place.split())) for place in path.split("L")]
@@ -139,7 +138,7 @@ def hostile() -> Figure:
     line = Series(HOSTILE, 0, (0.0, 1.0), (0.0, 2.0), (None, 1.0), (None, 3.0))
     bars = Bars(HOSTILE, (HOSTILE, "b"), (Bar(HOSTILE, (1.0, 2.0)),), "runs")
     forest = Forest(HOSTILE, (Spot(HOSTILE, 1.0, 0.0, 2.0, -1),), "points")
-    panels = (Lines(HOSTILE, (line,), "hours", "points"), bars, forest)
+    panels = (LinePanel(HOSTILE, (line,), "hours", "points"), bars, forest)
     return Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
 
 
@@ -193,10 +192,10 @@ def test_long_labels_keep_both_ends() -> None:
 @pytest.mark.slow
 def test_verify_sees_an_altered_figure_and_comparison(tmp_path: Path) -> None:
     tree = demotree.demo(tmp_path / "runs" / "demo", seeds=2)
-    found = api.with_paper(api.build([tree.path]))
-    index = api.write_reports(found, None, figures=True)
-    api.write_comparison(api.compare(found, "mini", "codex"), index.parent)
-    experiment, now = ExperimentDir(tree.path), api.build([tree.path])
+    found = report.with_paper(report.build([tree.path]))
+    index = report.write_reports(found, None, figures=True)
+    report.write_comparison(report.compare_by_name(found, "mini", "codex"), index.parent)
+    experiment, now = ExperimentDir(tree.path), report.build([tree.path])
     assert check_merged_report(experiment, now).problems == []
     assert check_extras(index.parent, now, final=True) == ([], [])
     folder = index.parent

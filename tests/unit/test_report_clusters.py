@@ -15,16 +15,15 @@ from treemaker import Tree, TreeRun, evaluation, outcomes
 
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
-from autorl_hpc.launch.visible import visible_gains, visible_line
+from autorl_hpc.launch.dry_run import visible_gains, visible_line
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.task import SplitPin
-from autorl_hpc.report import api, pages
-from autorl_hpc.report.compare import Pair
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.items import Items, ItemsReader, Unusable
+from autorl_hpc.report import pages, report
+from autorl_hpc.report.paired import PairedItems
+from autorl_hpc.report.run_folder import Items, ItemsReader, Unusable
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.scores import interval
-from autorl_hpc.report.statistics import over_tasks
-from autorl_hpc.report.statistics.clusters import clustered_interval, paired_clusters, variance_of_mean
+from autorl_hpc.report.statistics import clustered_interval, over_tasks, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.tables import as_csv
 from autorl_hpc.scoring import stats
@@ -95,7 +94,7 @@ def test_every_number_of_a_run_is_of_clusters(tree: Tree) -> None:
 
 def test_pages_and_table_say_which(tree: Tree) -> None:
     tree.finished(seed=0, solved=40)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     words = "scores: bootstrap over clusters, 100 items in 20 clusters; improvement: bootstrap over clusters, p by sign-flip test of clusters"
     for page in (
         pages.index_html(merged, {}),
@@ -112,7 +111,7 @@ def test_pages_and_table_say_which(tree: Tree) -> None:
 def test_independent_items_are_called_so(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     tree.finished(seed=0, solved=40)
-    (run,) = api.build([tree.path]).runs
+    (run,) = report.build([tree.path]).runs
     assert run.report and run.report.interval == "Wilson" and run.report.clusters is None
     assert "scores: Wilson, 100 items; improvement: Tango, p by McNemar&#39;s mid-p test" in pages.run_html(run)
 
@@ -146,8 +145,8 @@ def test_a_copy_of_the_base_has_the_bases_interval(tree: Tree) -> None:
 def test_items_that_disagree_on_their_clusters_are_not_compared() -> None:
     base = Items(("a", "b", "c"), (1.0, 0.0, 1.0), 0.4, clusters=("x", "x", "y"))
     with pytest.raises(Unusable, match="not in the same clusters"):
-        Pair(base, replace(base, clusters=("x", "y", "y")))
-    assert Pair(replace(base, clusters=None), base).clusters == ("x", "x", "y")
+        PairedItems(base, replace(base, clusters=("x", "y", "y")))
+    assert PairedItems(replace(base, clusters=None), base).clusters == ("x", "x", "y")
 
 
 def test_an_item_without_a_cluster_is_one_of_its_own(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_agents_over_several_tasks(tmp_path: Path) -> None:
         for seed, count in enumerate(counts):
             tree.finished(seed=seed, solved=count, agent=agent, task=task)
     tree.finished(seed=0, solved=30, agent="one", task="z")
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     (pool,) = merged.across_tasks
     (row,) = pool.comparisons
     expected = over_tasks(
@@ -193,7 +192,7 @@ def test_unlike_conditions_are_not_pooled_over_tasks(tmp_path: Path) -> None:
         for agent in ("one", "two"):
             for seed in range(3):
                 tree.finished(seed=seed, solved=30 + seed, agent=agent, task=task, budget=Budget(wall_clock_s=budget))
-    assert api.build([tree.path]).across_tasks == ()
+    assert report.build([tree.path]).across_tasks == ()
 
 
 def test_smallest_visible_gain_of_humaneval(tree: Tree, tmp_path: Path) -> None:

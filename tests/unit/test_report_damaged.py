@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from treemaker import Tree, outcomes
 
+from autorl_hpc.evidence import verify
 from autorl_hpc.files import reading
-from autorl_hpc.report import api, refresh, remake, verify
+from autorl_hpc.report import report
 from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 
 
@@ -61,7 +62,7 @@ def write(path: Path, data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b'{"run_id": "x"', b"[]", b"null", b"\xff\xfe", b"[" * 200_000])
 def test_run_json_damaged(tree: Tree, data: bytes) -> None:
     write(tree.runs[0].dir.record, data)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25] and left(merged).what == f"exp/{tree.runs[0].dir.run_id}"
 
 
@@ -70,7 +71,7 @@ def test_run_json_damaged(tree: Tree, data: bytes) -> None:
 def test_entries_damaged(tree: Tree, data: bytes, name: str) -> None:
     run = tree.runs[0].dir
     write(run.sealed_ledger if name == "ledger.jsonl" else run.ledger / name, data)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25]
     bad = merged.runs[0]
     assert bad.damage and bad.excluded == "damaged"
@@ -79,13 +80,13 @@ def test_entries_damaged(tree: Tree, data: bytes, name: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 200_000])
 def test_experiment_json_damaged(tree: Tree, data: bytes) -> None:
     write(tree.experiment.resolved, data)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [5, 20, 25] and left(merged).what == "exp" and "would not be noticed" in left(merged).why
 
 
 def test_a_run_whose_folder_is_gone(tree: Tree) -> None:
     shutil.rmtree(tree.runs[0].dir.path)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25] and left(merged).why == "run.json is missing"
 
 
@@ -93,7 +94,7 @@ def test_an_experiment_that_lost_its_experiment_json_among_others(tree: Tree) ->
     other = Tree(tree.path.with_name("other"))
     other.finished(seed=8, solved=60)
     other.experiment.resolved.unlink()
-    merged = api.build([tree.path.parent])
+    merged = report.build([tree.path.parent])
     assert counted(merged) == [5, 20, 25, 35] and left(merged).what == "other"
 
 
@@ -101,15 +102,15 @@ def test_an_empty_ledger_and_none_at_all(tree: Tree) -> None:
     shutil.rmtree(tree.runs[0].dir.ledger)
     for path in tree.runs[3].dir.ledger.iterdir():
         path.unlink()
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [5, 20, 25], "the sealed copy of the first holds all of it"
     emptied, run = merged.runs[3], tree.runs[3]
     assert emptied.excluded == "damaged" and "items is there" in (emptied.damage or ""), "its items tell that it began"
     assert any("no entry" in problem for problem in verify.verify_run(tree.experiment, run.dir).problems)
     shutil.rmtree(run.dir.items)
-    assert api.build([tree.path]).runs[3].state == "queued", "as it was before its first entry"
+    assert report.build([tree.path]).runs[3].state == "queued", "as it was before its first entry"
     run.dir.recorded("usage").touch()
-    assert api.build([tree.path]).runs[3].excluded == "damaged"
+    assert report.build([tree.path]).runs[3].excluded == "damaged"
 
 
 def test_a_sealed_copy_of_no_bytes(tree: Tree) -> None:
@@ -117,7 +118,7 @@ def test_a_sealed_copy_of_no_bytes(tree: Tree) -> None:
         path.unlink()
     for run in tree.runs[:2]:
         write(run.dir.sealed_ledger, b"")
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [25] and [run.excluded for run in merged.runs[:2]] == ["damaged", "damaged"]
 
 
@@ -126,7 +127,7 @@ def test_items_missing_cut_or_of_another(tree: Tree) -> None:
     one.unlink()
     two.write_bytes(two.read_bytes()[:-30])
     three.write_bytes(one.with_name("000002.feedback.jsonl.gz").read_bytes())
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [5, 20, 25]
     for run in merged.runs[:3]:
         assert run.improvement is not None and run.improvement.how == "scores_only" and run.improvement.low is None
@@ -135,7 +136,7 @@ def test_items_missing_cut_or_of_another(tree: Tree) -> None:
 
 def test_baselines_missing(tree: Tree) -> None:
     shutil.rmtree(tree.experiment.baselines)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [] and merged.excluded == {"unfinished": 1, "incomplete": 3}
 
 
@@ -146,7 +147,7 @@ def _newer(path: Path) -> None:
 def test_newer_versions(tree: Tree) -> None:
     _newer(tree.runs[0].dir.record)
     _newer(tree.runs[1].dir.ledger / "000005.json")
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [25] and len(merged.left_out) == 2
     for one in merged.left_out:
         assert "newer autorl-hpc" in one.why and "newer" in (one.next_step or "")
@@ -158,7 +159,7 @@ def test_links_to_runs_and_copies(tree: Tree, tmp_path: Path) -> None:
     run.with_name("nowhere").symlink_to(tmp_path / "nothing")
     run.with_name("loop").symlink_to("loop")
     shutil.copytree(tree.runs[1].dir.path, run.with_name("copied"))
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [5, 20, 25]
     why = {one.what: one.why for one in merged.left_out}
     assert "counted once" in why.pop("exp/linked", why.pop(f"exp/{run.name}", ""))
@@ -173,11 +174,11 @@ def test_names_in_no_encoding(tmp_path: Path) -> None:
     (tree.path / os.fsdecode(b"junk-\xfe")).mkdir()
     tree.experiment.resolved.unlink()
     tree.path.rename(tree.path.with_name(os.fsdecode(b"caf\xe9")))
-    done = refresh.refresh([tmp_path / "runs"])
+    done = report.refresh([tmp_path / "runs"])
     assert done.merged is not None and counted(done.merged) == [5]
     assert b'href="../caf%E9/run-%FF/report/run.html"' in done.index.read_bytes()
     assert "report:" in done.text("80", lambda merged: _table(merged, done.index))
-    assert refresh.refresh([tmp_path / "runs"]).changed is False
+    assert report.refresh([tmp_path / "runs"]).changed is False
 
 
 def _table(merged: MergedReport, index: Path) -> str:
@@ -211,14 +212,14 @@ def refusing(monkeypatch: pytest.MonkeyPatch, below: Path, number: int, times: i
 
 def test_a_run_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, tree.runs[0].dir.path, errno.EACCES)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25]
     assert "Permission denied" in left(merged).why and "owner" in (left(merged).next_step or "")
 
 
 def test_a_ledger_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, tree.runs[0].dir.ledger, errno.EACCES)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25] and "Permission denied" in (merged.runs[0].damage or "")
 
 
@@ -226,25 +227,25 @@ def test_baselines_that_may_not_be_opened(tree: Tree, monkeypatch: pytest.Monkey
     refusing(monkeypatch, tree.experiment.baselines, errno.EACCES)
     tree_of_others = Tree(tree.path.with_name("other"))
     tree_of_others.finished(seed=7, solved=60)
-    merged = api.build([tree.path.parent])
+    merged = report.build([tree.path.parent])
     assert counted(merged) == [35] and len(merged.left_out) + merged.excluded.get("incomplete", 0) >= 3
 
 
 @pytest.mark.parametrize("where", ["path", "ledger", "items", "record"])
 def test_a_stale_handle_passes(tree: Tree, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     refusing(monkeypatch, getattr(tree.runs[0].dir, where), errno.ESTALE, times=2)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [5, 20, 25] and merged.left_out == ()
 
 
 def test_a_stale_handle_that_stays(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, tree.runs[0].dir.record, errno.ESTALE)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25] and "Stale" in left(merged).why
 
 
 def test_a_run_that_goes_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = remake.digest
+    real = report.digest
 
     def slow(run: object, *rest: object) -> RunSummary:
         gone = tree.runs[2].dir.path
@@ -252,8 +253,8 @@ def test_a_run_that_goes_during_the_read(tree: Tree, monkeypatch: pytest.MonkeyP
             shutil.rmtree(gone)
         return real(run, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remake, "digest", slow)
-    done = refresh.refresh([tree.path])
+    monkeypatch.setattr(report, "digest", slow)
+    done = report.refresh([tree.path])
     assert done.merged is not None and len(done.merged.runs) >= 3
 
 
@@ -270,7 +271,7 @@ def test_entries_that_come_during_the_read(tree: Tree, monkeypatch: pytest.Monke
         return list(names)
 
     monkeypatch.setattr(os, "listdir", then_more)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert merged.runs[3].damage is None and merged.runs[3].state == "running"
     assert (live.dir.ledger / "000005.json").exists()
 
@@ -282,27 +283,27 @@ def test_unfinished_writes_and_strangers(tree: Tree) -> None:
         (folder / "core.1234").write_bytes(b"\0" * 100)
         (folder / "junk").mkdir()
         os.mkfifo(folder / "pipe.json") if folder != run.ledger else None
-    assert counted(api.build([tree.path])) == [5, 20, 25]
+    assert counted(report.build([tree.path])) == [5, 20, 25]
 
 
 def test_a_fifo_in_place_of_a_record(tree: Tree) -> None:
     for path in (tree.runs[0].dir.record, tree.runs[3].dir.clock, tree.runs[1].dir.items / "000002.report.jsonl.gz"):
         path.unlink()
         os.mkfifo(path)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     assert counted(merged) == [20, 25] and "is no file" in left(merged).why
 
 
 def test_a_defect_of_ours_costs_one_run(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = remake.digest
+    real = report.digest
 
     def defect(run: object, *rest: object) -> RunSummary:
         if run == tree.runs[0].dir:
             raise ZeroDivisionError("division by zero")
         return real(run, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remake, "digest", defect)
-    done = refresh.refresh([tree.path])
+    monkeypatch.setattr(report, "digest", defect)
+    done = report.refresh([tree.path])
     assert done.merged is not None and counted(done.merged) == [20, 25]
     assert "defect of autorl-hpc" in left(done.merged).why and "ZeroDivisionError" in left(done.merged).why
 
@@ -349,7 +350,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         tree = build(tmp_path_factory.mktemp("pristine"))
-        yield tree.path, {run.genesis: run for run in api.build([tree.path]).runs}
+        yield tree.path, {run.genesis: run for run in report.build([tree.path]).runs}
 
 
 def _victims(tree: Path) -> list[Path]:
@@ -363,7 +364,7 @@ def test_random_damage(pristine: tuple[Path, dict[str, RunSummary]], tmp_path: P
     path = tmp_path / "runs" / "exp"
     shutil.copytree(source, path)
     if kept:
-        refresh.refresh([path])
+        report.refresh([path])
     rng = random.Random(seed)
     victim = rng.choice(_victims(path))
     before = victim.read_bytes()
@@ -373,7 +374,7 @@ def test_random_damage(pristine: tuple[Path, dict[str, RunSummary]], tmp_path: P
         victim.unlink()
     else:
         write(victim, after)
-    merged = api.build([path]) if not kept else MergedReport.model_validate_json(refresh.refresh([path]).json_text())
+    merged = report.build([path]) if not kept else MergedReport.model_validate_json(report.refresh([path]).json_text())
     _check(merged, good, path, victim, changed=after != before, kept=kept)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from treemaker import ENGINE, Tree, TreeRun, evaluation, outcomes, save_items, sha
 
-from autorl_hpc.records.ledger import Score
-from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.records.entries import Score
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, RunState, Split, SubmissionState

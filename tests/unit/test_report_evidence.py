@@ -14,11 +14,11 @@ from rich.console import Console
 from test_report_write import HOSTILE, Tags
 from treemaker import Tree, TreeRun, outcomes, sha
 
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import AttemptStarted, Contaminated, Contamination, Fingerprint, SandboxUsed
-from autorl_hpc.report import api, live
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.evidence import UNSEEN
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import AttemptStarted, Contaminated, Contamination, Fingerprint, SandboxUsed
+from autorl_hpc.report import report, status
+from autorl_hpc.report.run_folder import UNSEEN
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EntryKind, Network, SandboxLevel, Split
@@ -79,14 +79,14 @@ def summary(run: TreeRun) -> RunSummary:
 
 def pages(tree: Tree) -> dict[str, str]:
     """Every page that is written, by name; the run's pages are those of the first run."""
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     folders = (tree.path / "report", tree.runs[0].dir.report)
     return {path.name: path.read_text() for folder in folders for path in folder.iterdir() if path.is_file()}
 
 
 def on_terminal(tree: Tree, width: int = 120) -> str:
     out = io.StringIO()
-    print_summary(api.build([tree.path]), Console(file=out, width=width), Path("index.html"))
+    print_summary(report.build([tree.path]), Console(file=out, width=width), Path("index.html"))
     return out.getvalue()
 
 
@@ -103,7 +103,7 @@ def test_an_untrained_copy_counts_and_does_not_rank(tree: Tree) -> None:
         "untrained_copy: the selected checkpoint moved no farther from the base model than noise does (relative delta "
         "5.5e-06); does not rank",
     )
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     (cell,) = merged.groups[0].cells
     assert (cell.counted, cell.not_ranked) == (1, 1)
     assert "not ranked: the selected checkpoint of 1 of 1 runs is flagged untrained_copy" in merged.notes
@@ -116,7 +116,7 @@ def test_foreign_weights_are_shown_and_enter_no_mean(tree: Tree) -> None:
     assert not found.ranked and not found.counted and found.excluded == "foreign_weights"
     assert found.improvement is not None and found.improvement.difference == 65, "shown all the same"
     assert any("nearer to the staged model org/inst (relative distance 1.0e-04)" in note for note in found.notes)
-    (cell,) = api.build([tree.path]).groups[0].cells
+    (cell,) = report.build([tree.path]).groups[0].cells
     assert (cell.improvement.mean, cell.counted, cell.excluded) == (5, 1, {"foreign_weights": 1})
 
 
@@ -154,10 +154,10 @@ def test_flags_stand_in_every_page(tree: Tree) -> None:
     (row,) = csv.DictReader(io.StringIO(found["summary.csv"]))
     assert (row["flags"], row["relative_delta"], row["ranked"]) == ("untrained_copy", "5.5e-06", "no")
     assert "untrained_copy" in on_terminal(tree)
-    facts = live.collect([tree.path])
+    facts = status.collect([tree.path])
     assert facts[0]["runs"][0]["flags"] == ["untrained_copy"]
     out = io.StringIO()
-    Console(file=out, width=100).print(live.render(facts))
+    Console(file=out, width=100).print(status.render(facts))
     assert re.search(r"s0.*: untrained_copy", out.getvalue())
 
 
@@ -186,7 +186,7 @@ def test_luck_stands_right_beside_the_best_feedback(tree: Tree) -> None:
     header, row = on_terminal(tree).splitlines()[:2]
     assert re.search(r"best fb +luck", header) and f"50.0 ≤{luck}" in row
     assert f"luck ≤ {luck}" in found["index.html"] and f"luck ≤ {luck}" in found["summary.md"]
-    assert live.collect([tree.path])[0]["runs"][0]["luck"] == run.noise.expected_maximum
+    assert status.collect([tree.path])[0]["runs"][0]["luck"] == run.noise.expected_maximum
 
 
 def test_luck_grows_with_the_number_of_scored_checkpoints(tree: Tree) -> None:
@@ -223,8 +223,8 @@ def test_contamination_is_shown_and_not_punished(tree: Tree) -> None:
     assert all(UNSEEN in plain[name] for name in ("run.html", "run.md", "index.html", "summary.md"))
     (row,) = csv.DictReader(io.StringIO(written["summary.csv"]))
     assert (row["contaminated_report"], row["contaminated_feedback"], row["looks_at_workspace"]) == ("7", "1", "3")
-    assert any(note.startswith("contamination") for note in api.build([tree.path]).notes)
-    assert live.collect([tree.path])[0]["runs"][0]["contaminated"] == {"feedback": 1, "report": 7}
+    assert any(note.startswith("contamination") for note in report.build([tree.path]).notes)
+    assert status.collect([tree.path])[0]["runs"][0]["contaminated"] == {"feedback": 1, "report": 7}
 
 
 def test_nobody_looked_is_not_nothing_found(tree: Tree) -> None:
@@ -290,14 +290,14 @@ def test_networks_are_not_pooled(tree: Tree) -> None:
     tree.finished(seed=0, solved=30)
     tree.network = Network.DRIVER
     tree.finished(seed=1, solved=30)
-    groups = api.build([tree.path]).groups
+    groups = report.build([tree.path]).groups
     assert sorted(group.comparable.network for group in groups) == ["driver", "none"]
 
 
 def test_a_run_that_never_started_stands_with_its_like(tree: Tree) -> None:
     tree.finished(seed=0, solved=30)
     tree.run(seed=1)
-    merged = api.build([tree.path])
+    merged = report.build([tree.path])
     (group,) = merged.groups
     assert group.comparable.sandbox == "landlock" and group.cells[0].excluded == {"unfinished": 1}
     assert sorted(run.sandbox for run in merged.runs) == ["landlock", "untried"]
@@ -307,7 +307,7 @@ def test_a_run_that_never_started_stands_with_its_like(tree: Tree) -> None:
 def test_summary_json_holds_the_evidence(tree: Tree) -> None:
     one_run(tree)
     look(tree.runs[0], None)
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     again = RunSummary.model_validate_json((tree.runs[0].dir.report / "summary.json").read_bytes())
     assert again.contamination_end is not None and again.contamination_end.files_scanned == 12
     assert again.trajectory[0].fingerprint is not None and again.sandboxes[0].level == "landlock"

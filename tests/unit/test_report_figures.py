@@ -12,9 +12,9 @@ import pytest
 import treemaker
 from treemaker import Tree
 
-from autorl_hpc.report import api, merge, plot
-from autorl_hpc.report.figures import COLUMNS, Figures, shown
+from autorl_hpc.report import merge, plot, report
 from autorl_hpc.report.format import UNKNOWN
+from autorl_hpc.report.summary import COLUMNS, Figures, shown
 from autorl_hpc.states import Split
 
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def reported(tree: Tree) -> list[dict[str, Any]]:
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     runs: list[dict[str, Any]] = json.loads((tree.path / "report" / "summary.json").read_text())["runs"]
     return sorted(runs, key=lambda run: run["seed"])
 
@@ -91,7 +91,7 @@ def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Pat
     run = tree.run(seed=0).start()
     run.submit(0.0, [0.0] * tree.n_feedback)
     run.seal().close([0.0] * tree.n_report)
-    (merged,) = api.build([tree.path]).runs
+    (merged,) = report.build([tree.path]).runs
     drawing = plot.trajectory(merged)
     rings = re.findall(r'class="ring" cx="([\d.]+)" cy="[\d.]+" r="([\d.]+)"', drawing)
     ends = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">[\d.]+</text>', drawing)]
@@ -103,6 +103,6 @@ def test_one_run_that_was_made_twice_is_one(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     for seed in (0, 1):
         tree.finished(seed=seed, solved=45)
-    one, two = api.build([tree.path]).runs
+    one, two = report.build([tree.path]).runs
     assert any(note.startswith("1 run was made more than once") for note in merge._notes((one, one)))
     assert any(note.startswith("2 runs were made more than once") for note in merge._notes((one, two, one, two)))

@@ -16,7 +16,7 @@ from rich.console import Console
 from treemaker import Tree
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.report import api, refresh
+from autorl_hpc.report import report
 from autorl_hpc.report.pages import versus_md
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.terminal import print_comparison
@@ -106,7 +106,7 @@ def test_a_whole_results_folder(tmp_path: Path) -> None:
     root = tmp_path / "autorl_bench"
     folder = workspace(root, GOOD)
     results(root, [row(folder)])
-    merged = api.build([root])
+    merged = report.build([root])
     run = one(merged)
     assert (run.imported, run.task, run.agent, run.driver) == ("AutoRL-Bench", "gsm8k", "openhands", "gpt-5.2")
     assert (run.base_model, run.protocol, run.sandbox, run.network) == ("Qwen/Qwen2.5-0.5B", "paper", "none", "open")
@@ -123,7 +123,7 @@ def test_a_whole_results_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["", "workspace", "workspace/gsm8k", "workspace/gsm8k/20260203T143005_openhands"])
 def test_any_folder_of_it(tmp_path: Path, given: str) -> None:
     workspace(tmp_path / "bench", GOOD)
-    run = one(api.build([tmp_path / "bench" / given]))
+    run = one(report.build([tmp_path / "bench" / given]))
     assert run.run_id == "gsm8k-20260203T143005_openhands" and run.base_model == "Qwen/Qwen2.5-0.5B"
     assert run.driver == "unknown"
 
@@ -134,7 +134,7 @@ def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
         tree.finished(seed=seed, solved=40, task="gsm8k", agent="openhands", base_model="Qwen/Qwen2.5-0.5B")
     for second in range(2):
         workspace(tmp_path / "bench", GOOD, start=START + timedelta(seconds=second))
-    merged = api.build([tmp_path / "runs", tmp_path / "bench"])
+    merged = report.build([tmp_path / "runs", tmp_path / "bench"])
     kinds = [{merged.runs[place].imported for place in cell.places} for group in merged.groups for cell in group.cells]
     assert len(merged.groups) == 2 and sorted(map(str, kinds)) == ["{'AutoRL-Bench'}", "{None}"]
     assert all(not run.ranked for run in merged.runs if run.imported)
@@ -144,7 +144,7 @@ def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
 def test_two_tasks_begun_in_the_same_second(tmp_path: Path) -> None:
     folders = [workspace(tmp_path, [entry(1, 60.0, 9, baseline=None)], task=task) for task in ("gsm8k", "alfworld")]
     results(tmp_path, [row(folders[0], baseline=6.37), row(folders[1], baseline=4.85, driver_model="o3")])
-    found = {r.task: (r.driver, r.baseline_report and r.baseline_report.score) for r in api.build([tmp_path]).runs}
+    found = {r.task: (r.driver, r.baseline_report and r.baseline_report.score) for r in report.build([tmp_path]).runs}
     assert found == {"gsm8k": ("gpt-5.2", 6.37), "alfworld": ("o3", 4.85)}
 
 
@@ -152,7 +152,7 @@ def test_rows_of_two_folders_of_results_are_not_mixed(tmp_path: Path) -> None:
     for site, driver in (("alps", "o3"), ("zay", "gpt-5.2")):
         folder = workspace(tmp_path / site, [entry(1, 60.0, 9)])
         results(tmp_path / site, [row(folder, driver_model=driver)])
-    merged = api.build([tmp_path])
+    merged = report.build([tmp_path])
     assert {run.site: run.driver for run in merged.runs} == {"alps": "o3", "zay": "gpt-5.2"}
     assert len(merged.groups) == 2, "who knows whether the two measured alike"
 
@@ -167,23 +167,23 @@ def test_rows_of_two_folders_of_results_are_not_mixed(tmp_path: Path) -> None:
 def test_rows_that_contradict_are_not_used(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
     folder = workspace(tmp_path, GOOD)
     results(tmp_path, [row(folder, **more) for more in rows])
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert (run.task, run.driver) == ("gsm8k", "unknown") and any(said in note for note in run.notes)
 
 
 def test_the_same_row_twice_is_one(tmp_path: Path) -> None:
     folder = workspace(tmp_path, GOOD)
     results(tmp_path, [row(folder), row(folder)])
-    assert one(api.build([tmp_path])).driver == "gpt-5.2"
+    assert one(report.build([tmp_path])).driver == "gpt-5.2"
     (folder / "scores.json").unlink()
     (folder / "run_meta.json").unlink()
-    assert one(api.build([tmp_path])).driver == "gpt-5.2", "known by its rows alone"
+    assert one(report.build([tmp_path])).driver == "gpt-5.2", "known by its rows alone"
 
 
 def test_what_was_measured_unlike_is_not_pooled_and_nothing_is_tested(tmp_path: Path) -> None:
     for number, base in enumerate((40.0, 60.0, 77.7, 77.7, 77.7)):
         workspace(tmp_path, [entry(1, 80.0 + number, 9, baseline=base)], start=START + timedelta(days=number))
-    merged = api.build([tmp_path])
+    merged = report.build([tmp_path])
     counted = {g.comparable.base_score: [cell.counted for cell in g.cells] for g in merged.groups}
     assert counted == {40.0: [1], 60.0: [1], 77.7: [3]}
     cells = [cell for board in merged.boards for r in board.rows for cell in r.cells if cell is not None]
@@ -197,7 +197,7 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
         for task in ("gsm8k", "math"):
             start = START + timedelta(days=day)
             workspace(tmp_path, [entry(1, 60.0 + day, 9)], agent=agent, task=task, start=start)
-    merged = api.build([tmp_path])
+    merged = report.build([tmp_path])
     assert [cell.counted for group in merged.groups for cell in group.cells] == [3, 3, 3, 3]
     assert not merged.across_tasks and not any(group.comparisons for group in merged.groups)
     assert all(cell.p_value is None for group in merged.groups for cell in group.cells)
@@ -225,7 +225,7 @@ def test_an_agent_of_ours_and_the_imported_one_meet_their_like_apart(tmp_path: P
                 row(workspace(tmp_path / "bench", [entry(1, 20.0 + solved + seed, 9)], agent=agent, start=start))
             )
     results(tmp_path / "bench", theirs)
-    merged = api.build([tmp_path])
+    merged = report.build([tmp_path])
     assert {(run.imported, run.driver) for run in merged.runs} == {(None, "gpt-5.2"), ("AutoRL-Bench", "gpt-5.2")}
     versus = compare(merged, "codex", "openhands")
     assert sorted(one.imported for one in versus.tasks) == [False, True]
@@ -244,17 +244,17 @@ def test_results_beside_our_own_are_taken(tmp_path: Path) -> None:
         (ours / name).mkdir(parents=True)
     (ours / "run_meta.json").write_text("{}")
     (ours / "out/2026/scores.json").write_text(json.dumps(GOOD))
-    agents = {run.agent for run in api.build([tmp_path / "all"]).runs if run.imported}
+    agents = {run.agent for run in report.build([tmp_path / "all"]).runs if run.imported}
     assert agents == {"all-bench", "all-runs-bench"}
-    merged = api.build([tmp_path / "all" / "runs"])
+    merged = report.build([tmp_path / "all" / "runs"])
     assert {run.imported for run in merged.runs} == {None, "AutoRL-Bench"}
-    assert not any(run.imported for run in api.build([tmp_path / "all" / "runs" / "exp"]).runs)
+    assert not any(run.imported for run in report.build([tmp_path / "all" / "runs" / "exp"]).runs)
 
 
 def test_failures_that_stand_as_zero(tmp_path: Path) -> None:
     scores = [entry(1, 0.0, 10, error="CUDA out of memory"), entry(2, 0.0, 20), entry(3, 12.5, 30)]
     workspace(tmp_path, scores)
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     first, second, third = run.trajectory
     assert (first.status, first.score, first.reason) == ("failed", None, "CUDA out of memory")
     assert (second.status, second.score, third.score) == ("scored", 0.0, 12.5)
@@ -264,15 +264,15 @@ def test_failures_that_stand_as_zero(tmp_path: Path) -> None:
 
 def test_a_base_model_at_zero_is_not_counted(tmp_path: Path) -> None:
     workspace(tmp_path, [entry(1, 40.0, 10, baseline=0.0)])
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert (run.counted, run.excluded) == (False, "incomplete") and any("0.0" in note for note in run.notes)
 
 
 def test_no_submission_keeps_the_base(tmp_path: Path) -> None:
     folder = workspace(tmp_path, None)
-    assert one(api.build([tmp_path])).excluded == "incomplete"  # its base model's score is told nowhere
+    assert one(report.build([tmp_path])).excluded == "incomplete"  # its base model's score is told nowhere
     results(tmp_path, [row(folder, best_score=0, improvement="", submissions=0)])
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert run.improvement is not None and (run.improvement.difference, run.improvement.how) == (0, "base_kept")
 
 
@@ -282,7 +282,7 @@ def test_only_the_table_is_left(tmp_path: Path) -> None:
         row(Path("/gone/workspace/alfworld/20260203T150000_p5001_codex"), agent="codex", best_score=0, submissions=4),
     ]
     results(tmp_path, rows)
-    codex, openhands = sorted(api.build([tmp_path]).runs, key=lambda run: run.agent)
+    codex, openhands = sorted(report.build([tmp_path]).runs, key=lambda run: run.agent)
     assert openhands.report is not None and openhands.report.score == 41.2 and openhands.counted
     assert (codex.report, codex.improvement, codex.excluded) == (None, None, "incomplete")
     assert all(any("only its row" in note for note in run.notes) for run in (codex, openhands))
@@ -290,7 +290,7 @@ def test_only_the_table_is_left(tmp_path: Path) -> None:
 
 def test_a_run_of_which_only_the_best_is_known_has_no_course(tmp_path: Path) -> None:
     results(tmp_path, [row(Path("/gone/workspace/gsm8k/20260203T143005_openhands"))])
-    (cell,) = api.build([tmp_path]).groups[0].cells
+    (cell,) = report.build([tmp_path]).groups[0].cells
     assert cell.improvement is not None and cell.improvement.mean > 0
     assert all((curve.n, curve.unknown, curve.points) == (0, 1, ()) for curve in cell.scaling), "no line at 0"
 
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     folder = workspace(tmp_path, GOOD[:1])
     meta = json.loads((folder / "run_meta.json").read_text())
     (folder / "run_meta.json").write_text(json.dumps({**meta, "end_time": None}))
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert (run.state, run.counted, run.excluded) == ("interrupted", False, "unfinished")
     assert run.elapsed_s == 3600
 
@@ -314,7 +314,7 @@ NAN = '[{"submission_id": 1, "score": NaN, "timestamp": "x", "baseline_score": 6
 def test_damaged_scores(tmp_path: Path, scores: str) -> None:
     folder = workspace(tmp_path, None)
     (folder / "scores.json").write_bytes(scores.encode("utf-8", "surrogatepass"))
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert run.excluded == "damaged" and run.improvement is None
     assert any(note.startswith("left out: scores.json") for note in run.notes)
 
@@ -324,15 +324,15 @@ def test_damaged_scores(tmp_path: Path, scores: str) -> None:
 )
 def test_scores_that_are_none(tmp_path: Path, score: Any) -> None:
     workspace(tmp_path, json.dumps([entry(1, 20.0, 5), entry(2, score, 10)]))
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert run.trajectory[1].status == "failed" and run.trajectory[1].score is None and run.selected == 1
-    MergedReport.model_validate_json(api.build([tmp_path]).model_dump_json())
+    MergedReport.model_validate_json(report.build([tmp_path]).model_dump_json())
 
 
 @pytest.mark.parametrize("damage", [7, None, "x", [], {"submission_id": 1}])
 def test_entries_that_are_none(tmp_path: Path, damage: Any) -> None:
     workspace(tmp_path, [damage, *GOOD])
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert len(run.trajectory) == 4 and run.selected == 3 and run.failed == 1
 
 
@@ -342,7 +342,7 @@ def test_entries_that_are_none(tmp_path: Path, damage: Any) -> None:
 def test_damaged_meta(tmp_path: Path, meta: str) -> None:
     folder = workspace(tmp_path, GOOD)
     (folder / "run_meta.json").write_text(meta)
-    run = one(api.build([tmp_path]))
+    run = one(report.build([tmp_path]))
     assert run.budget_s > 0 and run.report is not None and run.report.score == 41.2
 
 
@@ -357,7 +357,7 @@ def test_hostile_folders(tmp_path: Path) -> None:
     os.mkfifo(other / "scores.json")
     results(tmp_path, [row(folder, agent="<script>alert(1)</script>", task="../../etc", workspace="/x/..")])
     (tmp_path / "results.csv").open("a").write('"\n,,,,"\0bad\n')
-    done = refresh.refresh([tmp_path], tmp_path / "out")
+    done = report.refresh([tmp_path], tmp_path / "out")
     assert done.merged is not None and len(done.merged.runs) >= 2
     for page in (tmp_path / "out").rglob("*.html"):
         text = page.read_text()
@@ -370,14 +370,14 @@ def test_hostile_folders(tmp_path: Path) -> None:
 def test_nothing_is_written_into_their_folders(tmp_path: Path) -> None:
     folder = workspace(tmp_path / "bench", GOOD)
     before = sorted(folder.rglob("*"))
-    done = refresh.refresh([tmp_path / "bench"], tmp_path / "out")
+    done = report.refresh([tmp_path / "bench"], tmp_path / "out")
     assert sorted(folder.rglob("*")) == before
     (page,) = (tmp_path / "out" / "runs").iterdir()
     assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html"}
     assert f'href="runs/{page.name}/run.html"' in done.index.read_text()
-    assert refresh.refresh([tmp_path / "bench"], tmp_path / "out").changed is False
+    assert report.refresh([tmp_path / "bench"], tmp_path / "out").changed is False
     (folder / "scores.json").write_text(json.dumps(GOOD[:1]))
-    again = refresh.refresh([tmp_path / "bench"], tmp_path / "out")
+    again = report.refresh([tmp_path / "bench"], tmp_path / "out")
     assert again.merged is not None and len(again.merged.runs[0].trajectory) == 1
 
 
@@ -389,4 +389,4 @@ def test_our_own_workspace_and_other_tables_are_none_of_it(tmp_path: Path) -> No
     (ours / "agent.log").touch()
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(AutorlError, match="no run below"):
-        api.build([tmp_path])
+        report.build([tmp_path])

@@ -14,8 +14,8 @@ from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
-from autorl_hpc.files.jobs import JOBS_NAME, process_start
-from autorl_hpc.report import api, live
+from autorl_hpc.files.frozen_records import JOBS_NAME, process_start
+from autorl_hpc.report import report, status
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EndedBy, Fault
@@ -29,7 +29,7 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(facts: list[dict[str, Any]], width: int = 80, height: int = 24, fit: bool = False) -> list[str]:
     """The lines on a terminal of that size."""
     console = Console(width=width, height=height, record=True, file=io.StringIO(), force_terminal=True)
-    console.print(live.render(facts, fit=fit))
+    console.print(status.render(facts, fit=fit))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -51,7 +51,7 @@ def test_scores_and_time_are_never_cut(tmp_path: Path, width: int) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     perfect(tree)
     tree.run(seed=1, agent="null", budget={"wall_clock_s": 36_000}).start().clock(1.0)
-    lines = shown(live.collect([tree.path]), width)
+    lines = shown(status.collect([tree.path]), width)
     (header,) = [line for line in lines if line.startswith("run ")]
     assert header.split()[-2:] == ["best", "report"] and "left" in header
     (row,) = [line for line in lines if " finished " in line and "100.0" in line]
@@ -66,21 +66,21 @@ def test_narrow_run_column_tells_runs_apart(tmp_path: Path) -> None:
         perfect(tree, seed)
     for driver in ("a", "b"):  # their names differ in the hash alone
         tree.run(seed=2, driver=driver)
-    rows = [line for line in shown(live.collect([tree.path])) if line.split()[1:2] in (["finished"], ["queued"])]
+    rows = [line for line in shown(status.collect([tree.path])) if line.split()[1:2] in (["finished"], ["queued"])]
     names = [row.split()[0] for row in rows]
     assert len(set(names)) == 4 and not any(name.startswith("arithmetic") for name in names)
     assert [name.startswith("sft") for name in names] == [True] * 4  # agents' names stay whole at the front
     other = Tree(tmp_path / "one-agent")
     for seed in (0, 1):
         perfect(other, seed)
-    lines = shown(live.collect([other.path]))
+    lines = shown(status.collect([other.path]))
     assert any(line.startswith("some-model-of-1.5B-instruct-free-s1 ") for line in lines)
 
 
 def test_summary_comes_first(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     (tree.experiment.finished / tree.finished(seed=0, solved=30).dir.run_id).touch()
-    lines = shown(live.collect([tree.path]), 120)
+    lines = shown(status.collect([tree.path]), 120)
     assert lines[1].startswith("1 of 1 runs finished; queue 0; graders: none") and lines[2].startswith("head ")
     assert lines[3].startswith("run")
 
@@ -95,7 +95,7 @@ def test_fifty_runs_on_a_small_terminal(tmp_path: Path) -> None:
     for seed in range(46, 50):
         tree.run(seed=seed).start().clock(30.0)
     jobs(tree, "agents", "grader-0")
-    facts = live.collect([tree.path])
+    facts = status.collect([tree.path])
     lines = shown(facts, fit=True)
     assert len(lines) < 24
     assert any(line.startswith("46 of 50 runs finished") for line in lines)
@@ -111,7 +111,7 @@ def test_queued_runs_that_do_not_fit_are_counted_too(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     for seed in range(40):
         tree.run(seed=seed)
-    lines = shown(live.collect([tree.path]), fit=True)
+    lines = shown(status.collect([tree.path]), fit=True)
     rows = sum(line.split()[1:2] == ["queued"] for line in lines)
     assert rows > 10 and f"and {40 - rows} queued runs" in lines
 
@@ -122,7 +122,7 @@ def test_many_experiments_on_a_small_terminal(tmp_path: Path) -> None:
         run = tree.finished(seed=0, solved=30)
         if number < 11:
             (tree.experiment.finished / run.dir.run_id).touch()
-    lines = shown(live.collect([tmp_path / "runs"]), width=200, fit=True)
+    lines = shown(status.collect([tmp_path / "runs"]), width=200, fit=True)
     assert len(lines) < 24 and any("exp11" in line for line in lines)  # the one that is not over
     assert lines[-1].startswith("and ") and lines[-1].endswith(" more experiments")
 
@@ -132,7 +132,7 @@ def test_no_grader_is_left(tmp_path: Path) -> None:
     tree.run().start().clock(1.0)
     message = "no grader is left: `autorl-hpc launch` with the same file starts one"
     jobs(tree, "agents", "report")
-    facts = live.collect([tree.path])
+    facts = status.collect([tree.path])
     assert message in shown(facts)
     assert message not in shown([{**facts[0], "jobs": ["agents", "grader-0"]}])
     assert message not in shown([{**facts[0], "jobs": []}])  # then launch is asked for anyway
@@ -146,7 +146,7 @@ def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -
     for tree in (bad, good):
         tree.finished(seed=0, solved=30)
     bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
-    facts = live.collect([tmp_path / "runs"])
+    facts = status.collect([tmp_path / "runs"])
     json.dumps(facts)
     assert [bool(one["damage"]) for one in facts] == [True, False] and not facts[0]["over"]
     lines = shown(facts, 200)
@@ -161,7 +161,7 @@ def test_each_given_folder_must_hold_something(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("missing", "empty", "file"):
         with pytest.raises(AutorlError) as caught:
-            live.collect([tree.path, tmp_path / name])
+            status.collect([tree.path, tmp_path / name])
         assert caught.value.where == str(tmp_path / name)
 
 
@@ -169,7 +169,7 @@ def test_text_of_others_stays_text(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     run = tree.run().start()
     run.seal(exit_code=3, reason="[red]x[/red]\n\x1b[31mnext").close(reason="[red]x[/red]\n\x1b[31mnext")
-    assert any("[red]x[/red] next" in line for line in shown(live.collect([tree.path])))
+    assert any("[red]x[/red] next" in line for line in shown(status.collect([tree.path])))
 
 
 def kept_base(tmp_path: Path) -> Tree:
@@ -180,13 +180,13 @@ def kept_base(tmp_path: Path) -> Tree:
 
 def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     tree = kept_base(tmp_path)
-    merged = api.build([tree.path])
-    where = api.write_reports(merged, None)
+    merged = report.build([tree.path])
+    where = report.write_reports(merged, None)
     out = io.StringIO()
     print_summary(merged, Console(file=out, width=80), where)
     (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]
     assert row.split()[3] == UNKNOWN and "25.0" not in row
-    (row,) = [line for line in shown(live.collect([tree.path])) if " finished " in line and "runs" not in line]
+    (row,) = [line for line in shown(status.collect([tree.path])) if " finished " in line and "runs" not in line]
     assert row.split()[-1] == UNKNOWN
     page = where.with_name("summary.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| sft | none | free | 0 |")]
@@ -199,7 +199,7 @@ def test_legend_explains_what_is_shown(tmp_path: Path, width: int) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     tree.finished(seed=0, solved=30)
     out = io.StringIO()
-    print_summary(api.build([tree.path]), Console(file=out, width=width), Path("index.html"))
+    print_summary(report.build([tree.path]), Console(file=out, width=width), Path("index.html"))
     header, legend = out.getvalue().splitlines()[0], out.getvalue().rpartition("Points;")[2]
     assert "report" in header
     for name in ("base", "gap"):

@@ -8,11 +8,11 @@ import demotree
 import pytest
 
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.report import merge, pages, plot, stamps
+from autorl_hpc.report import cache, merge, pages, plot
 from autorl_hpc.report.axes import axes_of
-from autorl_hpc.report.lean import lean
+from autorl_hpc.report.format import lean
+from autorl_hpc.report.pages import merged_summary
 from autorl_hpc.report.summary import MergedReport
-from autorl_hpc.report.write import merged_summary
 
 PAGE_BYTES = 5_000_000
 """A page that a phone still opens."""
@@ -81,11 +81,11 @@ def test_a_changed_template_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "templates" / "report" / name
     path.parent.mkdir(parents=True)
     path.write_text("a")
-    monkeypatch.setattr(stamps, "share", lambda folder: tmp_path / folder)
+    monkeypatch.setattr(cache, "share", lambda folder: tmp_path / folder)
     seen = []
     for text in ("a", "a longer one"):
         path.write_text(text)
-        stamps.code_stamp.cache_clear()
-        seen.append(stamps.code_stamp())
-    stamps.code_stamp.cache_clear()
+        cache.code_stamp.cache_clear()
+        seen.append(cache.code_stamp())
+    cache.code_stamp.cache_clear()
     assert seen[0] != seen[1]

@@ -12,7 +12,7 @@ from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.report import api
+from autorl_hpc.report import report as api
 from autorl_hpc.report.summary import MergedReport
 from autorl_hpc.states import EndedBy, Fault
 

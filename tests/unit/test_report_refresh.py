@@ -14,11 +14,10 @@ import pytest
 from treemaker import ENGINE, Tree, TreeRun, evaluation, outcomes, save_items
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.report import api, refresh, remake
-from autorl_hpc.report.digests import DIGEST_NAME, HEAD_BYTES
-from autorl_hpc.report.refresh import STATE_NAME, Options, Refreshed
-from autorl_hpc.report.watching import watch_report
-from autorl_hpc.report.write import write_all
+from autorl_hpc.report import report
+from autorl_hpc.report.cache import DIGEST_NAME, HEAD_BYTES
+from autorl_hpc.report.pages import write_all
+from autorl_hpc.report.report import STATE_NAME, Options, Refreshed, watch_report
 from autorl_hpc.states import Split
 
 
@@ -38,7 +37,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def again(tree: Tree, **options: bool | int | None) -> Refreshed:
-    return refresh.refresh([tree.path], None, Options(**options))  # type: ignore[arg-type]
+    return report.refresh([tree.path], None, Options(**options))  # type: ignore[arg-type]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -56,8 +55,8 @@ def test_nothing_changed_reads_nothing(tree: Tree, monkeypatch: pytest.MonkeyPat
     def never(*_: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(remake, "digest", never)
-    monkeypatch.setattr(remake, "merge_found", never)
+    monkeypatch.setattr(report, "digest", never)
+    monkeypatch.setattr(report, "merge_found", never)
     second = again(tree)
     assert (second.read, second.runs, second.live, second.changed) == (0, 4, 1, False)
 
@@ -68,7 +67,7 @@ def test_it_gives_what_reading_all_gives(tree: Tree, tmp_path: Path) -> None:
     done = again(tree)
     assert (done.read, done.runs, done.live) == (1, 4, 0)
     mixed = files(tree.path)
-    write_all(api.build([tree.path]), tree.path / "report")
+    write_all(report.build([tree.path]), tree.path / "report")
     assert files(tree.path) == mixed
     again(tree, fresh=True)
     assert files(tree.path) == mixed
@@ -185,20 +184,20 @@ def test_a_link_or_a_fifo_is_no_digest(tree: Tree) -> None:
 def test_a_copied_tree_is_read(tree: Tree, tmp_path: Path) -> None:
     again(tree)
     shutil.copytree(tree.path, tmp_path / "copy" / "exp", copy_function=shutil.copy2)
-    assert refresh.refresh([tmp_path / "copy" / "exp"]).read == 4
+    assert report.refresh([tmp_path / "copy" / "exp"]).read == 4
 
 
 def test_other_code_reads_all(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autorl_hpc.report import digests
+    from autorl_hpc.report import cache
 
     again(tree)
-    monkeypatch.setattr(digests, "code_stamp", lambda: "other")
+    monkeypatch.setattr(cache, "code_stamp", lambda: "other")
     assert again(tree).read == 4
 
 
 def test_the_report_over_all_finds_what_each_experiment_read(tree: Tree) -> None:
     again(tree)
-    done = refresh.refresh([tree.path.parent])
+    done = report.refresh([tree.path.parent])
     assert (done.read, done.runs) == (0, 4) and done.index == tree.path.parent / "report" / "index.html"
 
 
@@ -254,7 +253,7 @@ def test_the_same_entry_rewritten_inside_shows_the_older_truth_until_fresh(tree:
 
 
 def test_a_run_that_changes_while_it_is_read_is_not_kept(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = remake.digest
+    real = report.digest
 
     def slow(run: object, *rest: object) -> object:
         found = real(run, *rest)  # type: ignore[arg-type]
@@ -262,9 +261,9 @@ def test_a_run_that_changes_while_it_is_read_is_not_kept(tree: Tree, monkeypatch
             tree.runs[3].submit(9.0)
         return found
 
-    monkeypatch.setattr(remake, "digest", slow)
+    monkeypatch.setattr(report, "digest", slow)
     again(tree)
-    monkeypatch.setattr(remake, "digest", real)
+    monkeypatch.setattr(report, "digest", real)
     done = again(tree)
     assert done.read == 1 and done.merged is not None
     assert max(len(run.trajectory) for run in done.merged.runs) == 2
@@ -308,11 +307,11 @@ def test_trees_that_are_not_ours_to_write(tree: Tree, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(atomic, "write_bytes", theirs)
     out = tmp_path / "out"
-    first = refresh.refresh([tree.path], out)
+    first = report.refresh([tree.path], out)
     assert first.read == 4 and len(list((out / "runs").iterdir())) == 4
-    assert refresh.refresh([tree.path], out).changed is False
+    assert report.refresh([tree.path], out).changed is False
     tree.runs[3].submit(9.0)
-    assert refresh.refresh([tree.path], out).read == 1
+    assert report.refresh([tree.path], out).read == 1
 
 
 def test_text_is_kept(tree: Tree) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from treemaker import Tree
 
-from autorl_hpc.report import api, refresh
-from autorl_hpc.report.sites import sites_of
+from autorl_hpc.report import report
+from autorl_hpc.report.find import sites_of
 from autorl_hpc.report.terminal import head_lines
 
 
@@ -37,7 +37,7 @@ def test_one_run_id_at_two_sites(tmp_path: Path) -> None:
     a = site(tmp_path / "alps", range(2), 30, "2026-02-01")
     b = site(tmp_path / "jean-zay", range(2), 40, "2026-03-01")
     assert [run.dir.run_id for run in a.runs] == [run.dir.run_id for run in b.runs]
-    done = refresh.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], tmp_path / "out")
+    done = report.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], tmp_path / "out")
     merged = done.merged
     assert merged is not None and [run.site for run in merged.runs] == ["alps", "jean-zay", "alps", "jean-zay"]
     assert merged.experiments == ("exp",) and merged.left_out == ()
@@ -72,7 +72,7 @@ def test_read_only_sites_with_equal_run_ids(tmp_path: Path, monkeypatch: pytest.
         write(path, data, **more)
 
     monkeypatch.setattr(atomic, "write_bytes", theirs)
-    done = refresh.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], out)
+    done = report.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], out)
     pages = [link for link in _links(done.index) if link.endswith("run.html")]
     assert len(set(pages)) == 4 and all(link.startswith("runs/") and (out / link).is_file() for link in pages)
 
@@ -81,14 +81,14 @@ def test_unlike_sites_are_not_pooled(tmp_path: Path) -> None:
     site(tmp_path / "a", range(2), 30, "2026-02-01")
     other = Tree(tmp_path / "b" / "runs" / "exp", n_report=80)
     other.finished(seed=0, solved=30)
-    merged = api.build([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])
+    merged = report.build([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])
     assert len(merged.groups) == 2 and {run.site for run in merged.runs} == {"a", "b"}
 
 
 def test_a_site_copied_to_another_counts_once(tmp_path: Path) -> None:
     site(tmp_path / "a", range(2), 30, "2026-02-01")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    merged = api.build([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])
+    merged = report.build([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])
     assert (
         len(merged.runs) == 2
         and [one.why for one in merged.left_out] == ["a copy of a run that is in the report: counted once"] * 2
@@ -98,7 +98,7 @@ def test_a_site_copied_to_another_counts_once(tmp_path: Path) -> None:
 
 def test_one_site_has_no_name(tmp_path: Path) -> None:
     site(tmp_path / "a", range(1), 30, "2026-02-01")
-    assert [run.site for run in api.build([tmp_path / "a"]).runs] == [None]
+    assert [run.site for run in report.build([tmp_path / "a"]).runs] == [None]
 
 
 @pytest.mark.parametrize(

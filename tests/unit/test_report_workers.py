@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from treemaker import Tree
 
-from autorl_hpc.report import refresh, remake, workers
-from autorl_hpc.report.digest import Library
-from autorl_hpc.report.digest import digest as real_digest
-from autorl_hpc.report.refresh import Options
+from autorl_hpc.report import report
+from autorl_hpc.report.report import Options
+from autorl_hpc.report.run_summary import Library
+from autorl_hpc.report.run_summary import digest as real_digest
 
 PIECES = 300
 """More than may wait for a slow one."""
@@ -25,7 +25,7 @@ def test_answers_come_in_order_from_several_processes() -> None:
             time.sleep(0.3)  # the others overtake it
         return f"{number} {os.getpid()} ".encode() + b"x" * (number * 1000)
 
-    with workers.shared_out(work, PIECES, 3) as answers:
+    with report.shared_out(work, PIECES, 3) as answers:
         found = [answer.split() for answer in answers if answer is not None]
     assert [int(answer[0]) for answer in found] == list(range(PIECES))
     assert [len(answer[2]) for answer in found[1:]] == [1000 * number for number in range(1, PIECES)]
@@ -44,7 +44,7 @@ def test_what_fails_in_a_worker_has_no_answer_and_the_others_have() -> None:
             raise ValueError(number)
         return b"" if number % 2 else b"even"
 
-    with workers.shared_out(work, PIECES, 2) as answers:
+    with report.shared_out(work, PIECES, 2) as answers:
         found = list(answers)
     assert found == [None if n % 7 == 0 else b"" if n % 2 else b"even" for n in range(PIECES)]
 
@@ -56,20 +56,20 @@ def test_what_a_killed_worker_took_with_it_has_no_answer(killed_by: tuple[int, .
             os.kill(os.getpid(), signal.SIGKILL)
         return str(number).encode()
 
-    with workers.shared_out(work, PIECES, 2) as answers:
+    with report.shared_out(work, PIECES, 2) as answers:
         found = list(answers)
     assert len(found) == PIECES
     assert all(answer in (None, str(number).encode()) for number, answer in enumerate(found))
     assert all(found[number] is None for number in killed_by)
     if len(killed_by) == 1:
-        assert found.count(None) <= workers.ASKED_AHEAD  # the other one goes on
+        assert found.count(None) <= report.ASKED_AHEAD  # the other one goes on
 
 
 def test_workers_end_when_nobody_asks_any_more() -> None:
     def work(number: int) -> bytes:
         return str(os.getpid()).encode()
 
-    with pytest.raises(KeyboardInterrupt), workers.shared_out(work, PIECES, 2) as answers:
+    with pytest.raises(KeyboardInterrupt), report.shared_out(work, PIECES, 2) as answers:
         told = {int(next(answers) or b"0") for _ in range(4)}
         raise KeyboardInterrupt
     assert told and gone(told)
@@ -81,7 +81,7 @@ def test_workers_end_with_the_process_that_asks() -> None:
     asking = os.fork()
     if not asking:
         try:
-            with workers.shared_out(lambda number: str(os.getpid()).encode(), PIECES, 2) as answers:
+            with report.shared_out(lambda number: str(os.getpid()).encode(), PIECES, 2) as answers:
                 told = {next(answers) or b"" for _ in range(20)}
                 os.write(writing, b" ".join(told))
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -103,14 +103,14 @@ def test_work_beside_another_is_done_once_or_again_where_it_failed(tmp_path: Pat
         if os.getpid() != here and (tmp_path / "fail").exists():
             raise OSError("not there")
 
-    with workers.beside(work, forked=True):
+    with report.beside(work, forked=True):
         pass
     assert (tmp_path / "done").read_text() == "False "
-    with workers.beside(work, forked=False):
+    with report.beside(work, forked=False):
         assert (tmp_path / "done").read_text() == "False "
     assert (tmp_path / "done").read_text() == "False True "
     (tmp_path / "fail").touch()
-    with workers.beside(work, forked=True):
+    with report.beside(work, forked=True):
         pass
     assert (tmp_path / "done").read_text() == "False True False True "
 
@@ -128,20 +128,20 @@ def test_the_report_by_workers_is_the_report_by_one_process(tmp_path: Path, monk
     (runs[2] / "run.json").write_text("{")
     here = os.getpid()
 
-    def digest(run: remake.RunDir, library: Library, chain: object = None) -> object:
+    def digest(run: report.RunDir, library: Library, chain: object = None) -> object:
         if os.getpid() != here and run.path == runs[5]:
             os.kill(os.getpid(), signal.SIGKILL)
         return real_digest(run, library, chain)  # type: ignore[arg-type]
 
     def made(count: int) -> dict[str, bytes]:
-        monkeypatch.setattr(remake, "workers_for", lambda pieces: count)
-        done = refresh.refresh([tmp_path / "runs"], None, Options(fresh=True))
+        monkeypatch.setattr(report, "workers_for", lambda pieces: count)
+        done = report.refresh([tmp_path / "runs"], None, Options(fresh=True))
         assert done.read == 11 and done.left_out == 1
         pages = [path for path in (tmp_path / "runs").rglob("report/*") if path.is_file() and path.name[0] != "."]
         return {str(path.relative_to(tmp_path)): path.read_bytes() for path in pages}
 
     by_one = made(0)
-    monkeypatch.setattr(remake, "digest", digest)
+    monkeypatch.setattr(report, "digest", digest)
     assert len(by_one) > 3 * 11 and made(2) == by_one
-    again = refresh.refresh([tmp_path / "runs"])
+    again = report.refresh([tmp_path / "runs"])
     assert again.read == 0

@@ -19,7 +19,8 @@ from rich.console import Console
 from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.report import api, refresh
+from autorl_hpc.report import report as api
+from autorl_hpc.report import report as refresh
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EndedBy, Fault, Protocol
@@ -73,7 +74,7 @@ def test_other_process_same_bytes(tree: Tree) -> None:
     first = every_file(tree.path)
     for path in list(tree.path.rglob("report/*")):
         path.unlink()
-    code = f"from pathlib import Path; from autorl_hpc.report import api; api.write_reports(api.build([Path({str(tree.path)!r})]), None)"
+    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_reports(api.build([Path({str(tree.path)!r})]), None)"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -196,7 +197,7 @@ def test_out_folder_and_trees_that_are_not_ours(tree: Tree, tmp_path: Path, monk
 
 def test_no_torch_and_no_grader(tree: Tree) -> None:
     code = (
-        "import sys; from pathlib import Path; from autorl_hpc.report import api;"
+        "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
         f"api.write_reports(api.build([Path({str(tree.path)!r})]), None);"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'scipy', 'matplotlib') or "
         "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"

@@ -8,10 +8,18 @@ import statistics as plain
 import numpy as np
 import pytest
 
-from autorl_hpc.report.statistics.bca import _drawn_sums, bca_of_mean, bca_of_means
-from autorl_hpc.report.statistics.clusters import clustered_interval, clustered_intervals
-from autorl_hpc.report.statistics.resampling import RESAMPLES, UNIT, counts, flips
-from autorl_hpc.report.statistics.signs import _turned
+from autorl_hpc.report.statistics import (
+    RESAMPLES,
+    UNIT,
+    _drawn_sums,
+    _turned,
+    bca_of_mean,
+    bca_of_means,
+    clustered_interval,
+    clustered_intervals,
+    counts,
+    flips,
+)
 from autorl_hpc.scoring import stats
 
 

@@ -17,14 +17,10 @@ import codeworld
 import pytest
 from codeworld import NOW, World
 
-from autorl_hpc.files import gitobjects
-from autorl_hpc.files.code_history import Pointer, changes, files_at
-from autorl_hpc.files.gitobjects import Repository
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.recorder import revisions
-from autorl_hpc.recorder.job import Job
-from autorl_hpc.recorder.pace import Allowance
-from autorl_hpc.recorder.revisions import Ask
+from autorl_hpc.recorder import code
+from autorl_hpc.recorder.code import Ask, Pointer, Repository, changes, files_at
+from autorl_hpc.recorder.watch import Allowance, RecorderJob
 
 world = codeworld.world
 
@@ -44,9 +40,9 @@ def test_a_change_is_committed_when_two_looks_agree_or_it_is_overdue(world: Worl
     world.watch.look(NOW)
     (world.code / "a.py").write_text("1")
     world.watch.look(NOW)
-    assert len(world.lines()) == 1 and world.watch.every_s == revisions.SETTLE_S
+    assert len(world.lines()) == 1 and world.watch.every_s == code.SETTLE_S
     world.watch.look(NOW)
-    assert len(world.lines()) == 2 and world.watch.every_s == revisions.LOOK_S
+    assert len(world.lines()) == 2 and world.watch.every_s == code.LOOK_S
     for number, pause_s in enumerate((0.75, 0.36, 0.42)):  # 1.53 s since the look that saw no change
         (world.code / "a.py").write_text("2" * (2 + number))
         world.later(pause_s)
@@ -71,11 +67,11 @@ def test_a_submission_has_its_state_at_once(world: World) -> None:
 
 def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.watch.look(NOW)
-    monkeypatch.setattr(revisions, "MAX_REPOSITORY_BYTES", world.watch._repository.size_bytes + 50_000)
-    monkeypatch.setattr(revisions, "RESERVED_BYTES", 50_000)
+    monkeypatch.setattr(code, "MAX_REPOSITORY_BYTES", world.watch._repository.size_bytes + 50_000)
+    monkeypatch.setattr(code, "RESERVED_BYTES", 50_000)
     (world.code / "a.py").write_text("1")
     world.watch.look(NOW)
-    with pytest.raises(revisions.RepositoryFull, match="only states of submissions"):
+    with pytest.raises(code.RepositoryFull, match="only states of submissions"):
         world.watch.look(NOW)
     world.watch.look(NOW)  # said once
     assert len(world.lines()) == 1
@@ -160,7 +156,7 @@ def test_a_full_disk_costs_looks_and_nothing_that_was_kept(world: World, monkeyp
         def full(*_: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patched.setattr(gitobjects.os, "write", full)
+        patched.setattr(code.os, "write", full)
         told: list[str | None] = []
         world.asks.put(Ask(1, told.append))
         with pytest.raises(OSError, match="No space"):
@@ -223,7 +219,7 @@ def test_the_end_keeps_the_last_state(world: World) -> None:
 
 
 def test_what_a_job_says_is_read_back() -> None:
-    job = Job(
+    job = RecorderJob(
         RunDir(Path("/r\udcff")), Path("/w"), Path("/l"), 5, "m", 2, 1.5, 9.0, 30.0, "codex", frozenset({"b", "a"})
     )
-    assert Job.told(job.line()) == job and json.loads(job.line())["laid"] == ["a", "b"]
+    assert RecorderJob.told(job.line()) == job and json.loads(job.line())["laid"] == ["a", "b"]

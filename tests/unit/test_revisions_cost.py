@@ -14,9 +14,9 @@ import codeworld
 import pytest
 from codeworld import NOW, World
 
-from autorl_hpc.files.code_history import Pointer, files_at
-from autorl_hpc.recorder import codefiles, codewalk, revisions
-from autorl_hpc.recorder.pace import Pace
+from autorl_hpc.recorder import code
+from autorl_hpc.recorder.code import Pointer, files_at
+from autorl_hpc.recorder.watch import Pace
 
 world = codeworld.world
 
@@ -29,8 +29,8 @@ def large_file(world: World, size: int) -> Path:
 
 
 def test_a_large_file_is_hashed_in_slices_once_it_rests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codefiles, "SURE_S", 0.3)
-    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
+    monkeypatch.setattr(code, "SURE_S", 0.3)
+    monkeypatch.setattr(code, "SURE_S", 0.3)
     large_file(world, 40 << 20)
     first = world.files()["code/large.bin"]
     assert isinstance(first, Pointer) and first.sha256 is None and first.size_bytes == 40 << 20
@@ -62,8 +62,8 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system with coarse times: the second change leaves size, times and inode as they were."""
-    monkeypatch.setattr(codefiles, "SURE_S", 0.3)
-    monkeypatch.setattr(codewalk, "SURE_S", 0.3)
+    monkeypatch.setattr(code, "SURE_S", 0.3)
+    monkeypatch.setattr(code, "SURE_S", 0.3)
     path = world.code / "a.py"
     path.write_text("one")
     true_stat, true_fstat, coarse = os.stat, os.fstat, 10**18
@@ -76,8 +76,8 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
         def __getattr__(self, name: str) -> Any:
             return getattr(self._status, name)
 
-    monkeypatch.setattr(codewalk.os, "stat", lambda *a, **k: Coarse(true_stat(*a, **k)))
-    monkeypatch.setattr(codefiles.os, "fstat", lambda fd: Coarse(true_fstat(fd)))
+    monkeypatch.setattr(code.os, "stat", lambda *a, **k: Coarse(true_stat(*a, **k)))
+    monkeypatch.setattr(code.os, "fstat", lambda fd: Coarse(true_fstat(fd)))
     assert world.files() == {"code/a.py": b"one"}
     path.write_text("two")
     assert world.files() == {"code/a.py": b"two"}  # a submission's look believes no young time
@@ -91,30 +91,30 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
 def test_code_that_rests_is_looked_at_less_often_and_settles_as_soon(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "RESTS_S", 0.2)
+    monkeypatch.setattr(code, "RESTS_S", 0.2)
     (world.code / "a.py").write_text("0")
     world.watch.look(NOW)
     world.watch.look(NOW)
-    assert world.watch.every_s == revisions.LOOK_S
+    assert world.watch.every_s == code.LOOK_S
     world.later(0.25)
     world.watch.look(NOW)
-    assert world.watch.every_s == revisions.RESTING_LOOK_S
-    assert revisions.RESTING_LOOK_S + revisions.SETTLE_S < 2.0
-    monkeypatch.setattr(revisions, "OVERDUE_S", 0.3)
+    assert world.watch.every_s == code.RESTING_LOOK_S
+    assert code.RESTING_LOOK_S + code.SETTLE_S < 2.0
+    monkeypatch.setattr(code, "OVERDUE_S", 0.3)
     before, begun = len(world.lines()), world.now_s
     for number in range(20):  # it never stays the same from one look to the next
         (world.code / "a.py").write_text(f"x{number}")
         world.watch.look(NOW)
         if len(world.lines()) > before:
             break
-        assert world.watch.every_s == revisions.SETTLE_S
+        assert world.watch.every_s == code.SETTLE_S
         world.later(0.05)
     assert world.now_s - begun > 0.2 and len(world.lines()) == before + 1
 
 
 def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
-    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
     for number in range(100):
         (world.code / f"{number}.py").write_text(str(number))
     world.watch.look(NOW)
@@ -127,7 +127,7 @@ def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.M
         opened.append(path)
         return true_open(path, *args, **kwargs)
 
-    monkeypatch.setattr(codefiles.os, "open", counting)
+    monkeypatch.setattr(code.os, "open", counting)
     world.watch.look(NOW)
     assert not [path for path in opened if str(path).endswith(".py")]
     (world.code / "7.py").write_text("changed")
@@ -138,9 +138,9 @@ def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.M
 def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
-    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
-    monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 4)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "OTHERS_AT_ONCE", 4)
     data = [world.code / f"{number:02d}.dat" for number in range(64)]
     texts = [world.code / f"a-text-{number}" for number in range(8)]
     for path in (*data, *texts, world.code / "train.py"):
@@ -155,20 +155,20 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
         asked.append(name)
         return true_stat(name, **how)
 
-    monkeypatch.setattr(codewalk.os, "stat", counting)
-    for _ in range(codewalk.TURNS):
+    monkeypatch.setattr(code.os, "stat", counting)
+    for _ in range(code.TURNS):
         world.watch._dear = False
         world.watch.look(NOW)
-    assert {path.name for path in data} <= set(asked) and len(asked) < codewalk.TURNS * len(data) / 2
+    assert {path.name for path in data} <= set(asked) and len(asked) < code.TURNS * len(data) / 2
     for path in (*texts, world.code / "train.py"):
-        assert asked.count(path.name) == codewalk.TURNS, "a small text may be the program, whatever its name"
+        assert asked.count(path.name) == code.TURNS, "a small text may be the program, whatever its name"
     assert len(world.lines()) == 1 and world.lines()[0].reason is None
     texts[-1].write_text("replaced")
     for _ in range(2):
         world.watch._dear = False
         world.watch.look(NOW)
     last = files_at(world.run.code_git, world.lines()[-1].revision)
-    assert last["code/a-text-7"] == b"replaced" and world.lines()[-1].reason == codewalk.IN_TURNS
+    assert last["code/a-text-7"] == b"replaced" and world.lines()[-1].reason == code.IN_TURNS
     for path in data:
         path.write_text("new\0")
     binary = Pointer("binary", 4, hashlib.sha256(b"new\0").hexdigest())
@@ -176,7 +176,7 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
     world.later(0.06)
     world.watch.look(NOW)
     data[-1].write_text("newer\0")
-    for _ in range(codewalk.TURNS + 1):
+    for _ in range(code.TURNS + 1):
         world.watch.look(NOW)
     last = files_at(world.run.code_git, world.lines()[-1].revision)
     assert last["code/63.dat"] == Pointer("binary", 6, hashlib.sha256(b"newer\0").hexdigest())
@@ -191,9 +191,9 @@ def test_data_that_rests_is_looked_at_in_turns_and_by_submissions_at_once(
 def test_where_looks_are_dear_small_texts_are_looked_at_by_every_second(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codefiles, "SURE_S", 0.05)
-    monkeypatch.setattr(codewalk, "SURE_S", 0.05)
-    monkeypatch.setattr(codewalk, "OTHERS_AT_ONCE", 0)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "SURE_S", 0.05)
+    monkeypatch.setattr(code, "OTHERS_AT_ONCE", 0)
     texts = [world.code / f"text-{number}" for number in range(16)]
     for path in texts:
         path.write_text("old")
@@ -211,7 +211,7 @@ def test_where_looks_are_dear_small_texts_are_looked_at_by_every_second(
     world.watch._dear = True
     world.watch.look(NOW)
     assert world.files() == {f"code/{path.name}": b"new!" for path in texts}
-    assert any(codewalk.TEXTS_IN_TURNS in str(line.reason) for line in world.lines())
+    assert any(code.TEXTS_IN_TURNS in str(line.reason) for line in world.lines())
 
 
 def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: World) -> None:
@@ -222,7 +222,7 @@ def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: 
         world.watch.look(NOW)
     kept = world.lines()
     held = files_at(world.run.code_git, kept[-1].revision)["code/train.log"]
-    assert isinstance(held, bytes) and held.count(b"\n") <= codefiles.RESTLESS_CHANGES + 2
+    assert isinstance(held, bytes) and held.count(b"\n") <= code.RESTLESS_CHANGES + 2
     (world.code / "new.py").write_text("1")
     world.watch.look(NOW)
     world.watch.look(NOW)
@@ -234,7 +234,7 @@ def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions(world: 
 
 def test_a_source_that_is_rewritten_without_end_is_read_at_every_look(world: World) -> None:
     program = world.code / "train.py"
-    for number in range(codefiles.RESTLESS_CHANGES + 5):
+    for number in range(code.RESTLESS_CHANGES + 5):
         program.write_text(f"{number}")
         world.watch.look(NOW)
     program.write_text("trained with this")
@@ -246,7 +246,7 @@ def test_a_source_that_is_rewritten_without_end_is_read_at_every_look(world: Wor
 
 def test_that_a_file_was_read_seldom_is_said_though_it_was_read_since(world: World) -> None:
     (world.code / "other.py").write_text("1")
-    for number in range(codefiles.RESTLESS_CHANGES + 5):
+    for number in range(code.RESTLESS_CHANGES + 5):
         (world.code / "train").write_text(f"{number}")
         world.watch.look(NOW)
     assert world.files()["code/train"] == b"24"
@@ -255,7 +255,7 @@ def test_that_a_file_was_read_seldom_is_said_though_it_was_read_since(world: Wor
 
 def test_a_flood_of_questions_is_not_answered_on_credit(world: World) -> None:
     world.watch.look(NOW)
-    world.watch._pace.credit_s = -revisions.MOST_DEBT_S - 1
+    world.watch._pace.credit_s = -code.MOST_DEBT_S - 1
     assert world.snapshot() is None
 
 
@@ -281,8 +281,6 @@ def test_pace() -> None:
 
 
 def test_the_recorder_loads_nothing_heavy() -> None:
-    script = (
-        "import sys, autorl_hpc.recorder.main; print('numpy' in sys.modules, 'autorl_hpc.supervise' in sys.modules)"
-    )
+    script = "import sys, autorl_hpc.recorder.run_recorder; print('numpy' in sys.modules, 'autorl_hpc.supervise' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -12,10 +12,8 @@ import codeworld
 import pytest
 from codeworld import NOW, World
 
-from autorl_hpc.files import gitobjects
-from autorl_hpc.files.code_history import Pointer
-from autorl_hpc.files.gitobjects import Repository
-from autorl_hpc.recorder import codefiles, codewalk
+from autorl_hpc.recorder import code
+from autorl_hpc.recorder.code import Pointer, Repository
 
 world = codeworld.world
 
@@ -68,7 +66,7 @@ def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
     assert (line.files, line.by_hash, line.by_name, line.left_out) == (15, 2, 9, 0)
     assert line.reason is not None and "left out by name: code/.GIT, code/.git, code/.venv and 4 more" in line.reason
     mode = {path: mode for path, (mode, _) in Repository(world.run.code_git).files(line.revision).items()}
-    assert mode[b"code/run.sh"] == gitobjects.PROGRAM and mode[b"code/link"] == gitobjects.LINK
+    assert mode[b"code/run.sh"] == code.PROGRAM and mode[b"code/link"] == code.LINK
     world.fsck()
 
 
@@ -182,9 +180,9 @@ def test_a_workspace_that_is_gone_is_an_error_and_then_seen_again(world: World) 
 
 
 def test_limits_of_files_folders_depth_and_names(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codewalk, "MAX_FILES", 30)
-    monkeypatch.setattr(codewalk, "MAX_OTHERS", 10)
-    monkeypatch.setattr(codewalk, "MAX_DEPTH", 4)
+    monkeypatch.setattr(code, "MAX_FILES", 30)
+    monkeypatch.setattr(code, "MAX_OTHERS", 10)
+    monkeypatch.setattr(code, "MAX_DEPTH", 4)
     for number in range(50):
         (world.code / f"{number:02d}.dat").write_text(str(number))
     (world.code / "zz.py").write_text("source first")
@@ -205,7 +203,7 @@ def test_a_file_that_was_kept_is_found_again_in_a_folder_too_large_to_list(
 ) -> None:
     (world.code / "train.py").write_text("1")
     assert world.files() == {"code/train.py": b"1"}
-    monkeypatch.setattr(codewalk, "MAX_LISTED_IN_ONE", 1)
+    monkeypatch.setattr(code, "MAX_LISTED_IN_ONE", 1)
     for number in range(200):
         (world.code / f"n{number}").write_text("")
     (world.code / "train.py").write_text("2")
@@ -215,7 +213,7 @@ def test_a_file_that_was_kept_is_found_again_in_a_folder_too_large_to_list(
 
 
 def test_texts_together_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codefiles, "MAX_TEXTS_BYTES", 1000)
+    monkeypatch.setattr(code, "MAX_TEXTS_BYTES", 1000)
     for number in range(20):
         (world.code / f"{number:02d}.py").write_bytes(b"z" * 100)
     assert len(world.files()) == 10 and world.lines()[-1].left_out == 10

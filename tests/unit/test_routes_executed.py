@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.recorder.steps import steps_in
-from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.recorder.trainings import steps_in
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.notes import notes_of_story
-from autorl_hpc.report.routes import Alternative, Planned, Seen, executed, mode_kept, planned
+from autorl_hpc.report.routes import Alternative, CommandSeen, Planned, executed, mode_kept, planned
 from autorl_hpc.report.routes.executed import DISAGREE, SURE
-from autorl_hpc.report.story import Story
-from autorl_hpc.report.telling.shown import shown_route
+from autorl_hpc.report.run_story.iterations import shown_route
+from autorl_hpc.report.story_records import Story
+from autorl_hpc.report.tables import notes_of_story
 from autorl_hpc.states import Route
 
 UNPLANNED = Planned(Route.NONE)
@@ -106,23 +106,26 @@ def test_weights_that_are_the_base_models_outweigh_a_log() -> None:
 def test_changed_weights_without_a_log_are_unknown_unless_the_script_ran() -> None:
     plan = Planned(Route.GRPO, confidence=0.8, scripts=("code/grpo_min.py",))
     assert executed([], [], weights(), plan).route is Route.UNKNOWN
-    assert executed([], [Seen("python other.py")], weights(), plan).route is Route.UNKNOWN
-    told = executed([], [Seen("CUDA_VISIBLE_DEVICES=0 python -u grpo_min.py", 55.0)], weights(), plan)
+    assert executed([], [CommandSeen("python other.py")], weights(), plan).route is Route.UNKNOWN
+    told = executed([], [CommandSeen("CUDA_VISIBLE_DEVICES=0 python -u grpo_min.py", 55.0)], weights(), plan)
     assert told.route is Route.GRPO
     assert told.evidence[0].where == "process at 55 s"
     assert (
         executed(
-            [], [Seen("python grpo_min.py")], weights(), Planned(Route.GRPO, confidence=0.4, scripts=("grpo_min.py",))
+            [],
+            [CommandSeen("python grpo_min.py")],
+            weights(),
+            Planned(Route.GRPO, confidence=0.4, scripts=("grpo_min.py",)),
         ).route
         is Route.UNKNOWN
     )
-    assert executed([], [Seen("python grpo_min.py")], None, plan).route is Route.UNKNOWN
+    assert executed([], [CommandSeen("python grpo_min.py")], None, plan).route is Route.UNKNOWN
 
 
 def test_averages() -> None:
-    assert executed([], [Seen("mergekit-yaml m.yaml out")], weights(), UNPLANNED).route is Route.AVERAGING
+    assert executed([], [CommandSeen("mergekit-yaml m.yaml out")], weights(), UNPLANNED).route is Route.AVERAGING
     soup = Planned(Route.AVERAGING, confidence=0.9, scripts=("soup.py",))
-    assert executed([], [Seen("python soup.py")], weights(), soup).route is Route.AVERAGING
+    assert executed([], [CommandSeen("python soup.py")], weights(), soup).route is Route.AVERAGING
     parent = Fingerprint(submission_id=2, content_hash="cd" * 32, relative_delta=0.010)
     on_the_line = weights(relative_delta=0.006, parent=2, parent_delta=0.0041)
     beside_it = weights(relative_delta=0.008, parent=2, parent_delta=0.006)
@@ -134,7 +137,7 @@ def test_averages() -> None:
 
 def test_nothing_submitted_and_nothing_logged_is_none() -> None:
     assert executed([], [], None, Planned(Route.GRPO, confidence=1.0), submitted=False).route is Route.NONE
-    assert executed([], [Seen("mergekit-yaml a b")], None, UNPLANNED, submitted=False).route is Route.NONE
+    assert executed([], [CommandSeen("mergekit-yaml a b")], None, UNPLANNED, submitted=False).route is Route.NONE
     assert executed(steps("SFTTrainer"), [], None, UNPLANNED, submitted=False).route is Route.SFT
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from recordlist import HASH, RECIPE, SCIENCE
 
 from autorl_hpc.records import driver, experiment
-from autorl_hpc.records.names import is_name, printable
+from autorl_hpc.records.base import is_name, printable
 
 
 def test_the_run_id_changes_with_science_and_with_nothing_else() -> None:

@@ -12,15 +12,15 @@ import recordmaker as make
 from markdown_it import MarkdownIt
 from treemaker import Tree, TreeRun, outcomes
 
-from autorl_hpc.files.events import append_event
-from autorl_hpc.records.ledger import DriverUse
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.report import pages
 from autorl_hpc.report.axes import axes_of
-from autorl_hpc.report.digest import Library, digest
 from autorl_hpc.report.format import UNKNOWN
-from autorl_hpc.report.story import EvidenceLine, Failure, RouteTold, Setting
+from autorl_hpc.report.run_story.iterations import shown_lines, shown_settings
+from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.story_records import EvidenceLine, Failure, RouteTold, Setting
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.telling.shown import shown_lines, shown_settings
 from autorl_hpc.states import FailureKind, Fault, Route
 
 EVIL = "</code></pre><script>alert(1)</script>|`\x1b[31m\u202egnp\x00[x](http://e/) <img src=x onerror=a> # h \"'&lt;"

@@ -16,7 +16,7 @@ import plans
 import pytest
 from jobscripts import CONTAINER, MODULES, PLAIN, of, one, options, scripts
 
-from autorl_hpc.launch.environment import job_environment
+from autorl_hpc.launch.jobs import job_environment
 
 no_habits = jobscripts.no_habits
 

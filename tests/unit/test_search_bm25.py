@@ -12,14 +12,14 @@ import corpora
 import numpy as np
 import pytest
 
-from autorl_hpc.rollouts.search.backend import Result
-from autorl_hpc.rollouts.search.bm25 import (
+from autorl_hpc.rollouts.search.backends import (
     K1,
     B,
     Bm25,
     Corpus,
     Document,
-    Index,
+    Result,
+    TermIndex,
     read_corpus,
     snippet,
     terms,
@@ -52,7 +52,7 @@ def test_bm25_ranks_as_the_formula_does(seed: int) -> None:
     draw = np.random.default_rng(seed)
     vocabulary = [f"w{n}" for n in range(30)]
     texts = [" ".join(draw.choice(vocabulary, size=draw.integers(1, 40))) for _ in range(60)]
-    index = Index(texts)
+    index = TermIndex(texts)
     for _ in range(20):
         query = " ".join(draw.choice([*vocabulary, "unknown"], size=draw.integers(1, 6)))
         expected = brute_force(texts, query, 10)
@@ -70,11 +70,11 @@ def distinct(scored: list[tuple[int, float]]) -> bool:
 
 
 def test_equal_scores_stand_in_the_corpus_order_and_what_holds_no_term_is_not_found() -> None:
-    index = Index(["red apple", "blue", "red apple", "apple red"])
+    index = TermIndex(["red apple", "blue", "red apple", "apple red"])
     assert [number for number, _ in index.best("apple", 3)] == [0, 2, 3]
     assert [number for number, _ in index.best("apple", 2)] == [0, 2]
     assert index.best("green", 3) == index.best("the of", 3) == index.best("", 3) == []
-    assert Index([]).best("x", 3) == Index(["", "the"]).best("the", 3) == []
+    assert TermIndex([]).best("x", 3) == TermIndex(["", "the"]).best("the", 3) == []
 
 
 def test_terms_know_no_case_and_no_width_and_keep_numbers() -> None:

@@ -10,10 +10,9 @@ import pytest
 from corpora import sha
 from helpers import PATIENCE_S
 
-from autorl_hpc.rollouts.hosting import Reply
-from autorl_hpc.rollouts.pool import Pool
-from autorl_hpc.rollouts.search.backend import BACKENDS, Result, Setup, make_backend
-from autorl_hpc.rollouts.search.environment import MAX_RESULT_CHARS, NOTHING, Environment, shown
+from autorl_hpc.rollouts.pool import Pool, Reply
+from autorl_hpc.rollouts.search.backends import BACKENDS, Result, Setup, make_backend
+from autorl_hpc.rollouts.search.search_environment import MAX_RESULT_CHARS, NOTHING, Environment, shown
 from autorl_hpc.rollouts.source import Source
 
 no_connections, data = corpora.no_connections, corpora.data

@@ -15,9 +15,16 @@ from typing import Any
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backend import Result, SearchFailed, Setup, make_backend
-from autorl_hpc.rollouts.search.online import Online, identity_of
-from autorl_hpc.rollouts.search.recorded import FOLDER, Recording
+from autorl_hpc.rollouts.search.backends import (
+    FOLDER,
+    Online,
+    RecordedAnswers,
+    Result,
+    SearchFailed,
+    Setup,
+    identity_of,
+    make_backend,
+)
 
 no_connections, data = corpora.no_connections, corpora.data
 
@@ -112,7 +119,7 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
 def test_an_engines_trouble_is_never_recorded(engine: tuple[type[Engine], str], tmp_path: Path) -> None:
     handler, address = engine
     handler.plan = [(200, b'{"error": "out of searches"}'), (200, FOUND)]
-    backend = Recording(online(address), tmp_path)
+    backend = RecordedAnswers(online(address), tmp_path)
     with pytest.raises(SearchFailed):
         backend.search("x", 3)
     assert len(backend.search("x", 3)) == 3

@@ -8,8 +8,7 @@ from pathlib import Path
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backend import Result, SearchFailed
-from autorl_hpc.rollouts.search.recorded import Recording, Replay, SearchCache, key_of
+from autorl_hpc.rollouts.search.backends import RecordedAnswers, Replay, Result, SearchCache, SearchFailed, key_of
 
 no_connections = corpora.no_connections
 
@@ -31,7 +30,7 @@ class Counting:
 
 def test_what_was_asked_once_stays_and_can_be_replayed(tmp_path: Path) -> None:
     backend = Counting()
-    recording = Recording(backend, tmp_path / "cache")
+    recording = RecordedAnswers(backend, tmp_path / "cache")
     first = recording.search("tesh river", 3)
     assert recording.search(" tesh  river\n", 3) == first and len(backend.asked) == 1
     assert recording.search("tesh river", 2) != first, "another number of results is another question"
@@ -44,7 +43,7 @@ def test_what_was_asked_once_stays_and_can_be_replayed(tmp_path: Path) -> None:
 
 
 def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> None:
-    Recording(Counting(), tmp_path).search("a", 3)
+    RecordedAnswers(Counting(), tmp_path).search("a", 3)
     for query, k, identity in (("b", 3, "counting/1"), ("a", 4, "counting/1"), ("a", 3, "counting/2")):
         with pytest.raises(SearchFailed, match="it was not asked before"):
             Replay(identity, tmp_path).search(query, k)
@@ -52,7 +51,7 @@ def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> N
 
 def test_a_failure_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(SearchFailed, match="away"):
-        Recording(Counting(), tmp_path).search("fails", 3)
+        RecordedAnswers(Counting(), tmp_path).search("fails", 3)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -76,18 +75,18 @@ def damaged(path: Path, kind: str) -> None:
     "kind", ["cut off", "of another name", "of another format", "with other rows", "with numbers", "a list"]
 )
 def test_a_damaged_record_is_none_and_is_made_anew(tmp_path: Path, kind: str) -> None:
-    Recording(Counting(), tmp_path).search("a", 3)
+    RecordedAnswers(Counting(), tmp_path).search("a", 3)
     (path,) = tmp_path.rglob("*.json")
     whole = path.read_bytes()
     damaged(path, kind)
     with pytest.raises(SearchFailed, match="for the query 'a' is damaged"):
         Replay("counting/1", tmp_path).search("a", 3)
-    Recording(Counting(), tmp_path).search("a", 3)
+    RecordedAnswers(Counting(), tmp_path).search("a", 3)
     assert path.read_bytes() == whole and not list(tmp_path.rglob(".tmp*"))
 
 
 def test_records_are_for_their_owner_alone_and_named_by_content(tmp_path: Path) -> None:
-    Recording(Counting(), tmp_path / "c").search("a", 3)
+    RecordedAnswers(Counting(), tmp_path / "c").search("a", 3)
     (path,) = tmp_path.rglob("*.json")
     assert path.stem == key_of("counting/1", "a", 3) and path.parent.name == path.stem[:2]
     assert (

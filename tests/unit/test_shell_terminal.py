@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers import wait_for
 from terminals import Terminal
 
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import share
 
 TERMINAL = share("templates") / "agents" / "shell" / "terminal.py"
 LIMIT_S = 60.0

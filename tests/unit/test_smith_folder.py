@@ -14,16 +14,15 @@ import yaml
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.launch.expand import expand, read_spec
-from autorl_hpc.launch.freeze import freeze, parts
+from autorl_hpc.launch.plan import freeze, parts
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
-from autorl_hpc.stage.oracle import check_scores
+from autorl_hpc.stage.played import check_scores
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.heldout import load_items, verify_staged_task, with_pins
 from autorl_hpc.tasks.loader import PATH_VARIABLE, Task, load_task, task_names
-from autorl_hpc.tasks.staged import verify_staged_task, with_pins
 
 EVAL = '''"""Scores one answer."""
 

@@ -15,10 +15,10 @@ import yaml
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.folders import scorer_sha256
+from autorl_hpc.tasks.heldout import with_pins
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, task_names
-from autorl_hpc.tasks.own_files import scorer_sha256
-from autorl_hpc.tasks.smith_rows import question_key, split_rows
-from autorl_hpc.tasks.staged import with_pins
+from autorl_hpc.tasks.smith import question_key, split_rows
 
 ROWS = [{"question": f"What is half of {2 * n}?", "answer": n} for n in range(40)]
 

@@ -19,8 +19,8 @@ from autorl_hpc.stage import tasks as staging
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import Task, load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 REPO = Path(__file__).resolve().parents[2]
 

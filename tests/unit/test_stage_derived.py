@@ -16,9 +16,8 @@ from web_server import LoopbackServer, clean_environment, code, cut, served, who
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import SourceFile
-from autorl_hpc.stage import api
-from autorl_hpc.stage.derive import is_pinned, make_derived
-from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.stage import stage
+from autorl_hpc.stage.tasks import is_pinned, make_derived, stage_task
 from autorl_hpc.tasks.loader import load_task
 
 RAW = [{"instruction": f"Say {n} \u2028 \u00e9 {'x' * n}", "input": "", "output": str(n)} for n in range(40)]
@@ -147,8 +146,8 @@ def test_each_task_has_its_own_folder_below_the_one_that_is_given(root: Root, ta
             (given / name).mkdir(parents=True)
             (given / name / FILE).write_bytes(gzip.compress(TEXT))
     with pytest.raises(AutorlError, match="is missing") as caught:
-        api.stage(root, ["one", "two", "three"], api.Ways(source=given))
+        stage.stage(root, ["one", "two", "three"], stage.Ways(source=given))
     assert caught.value.where == str(given / FILE), "without a folder of its own it is DIR itself"
     (given / FILE).write_bytes(gzip.compress(TEXT))
-    done = api.stage(root, ["one", "two", "three"], api.Ways(source=given))
+    done = stage.stage(root, ["one", "two", "three"], stage.Ways(source=given))
     assert [manifest["name"] for manifest in done if manifest["kind"] == "task"] == ["one", "two", "three"]

@@ -11,8 +11,7 @@ import pytest
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import INDEX_NAME
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.stage import models
 from autorl_hpc.stage.models import stage_model

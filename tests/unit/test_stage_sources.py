@@ -18,16 +18,14 @@ from web_server import LoopbackServer, clean_environment, code, cut, put_model, 
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import INDEX_NAME
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import download, hub, models, task_sources
-from autorl_hpc.stage.download import Patience
+from autorl_hpc.stage import download, models, tasks
+from autorl_hpc.stage.download import NoNetwork, Patience
 from autorl_hpc.stage.models import stage_model
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.stage.web import NoNetwork
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import Task, load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 TINY = share("templates") / "models" / "tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -37,7 +35,7 @@ QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_paus
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
     clean_environment(monkeypatch, tmp_path)
-    for module in (task_sources.fetch_sources, hub.fetch_model):
+    for module in (tasks.fetch_sources, download.fetch_model):
         monkeypatch.setitem(module.__kwdefaults__, "patience", QUICK)
     with served() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url())
@@ -182,7 +180,7 @@ def test_an_address_that_is_none_is_named_by_field(server: LoopbackServer, root:
 
 @pytest.mark.parametrize("name", ["alpacaeval", "gsm8k"])
 def test_shipped_tasks_that_are_fetched_name_whole_commits(name: str) -> None:
-    for one in task_sources.wanted_sources(load_task(name)):
+    for one in tasks.wanted_sources(load_task(name)):
         if one.address is not None:
             assert any(len(part) == 40 for part in one.address.url.split("/")), one.address.url
 

@@ -11,7 +11,7 @@ from plans import experiment as record_of
 from plans import profile
 
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.launch import slurm
+from autorl_hpc.launch import sbatch
 
 
 class Submitting:
@@ -39,14 +39,14 @@ class Submitting:
 def test_who_interrupts_is_told_what_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, said: str | None
 ) -> None:
-    monkeypatch.setattr(slurm.subprocess, "Popen", Submitting)
+    monkeypatch.setattr(sbatch.subprocess, "Popen", Submitting)
     monkeypatch.setattr(Submitting, "returncode", returncode)
     experiment = ExperimentDir(tmp_path)
     for folder in experiment.folders():
         folder.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        slurm.submit(experiment, record_of(1, profile()), lines.append)
+        sbatch.submit(experiment, record_of(1, profile()), lines.append)
     assert "taking back" in lines[0]
     assert [line for line in lines[1:] if "go on" in line and "cancel" in line] == lines[1:]
     assert bool(lines[1:]) is bool(said)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from autorl_hpc.files import queue as queues
-from autorl_hpc.files.claims import claimed_entries
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.troubles import read_troubles, write_trouble
-from autorl_hpc.grading.sweeping import left_over, sweep
+from autorl_hpc.files.queue import claimed_entries, read_troubles, write_trouble
+from autorl_hpc.grading.daemon import left_over, sweep
 from autorl_hpc.records.exchange import Trouble
 from autorl_hpc.states import Fault
 

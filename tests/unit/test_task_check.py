@@ -11,15 +11,13 @@ import pytest
 import yaml
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
-from autorl_hpc.files.share import share
+from autorl_hpc.files.layout import Root, share
 from autorl_hpc.launch.expand import expand, read_spec
-from autorl_hpc.scoring.options import KNOWN
-from autorl_hpc.scoring.registry import SCORERS
+from autorl_hpc.scoring.registry import KNOWN, SCORERS
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.check import check_task
+from autorl_hpc.tasks.folders import OWN_SCORER
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
-from autorl_hpc.tasks.own_files import OWN_SCORER
 
 PLAYED = "class Environment:\n    pass\n\n\nclass Dialogue:\n    pass\n"
 
@@ -296,8 +294,9 @@ def test_a_search_back_end_that_is_not_there_is_named(folder: Folder) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        SEARCHING + "from autorl_hpc.rollouts.search.backend import BACKENDS\nBACKENDS['gogle'] = print\n",
-        SEARCHING + "from autorl_hpc.rollouts.search import backend\nbackend.BACKENDS.update(gogle=print)\n",
+        SEARCHING + "from autorl_hpc.rollouts.search.backends import BACKENDS\nBACKENDS['gogle'] = print\n",
+        SEARCHING
+        + "from autorl_hpc.rollouts.search import backends as backend\nbackend.BACKENDS.update(gogle=print)\n",
         PLAYED,  # no search of the package's: the option is the task's own
     ],
 )

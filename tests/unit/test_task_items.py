@@ -15,9 +15,8 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
-from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.heldout import load_items, verify_staged_task
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 GOOD = '{"id": "a", "question": "1?", "answer": "1"}\n{"id": 2, "question": "2?", "answer": "2"}\n'
 PREPARE = """from pathlib import Path

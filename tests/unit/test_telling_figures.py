@@ -7,19 +7,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TraceEvent, TrainingPoint, UsageSample
-from autorl_hpc.report.compare import Pair
-from autorl_hpc.report.items import Items
-from autorl_hpc.report.story import ReferenceMetrics
+from autorl_hpc.report.paired import PairedItems
+from autorl_hpc.report.run_folder import Items
+from autorl_hpc.report.run_story.iterations import feedback_gain
+from autorl_hpc.report.run_story.logs import Recorded, RecordedLines, UsageLine
+from autorl_hpc.report.run_story.resources import UsageSeries, reference_metrics, skill_metrics, trained_by, usage_of
+from autorl_hpc.report.story_records import ReferenceMetrics
 from autorl_hpc.report.summary import Point
-from autorl_hpc.report.telling.gains import feedback_gain
-from autorl_hpc.report.telling.lines import Lines, Recorded
-from autorl_hpc.report.telling.metrics import reference_metrics
-from autorl_hpc.report.telling.resources import Usage, usage_of
-from autorl_hpc.report.telling.skill import skill_metrics
-from autorl_hpc.report.telling.training import trained_by
-from autorl_hpc.report.telling.used import Used
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Fault, SubmissionState
 
@@ -77,11 +73,11 @@ def test_reference_metrics_that_nobody_knows() -> None:
     assert zero.valid_submission_rate == 1.0 and zero.time_to_best == 10.0
 
 
-def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any) -> Used:
+def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any) -> UsageLine:
     """As the recorder writes it and the report reads it."""
     gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
     written = UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more).model_dump_json()
-    return TypeAdapter(Used).validate_json(written)
+    return TypeAdapter(UsageLine).validate_json(written)
 
 
 def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
@@ -91,18 +87,18 @@ def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
     assert found.gpu_hours() == pytest.approx(2 * 1.0 + 1 * 0.5)  # nobody looked in the third attempt
     assert found.gpu_hours(1800.0) == pytest.approx(1.0) and found.gpu_hours(4500.0) == pytest.approx(2.25)
     assert usage_of([sample(5.0)], attempts).gpu_hours() is None  # no GPU was seen: not zero
-    assert Usage().gpu_hours() is None and Usage().idle_s(()) is None
+    assert UsageSeries().gpu_hours() is None and UsageSeries().idle_s(()) is None
 
 
 def test_number_of_gpus_is_of_every_attempt_and_none_is_not_unknown() -> None:
-    def counts(*samples: Used) -> str | None:
+    def counts(*samples: UsageLine) -> str | None:
         return usage_of(samples, {}).gpu_counts()
 
     several = [sample(5.0, 1, None, 0.5), sample(6.0, 2, None, *[0.5] * 4), sample(7.0, 3, None, 0.5)]
     assert counts(*several) == "1, 4", "no attempt had four all the time"
     assert counts(sample(5.0), sample(6.0, 1, None, 0.5)) == "1", "NVML was slow to begin"
     assert counts(sample(5.0)) == "0" and counts() is None
-    untold: Used = {"elapsed_s": 5.0, "gpus": None}
+    untold: UsageLine = {"elapsed_s": 5.0, "gpus": None}
     assert counts(untold) is None and counts(untold, sample(6.0)) == "0"
     assert usage_of([untold], {}).sampled == {1}
 
@@ -166,13 +162,13 @@ def items(*outcomes: float) -> Items:
 
 def test_feedback_gains_have_the_noise_of_the_items() -> None:
     base, new = [1.0] * 10 + [0.0] * 30, [0.0] * 2 + [1.0] * 18 + [0.0] * 20
-    found = feedback_gain(Pair(items(*base), items(*new)))
+    found = feedback_gain(PairedItems(items(*base), items(*new)))
     assert found is not None and (found.won, found.lost) == (10, 2)
     assert found.difference == pytest.approx(20.0)
     assert found.won_ids == tuple(f"q{i}" for i in range(10, 20)) and found.lost_ids == ("q0", "q1")
     expected = stats.tango(10, 2, 40)
     assert (found.low, found.high) == (pytest.approx(100 * expected.low), pytest.approx(100 * expected.high))
-    graded = feedback_gain(Pair(items(0.0, 0.5, 0.2, 0.1), items(0.5, 0.5, 0.6, 0.4)))
+    graded = feedback_gain(PairedItems(items(0.0, 0.5, 0.2, 0.1), items(0.5, 0.5, 0.6, 0.4)))
     assert graded is not None and graded.won is None
     # Differences 0.5, 0, 0.4, 0.3: mean 0.3, standard deviation 0.21602, t(3) = 3.18245.
     assert graded.difference == pytest.approx(30.0)
@@ -182,7 +178,7 @@ def test_feedback_gains_have_the_noise_of_the_items() -> None:
 def test_clusters_count_as_one_observation_each() -> None:
     # Three clusters of two; sums of differences 2, 0, 1; mean 0.5; deviations of sums 1, -1, 0: variance 3/2 * 2 / 36.
     base, new = Items(IDS, (0.0,) * 6, 0.1, clusters=CLUSTERS), Items(IDS, (1.0, 1.0, 0.0, 0.0, 1.0, 0.0), 0.1)
-    found = feedback_gain(Pair(base, new))
+    found = feedback_gain(PairedItems(base, new))
     half = 4.302653 * (1.5 * 2 / 36) ** 0.5  # t with two degrees of freedom
     assert found is not None and found.difference == pytest.approx(50.0) and (found.won, found.lost) == (3, 0)
     assert found.low == pytest.approx(100 * (0.5 - half), abs=1e-3) and found.high == 100.0
@@ -205,7 +201,7 @@ def test_skill_metrics() -> None:
         process(150.0, "python train.py", 1, "began"),
         process(550.0, "python train.py", 1),  # nothing was scored after it
     ]
-    recorded = Recorded(processes=Lines(tuple(seen), True))
+    recorded = Recorded(processes=RecordedLines(tuple(seen), True))
     events = [{"event": "agent_started"}]
     found = skill_metrics("codex", points, recorded, events, started=True, said_something=True)
     assert found.without_human_help is True and found.recovered_from == 1 + 2 and found.stage_reached == "evaluation"
@@ -231,7 +227,7 @@ def call(at_s: float, command: str, exit_code: int | None, ok: bool | None = Non
 def test_what_was_recovered_from_is_null_where_no_exit_code_is_known() -> None:
     def recovered(processes: list[ProcessSeen], calls: list[list[TraceEvent]]) -> int | None:
         trace = tuple(event for pair in calls for event in pair)
-        recorded = Recorded(processes=Lines(tuple(processes), True), trace=Lines(trace, True))
+        recorded = Recorded(processes=RecordedLines(tuple(processes), True), trace=RecordedLines(trace, True))
         points = [submitted(1, 50.0, status=SubmissionState.REFUSED), submitted(2, 500.0, 30.0)]
         return skill_metrics("codex", points, recorded, (), started=True, said_something=True).recovered_from
 
@@ -256,9 +252,9 @@ def test_what_was_recovered_from_is_null_where_no_exit_code_is_known() -> None:
     ("recorded", "points", "said", "stage"),
     [
         (Recorded(), (), True, "design"),
-        (Recorded(processes=Lines((process(1.0, "ls", 0),), True)), (), False, "design"),
-        (Recorded(training=Lines((trained(1.0, 0),), True)), (), False, "none"),
-        (Recorded(training=Lines((trained(1.0, 3),), True)), (), False, "execution"),
+        (Recorded(processes=RecordedLines((process(1.0, "ls", 0),), True)), (), False, "design"),
+        (Recorded(training=RecordedLines((trained(1.0, 0),), True)), (), False, "none"),
+        (Recorded(training=RecordedLines((trained(1.0, 3),), True)), (), False, "execution"),
         (Recorded(), (submitted(1, 1.0),), False, "none"),
         (Recorded(), (submitted(1, 1.0, status=SubmissionState.ACCEPTED),), False, "execution"),
         (Recorded(), (submitted(1, 1.0, 0.0),), False, "evaluation"),

@@ -11,13 +11,13 @@ import pytest
 import recordmaker as make
 from treemaker import Tree, TreeRun, outcomes
 
-from autorl_hpc.records.ledger import Contaminated, Contamination
-from autorl_hpc.report import api
-from autorl_hpc.report.digest import Library, digest
-from autorl_hpc.report.hiding import IN_FILE, IN_WORKSPACE, NAME, hidden_of
-from autorl_hpc.report.run_parts import iteration_rows
+from autorl_hpc.records.entries import Contaminated, Contamination
+from autorl_hpc.report import report
+from autorl_hpc.report.hidden_items import IN_FILE, IN_WORKSPACE, NAME, hidden_of
+from autorl_hpc.report.run_page import iteration_rows
+from autorl_hpc.report.run_story.context import Differ
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.telling.changes import Differ
 from autorl_hpc.states import EntryKind, FailureKind, Route, Split
 
 ITEM = "Leo has 14 pens. Leo buys 17 more and gives away 11. How many pens are left?"
@@ -102,7 +102,7 @@ def test_no_page_holds_a_held_out_item(tree: Tree, found: tuple[tuple[str, str, 
     run.seal(100.0).close(outcomes(100, range(20)))
     clean = tree.run(agent="other").start()
     clean.submit(50.0, outcomes(40, range(9)), note="a note", model_path="output/v1")
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     pages = [page for page in tree.path.rglob("*") if page.is_file() and "report" in page.parts[len(tree.path.parts) :]]
     texts = [page.read_text(errors="replace") for page in pages]
     assert len(texts) > 4 and not [page for page, text in zip(pages, texts, strict=True) if "14 pens" in text]

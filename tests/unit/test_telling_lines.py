@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.recorder.watch import Lines
+from autorl_hpc.recorder.watch import LineWriter
 from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.telling import lines
-from autorl_hpc.report.telling import log as telling_log
-from autorl_hpc.report.telling.log import AgentLog, read_events, read_part
-from autorl_hpc.report.telling.resources import usage_of
-from autorl_hpc.report.telling.used import Used
+from autorl_hpc.report.run_story import logs
+from autorl_hpc.report.run_story import logs as telling_log
+from autorl_hpc.report.run_story.logs import AgentLog, UsageLine, read_events, read_part
+from autorl_hpc.report.run_story.resources import usage_of
 
 AT = "2026-01-01T00:00:00.000+00:00"
 
 
 def write(path: Path, *points: TrainingPoint) -> None:
-    out = Lines(path)
+    out = LineWriter(path)
     out.add(*points)
     out.close()
 
@@ -29,13 +28,13 @@ def point(at_s: float, **more: object) -> TrainingPoint:
     return TrainingPoint.model_validate({"elapsed_s": at_s, "at": AT, "source": "agent.log", **more})
 
 
-def read(path: Path, *, thin: bool = False) -> lines.Lines[TrainingPoint]:
-    return lines.read_lines(path, TrainingPoint, thin=thin)
+def read(path: Path, *, thin: bool = False) -> logs.RecordedLines[TrainingPoint]:
+    return logs.read_lines(path, TrainingPoint, thin=thin)
 
 
 def test_a_run_that_nobody_recorded_is_empty_and_says_nothing(tmp_path: Path) -> None:
-    found = lines.read_recorded(RunDir(tmp_path))
-    assert found == lines.Recorded() and not found.troubles and not found.usage.present
+    found = logs.read_recorded(RunDir(tmp_path))
+    assert found == logs.Recorded() and not found.troubles and not found.usage.present
 
 
 def test_whole_lines(tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_damaged_lines_cost_only_themselves(tmp_path: Path) -> None:
         b'{"elapsed_s": 2}',
         b"\xff\xfe\x00",
         b"[" * 100_000,
-        b'{"elapsed_s": 1, "at": "' + b"x" * lines.MAX_LINE_BYTES + b'", "source": "y"}',
+        b'{"elapsed_s": 1, "at": "' + b"x" * logs.MAX_LINE_BYTES + b'", "source": "y"}',
     ]
     with path.open("ab") as file:
         file.write(b"\n".join(bad) + b"\n\n")
@@ -83,7 +82,7 @@ def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
         b'{"elapsed_s": 1.0, "at": "x", "kind": "usage", "source": "agent.log", "offset": 0, "format": "codex", "new": {}}\n'
         b'{"elapsed_s": 2.0, "at": "x", "kind": "a new kind", "source": "agent.log", "offset": 0, "format": "codex"}\n'
     )
-    found = lines.read_recorded(run)
+    found = logs.read_recorded(run)
     assert found.usage.records == ({"elapsed_s": 1.0, "gpus": ({"name": "H100"},)},)
     assert len(found.trace.records) == 1 and "1 line of trace.jsonl" in found.troubles[0]
 
@@ -109,7 +108,7 @@ def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
 def test_a_sample_of_usage_that_makes_no_sense_is_left_out(tmp_path: Path, wrong: str) -> None:
     run = RunDir(tmp_path)
     run.recorded("usage").write_text(f'{{"elapsed_s": 1}}\n{{{wrong}}}\n{{"elapsed_s": 3, "cpu_s": null}}\n')
-    found = lines.read_recorded(run).usage
+    found = logs.read_recorded(run).usage
     assert [one["elapsed_s"] for one in found.records] == [1.0, 3.0]
     assert found.troubles == ("1 line of usage.jsonl can't be read: cut, damaged or of a newer version",)
 
@@ -131,18 +130,18 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, what: str) -> None:
 def test_long_files_are_thinned_and_huge_ones_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "training.jsonl"
     write(path, *(point(float(i), step=i) for i in range(1000)))
-    monkeypatch.setattr(lines, "MAX_LINES", 300)
+    monkeypatch.setattr(logs, "MAX_LINES", 300)
     thinned = read(path, thin=True)
     assert [one.step for one in thinned.records] == [*range(0, 1000, 4), 999] and thinned.every == 4
     assert thinned.troubles == ("training.jsonl is long: of its lines every 4th was read",)
     assert len(read(path).records) == 1000  # where every line counts, all are read
-    monkeypatch.setattr(lines, "MAX_BYTES", 2000)
+    monkeypatch.setattr(logs, "MAX_BYTES", 2000)
     cut = read(path)
     assert 0 < len(cut.records) < 50 and "only the first 2000 were read" in cut.troubles[-1]
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(logs, "CHUNK_BYTES", 1 << 10)
     path = tmp_path / "training.jsonl"
     path.write_bytes(b"x" * (1 << 20))
     assert read(path).records == ()
@@ -208,12 +207,12 @@ def test_figures_that_no_machine_has_are_not_believed(tmp_path: Path) -> None:
     many = b"9" * 23
     bad = (b'1, "tokens_in": ' + many, b'1, "cost_usd": 1e300', b'1, "calls": ' + many, b"1e15")
     run.recorded("trace").write_bytes(b"".join(start + line + b"}\n" for line in (*bad, b'1, "tokens_in": 7')))
-    found = lines.read_recorded(run).trace
+    found = logs.read_recorded(run).trace
     assert [one.tokens_in for one in found.records] == [7] and found.troubles[0].startswith("4 lines of trace.jsonl")
-    sound, damaged = Used(elapsed_s=10.0, cpu_s=80.0), Used(elapsed_s=5.0, cpu_s=1e9)
+    sound, damaged = UsageLine(elapsed_s=10.0, cpu_s=80.0), UsageLine(elapsed_s=5.0, cpu_s=1e9)
     assert usage_of([damaged, sound], {1: (0.0, 20.0)}).cpu_hours == 80.0 / 3600
 
 
 def test_a_link_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "usage.jsonl").symlink_to("/etc/passwd")
-    assert lines.read_lines(tmp_path / "usage.jsonl", Used).troubles == ("usage.jsonl is a link",)
+    assert logs.read_lines(tmp_path / "usage.jsonl", UsageLine).troubles == ("usage.jsonl is a link",)

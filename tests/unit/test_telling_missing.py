@@ -8,23 +8,23 @@ import toldruns
 from toldruns import KEY, SFT, recorded_run, told
 from treemaker import Tree, outcomes
 
-from autorl_hpc.files.events import append_event
-from autorl_hpc.records.ledger import Contaminated, Contamination
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.records.entries import Contaminated, Contamination
 from autorl_hpc.records.recorded import CodeRevision
-from autorl_hpc.report.hiding import Hidden
-from autorl_hpc.report.run_parts import mode_told
-from autorl_hpc.report.story import (
+from autorl_hpc.report.hidden_items import Hidden
+from autorl_hpc.report.run_page import mode_told
+from autorl_hpc.report.run_story import context, iterations
+from autorl_hpc.report.run_story.iterations import shown_lines, shown_settings
+from autorl_hpc.report.story_records import (
     EvidenceLine,
     ReferenceMetrics,
-    Resources,
+    ResourcesUsed,
     RouteTold,
     Setting,
     SkillMetrics,
     Story,
 )
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.telling import changes, gains, iterations
-from autorl_hpc.report.telling.shown import shown_lines, shown_settings
 from autorl_hpc.states import EntryKind, Fault, Route, Split
 
 no_fsync, tree = toldruns.no_fsync, toldruns.tree
@@ -50,7 +50,7 @@ def test_a_run_whose_logs_and_code_disagree_says_so_and_tells_nothing_of_its_mod
 
 def test_a_diff_is_bounded_cleaned_and_hides_what_is_held_out(tree: Tree) -> None:
     run = tree.run(seed=1).start()
-    many = {f"code/f{i:03d}.py": "a\n" for i in range(changes.MAX_CHANGES + 7)}
+    many = {f"code/f{i:03d}.py": "a\n" for i in range(context.MAX_CHANGES + 7)}
     long = "".join(f"line {i}\n" for i in range(5000))
     revision = make.code(run, 1.0, {**many, "code/long.py": long})
     run.submit(2.0, outcomes(40, range(10)), code_revision=revision)
@@ -61,12 +61,12 @@ def test_a_diff_is_bounded_cleaned_and_hides_what_is_held_out(tree: Tree) -> Non
     look = Contamination(submission_id=2, whole={Split.REPORT: 1}, items={Split.REPORT: 1}, found=found, complete=True)
     run.write(EntryKind.CONTAMINATION, look)
     first, second = told(run).story.iterations
-    assert len(first.changes) == changes.MAX_CHANGES and first.more_changes == 8
-    assert first.diff is not None and len(first.diff.split("\n")) <= changes.MAX_DIFF_LINES + 1
+    assert len(first.changes) == context.MAX_CHANGES and first.more_changes == 8
+    assert first.diff is not None and len(first.diff.split("\n")) <= context.MAX_DIFF_LINES + 1
     assert second.diff is not None
     assert "question itself" not in second.diff and "held-out items were found" in second.diff
     assert not set("\x1b\x07\r\u202e") & set(second.diff + "".join(c.path for c in second.changes))
-    assert max(map(len, second.diff.split("\n"))) <= changes.MAX_LINE_CHARS
+    assert max(map(len, second.diff.split("\n"))) <= context.MAX_LINE_CHARS
     assert any(c.path == "code/ odd|.py" for c in second.changes)
 
 
@@ -82,7 +82,7 @@ def test_more_found_than_is_listed_hides_all_words(tree: Tree) -> None:
 def test_a_run_that_nobody_recorded(tree: Tree) -> None:
     run = told(tree.finished(seed=0, solved=40))
     story = run.story
-    assert story.route.planned is Route.UNKNOWN and story.resources == Resources(wait_s=story.resources.wait_s)
+    assert story.route.planned is Route.UNKNOWN and story.resources == ResourcesUsed(wait_s=story.resources.wait_s)
     assert [one.diff for one in story.iterations] == [None, None] and story.recorder == ()
     for one in story.iterations:
         assert (one.tokens, one.gpu_hours, one.cost_usd, one.training_steps, one.revision) == (None,) * 5
@@ -158,7 +158,7 @@ def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> Non
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gains, "MAX_PAIRED", 3)
+    monkeypatch.setattr(iterations, "MAX_PAIRED", 3)
     run = tree.run(seed=4).start()
     for at, solved in enumerate((12, 11, 14, 13, 16, 18, 10), 1):
         run.submit(float(at), outcomes(40, range(solved)), final=solved == 13)

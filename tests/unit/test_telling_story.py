@@ -13,13 +13,10 @@ from helpers import PATIENCE_S
 from toldruns import KEY, SFT, recorded_run, told
 from treemaker import Tree, TreeRun, outcomes
 
-from autorl_hpc.files.driver_log import DriverCall, LogWriter
-from autorl_hpc.report import api
-from autorl_hpc.report.run_parts import used_rows
-from autorl_hpc.report.story import (
-    SkillMetrics,
-    Story,
-)
+from autorl_hpc.files.safe_open import DriverCall, LogWriter
+from autorl_hpc.report import report
+from autorl_hpc.report.run_page import used_rows
+from autorl_hpc.report.story_records import SkillMetrics, Story
 from autorl_hpc.states import Route
 
 no_fsync, tree = toldruns.no_fsync, toldruns.tree
@@ -167,7 +164,7 @@ def test_waits_are_from_entry_to_entry(tree: Tree) -> None:
 
 def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
     run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     own = json.loads((run.dir.report / "summary.json").read_text())
     merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
     assert own["story"]["iterations"][1]["diff"] and own["story"]["iterations"][1]["won_ids"]

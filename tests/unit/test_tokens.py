@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.rollouts import tokens
-from autorl_hpc.rollouts.tokens import SPLITS, Encoder, pieces
+from autorl_hpc.rollouts import episodes
+from autorl_hpc.rollouts.episodes import SPLITS, Encoder, pieces
 
 TINY = Path(__file__).resolve().parents[2] / "templates" / "models" / "tiny" / "tokenizer.json"
 
@@ -142,7 +142,7 @@ def test_pieces_are_the_text() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "KEPT_CHARS", 500)
+    monkeypatch.setattr(episodes, "KEPT_CHARS", 500)
     tokenizer = made(BYTES)
     encoder = Encoder(tokenizer)
     for text in texts(3)[:500]:

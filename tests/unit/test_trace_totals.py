@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.files.spans import joined, seconds_of, without
-from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
+from autorl_hpc.recorder.traces.totals import TraceTotals, add_up, joined, read_events, seconds_of, without
 from autorl_hpc.records.recorded import TraceEvent
 
 

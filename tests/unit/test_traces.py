@@ -9,7 +9,7 @@ import pytest
 import tracedrun
 from tracedrun import DOCUMENTS, EXPECTED, NOON, SAMPLES, Run, figures, moment
 
-from autorl_hpc.files.trace_totals import add_up
+from autorl_hpc.recorder.traces.totals import add_up
 
 run = tracedrun.run
 

@@ -11,9 +11,9 @@ import pytest
 import tracedrun
 from tracedrun import EXPECTED, LOGS, SAMPLES, Run, figures, moment
 
-from autorl_hpc.files.trace_totals import add_up
 from autorl_hpc.recorder.traces import follow
-from autorl_hpc.recorder.watch import Lines
+from autorl_hpc.recorder.traces.totals import add_up
+from autorl_hpc.recorder.watch import LineWriter
 from autorl_hpc.records.recorded import Seen
 
 run = tracedrun.run
@@ -58,7 +58,7 @@ def test_a_recorder_that_starts_anew_counts_nothing_twice(run: Run, sample: str)
     assert figures(run.once()) == EXPECTED[sample]
 
 
-class FullDisk(Lines):
+class FullDisk(LineWriter):
     """A disk that has no room for the first writes."""
 
     failures = 2

@@ -12,7 +12,7 @@ import pytest
 import tracedrun
 from tracedrun import DOCUMENTS, EXPECTED, LOGS, SAMPLES, Run, figures
 
-from autorl_hpc.files.trace_totals import add_up
+from autorl_hpc.recorder.traces.totals import add_up
 from autorl_hpc.records.recorded import TraceEvent
 
 run = tracedrun.run
@@ -35,11 +35,11 @@ def test_files_that_are_no_trajectories(run: Run, tmp_path: Path) -> None:
 
 
 def test_more_files_than_are_looked_at(run: Run) -> None:
-    from autorl_hpc.recorder.traces import places
+    from autorl_hpc.recorder.traces import follow
 
-    for n in range(places.MAX_ENTRIES + 100):
+    for n in range(follow.MAX_ENTRIES + 100):
         (run.workspace / f"{n}.txt").touch()
-    assert places.trajectories(run.workspace) == []
+    assert follow.trajectories(run.workspace) == []
 
 
 LONG = "x" * (5 * 1024 * 1024)

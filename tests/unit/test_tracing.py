@@ -16,15 +16,15 @@ from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.queue import waiting
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
-from autorl_hpc.files.view import RunView
-from autorl_hpc.grading import tracing
+from autorl_hpc.grading import fingerprint_work
 from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
+from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
-from autorl_hpc.grading.keeping import release_spare
-from autorl_hpc.grading.tracing import Tracing
+from autorl_hpc.grading.fingerprint_work import Tracing
+from autorl_hpc.records.entries import Fingerprint, Score
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.records.ledger import Fingerprint, Score
 from autorl_hpc.states import EntryKind, Fault, Split
 
 BASE: Model = model()
@@ -108,13 +108,13 @@ def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
     world.made(world.submit(first, score=0.4))
     artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
     assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
-    sketch = tracing.sketch_file(world.run.dir, 1)
+    sketch = fingerprint_work.sketch_file(world.run.dir, 1)
     sketch.write_bytes(sketch.read_bytes()[::-1])
     assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
 
 
 def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "Weights", lambda folder: pytest.fail(f"{folder} was read"))
+    monkeypatch.setattr(fingerprint_work, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
     found = world.made(world.submit(BASE, is_base=True))
     assert found.flags == ("untrained_copy",) and found.relative_delta == 0 and found.reason is None
 
@@ -125,8 +125,8 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     world.stage("org/wider", {**other, "up": np.zeros((8, 8), dtype=np.float32)})
     world.stage("plain", {name: value.copy() for name, value in BASE.items()}, "F16")
     read: list[str] = []
-    real = tracing.sketch_of
-    monkeypatch.setattr(tracing, "sketch_of", lambda o, *a: read.append(o.folder.name) or real(o, *a))  # type: ignore[func-returns-value]
+    real = fingerprint_work.sketch_of
+    monkeypatch.setattr(fingerprint_work, "sketch_of", lambda o, *a: read.append(o.folder.name) or real(o, *a))  # type: ignore[func-returns-value]
     found = [world.made(world.submit(value)) for value in (other, plus(other, 0.01, seed=4), plus(BASE, 0.02, seed=5))]
     assert [one.flags for one in found] == [("foreign_weights",), ("foreign_weights",), ()]
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
@@ -144,10 +144,12 @@ def test_a_damaged_staged_model_hinders_nothing(world: World) -> None:
 
 def test_urgent_work_comes_first_and_nothing_is_read_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     number = world.submit(plus(BASE, 0.01))
-    monkeypatch.setattr(tracing, "LOOK_S", 0.0)
+    monkeypatch.setattr(fingerprint_work, "LOOK_S", 0.0)
     reads: list[str] = []
-    real = tracing.Weights.read
-    monkeypatch.setattr(tracing.Weights, "read", lambda self, *a: reads.append(self.folder.name) or real(self, *a))  # type: ignore[func-returns-value]
+    real = fingerprint_work.FolderWeights.read
+    monkeypatch.setattr(
+        fingerprint_work.FolderWeights, "read", lambda self, *a: reads.append(self.folder.name) or real(self, *a)
+    )  # type: ignore[func-returns-value]
     world.busy = lambda: True
     pauses = 0
     while True:
@@ -164,7 +166,7 @@ def test_urgent_work_comes_first_and_nothing_is_read_twice(world: World, monkeyp
 def test_committed_once_by_two_graders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     number = world.submit(plus(BASE, 0.01))
     slow, quick = world.tracing, world.grader("g2")
-    monkeypatch.setattr(tracing, "LOOK_S", 0.0)
+    monkeypatch.setattr(fingerprint_work, "LOOK_S", 0.0)
     world.busy = lambda: True
     with pytest.raises(NotReady):
         world.work(number, slow)
@@ -229,7 +231,7 @@ def test_a_file_system_gets_its_time(world: World, monkeypatch: pytest.MonkeyPat
     assert world.made(number).reason is None
     gone = world.submit(plus(BASE, 0.01, seed=4))
     artifacts.remove(world.experiment.artifacts / world.content(gone).pop())
-    monkeypatch.setattr(tracing, "MISSING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(fingerprint_work, "MISSING_PATIENCE_S", 0.0)
     with pytest.raises(NotReady):
         world.work(gone)
     assert "is gone" in str(world.made(gone).reason)

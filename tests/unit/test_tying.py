@@ -13,14 +13,18 @@ from checkpoints import EMBEDDING, HEAD, TINY, changed, refusal, save, take, tin
 from weights import Tensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.checkpoint import folder_content_hash
+from autorl_hpc.files.checkpoint import (
+    TIED_BY_DEFAULT,
+    base_content_hash,
+    config_ties,
+    folder_content_hash,
+    own_tensors,
+)
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.tying import TIED_BY_DEFAULT, base_content_hash, config_ties, own_tensors
-from autorl_hpc.grading.comparison import compare
-from autorl_hpc.grading.weights import Weights
+from autorl_hpc.grading.fingerprint import FolderWeights, compare
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.stage.models import TINY_CONTENT_HASH, stage_model
-from autorl_hpc.supervise.basemodel import BaseModel
+from autorl_hpc.supervise.checkpoint_folder import BaseModel
 
 FEW = Sampling(max_new_tokens=8)
 
@@ -83,7 +87,7 @@ def test_submissions_with_and_without_the_head_have_one_hash_and_one_answer(base
         answers.append(engine.generate(prompts, FEW, 0))
     assert answers[0] == answers[2] != answers[1] == answers[3]
     engine.close()
-    new, own = Weights(tmp_path / "copy-with"), Weights(base.folder, own_tensors(base.folder)[1])
+    new, own = FolderWeights(tmp_path / "copy-with"), FolderWeights(base.folder, own_tensors(base.folder)[1])
     for _ in compare(new, own, taken["with"].content_hash, base.content_hash):  # raises where the hash is not that
         pass
 

@@ -12,11 +12,11 @@ import pytest
 from treemaker import Tree, TreeRun
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.frozen import code_hash
-from autorl_hpc.files.hashing import walk_files
+from autorl_hpc.evidence.verify import SHARED, as_lines, verify_paths
+from autorl_hpc.files.checkpoint import walk_files
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
-from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.files.store import code_hash
 
 REPO = Path(__file__).resolve().parents[2]
 

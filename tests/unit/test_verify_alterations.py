@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from treemaker import Tree, TreeRun
 
+from autorl_hpc.evidence.verify import SHARED, as_lines, verify_paths
 from autorl_hpc.files.ledger import sha256_hex
-from autorl_hpc.records.canonical import canonical_json, readable_json
-from autorl_hpc.report import api
-from autorl_hpc.report.verify import SHARED, as_lines, verify_paths
+from autorl_hpc.records import canonical_json, readable_json
+from autorl_hpc.report import report
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ class Place:
         self.run, self.other = self.tree.finished(seed=0, solved=60), self.tree.finished(seed=1, solved=30)
         for run in (self.run, self.other):
             (self.tree.experiment.finished / run.dir.run_id).touch()
-        api.write_reports(api.build([path]), None)
+        report.write_reports(report.build([path]), None)
 
     def entry(self, number: int) -> Path:
         return self.run.dir.ledger / f"{number:06d}.json"
@@ -341,9 +341,9 @@ def test_a_folder_for_pages_elsewhere_hides_no_page(place: Place) -> None:
 
 def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by somebody who may not write into the runs."""
-    from autorl_hpc.report import write
+    from autorl_hpc.report import pages
 
-    put = write._put_files
+    put = pages._put_files
 
     def theirs(folder: Path, files: dict[str, bytes]) -> Path:
         if folder.parent.parent == place.tree.path:
@@ -353,8 +353,8 @@ def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.Monke
     for run in (place.run, place.other):
         for path in run.dir.report.iterdir():
             path.unlink()
-    monkeypatch.setattr(write, "_put_files", theirs)
-    api.write_reports(api.build([place.tree.path]), None)
+    monkeypatch.setattr(pages, "_put_files", theirs)
+    report.write_reports(report.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == [] and place.unseen() == []
     page = next(place.tree.experiment.report.glob("runs/*/run.html"))
     page.write_text(page.read_text() + "<p>99</p>")
@@ -366,7 +366,7 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypa
     tree = Tree(tmp_path / "exp")
     tree.experiment.code.rmdir()
     run = tree.run().start().clock(30.0)
-    api.write_reports(api.build([tree.path]), None)
+    report.write_reports(report.build([tree.path]), None)
     assert all(verdict.whole for verdict in verify_paths([run.dir.path]))
     run.clock(700.0)
     (verdict,) = verify_paths([run.dir.path])
@@ -392,7 +392,7 @@ def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> Non
     """What nobody can see without an anchor: so the verdict doesn't claim it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    api.write_reports(api.build([place.tree.path]), None)
+    report.write_reports(report.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == []
     text = "\n".join(as_lines(verify_paths([place.tree.path])))
     assert "0 anchored" in text and "whoever can write here can also write a new chain" in text

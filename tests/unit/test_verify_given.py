@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from treemaker import Tree
 
-from autorl_hpc.records.canonical import readable_json
+from autorl_hpc.evidence.verify import SHARED, VerifyResult, verify_paths
+from autorl_hpc.records import readable_json
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.report.verify import SHARED, Verdict, verify_paths
 
 YAML = """name: exp
 matrix: {task: arithmetic, agent: sft, base_model: org/tiny}
@@ -50,7 +50,7 @@ def edit(tree: Tree, **fields: Any) -> None:
     path.write_bytes(readable_json(value | {"spec": spec} | fields))
 
 
-def shared(tree: Tree) -> Verdict:
+def shared(tree: Tree) -> VerifyResult:
     return next(verdict for verdict in verify_paths([tree.path]) if verdict.run_id == SHARED)
 
 

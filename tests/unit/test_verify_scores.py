@@ -12,10 +12,10 @@ import pytest
 from treemaker import RECIPE, Tree, TreeRun, evaluation, outcomes, save_items, sha
 from weights import write_safetensors
 
+from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.files.view import RunView
-from autorl_hpc.records.ledger import Fingerprint, Score
-from autorl_hpc.report.verify import verify_run
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Fingerprint, Score
 from autorl_hpc.states import EntryKind, Protocol, Split
 
 HEAD = "lm_head.weight"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.agents.where import where_agents_run
-from autorl_hpc.cluster import vllm
-from autorl_hpc.cluster.vllm import PROGRAM_VARIABLE, Seen, look_for_engine
-from autorl_hpc.doctor import engine as doctors
+from autorl_hpc.agents.program_check import where_agents_run
+from autorl_hpc.cluster import vllm_program
+from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE, VllmOnHost, look_for_engine
+from autorl_hpc.doctor import host as doctors
 from autorl_hpc.doctor.finding import State
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import launcher
-from autorl_hpc.launch.engine import lines, look_at_engine, refuse_without_engine
+from autorl_hpc.launch import plan
+from autorl_hpc.launch.plan import engine_lines, look_at_engine, refuse_without_engine
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import ExperimentSpec, GraderSpec
 from autorl_hpc.stage.models import TINY, stage_model
@@ -36,7 +36,7 @@ def an_environment(folder: Path, has_vllm: bool) -> Path:
     return folder
 
 
-def seen_by(profile: ClusterProfile | None, path: str, **variables: str) -> Seen:
+def seen_by(profile: ClusterProfile | None, path: str, **variables: str) -> VllmOnHost:
     """What is seen from a host with these variables."""
     where = where_agents_run(profile, environ={**os.environ, "PATH": path, **variables})
     return look_for_engine(profile, where.environ, where.doubt)
@@ -121,7 +121,7 @@ def test_what_modules_may_bring_on_nodes_alone_is_no_problem(tmp_path: Path) -> 
 )
 def test_no_answer_is_not_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
     """Files that are slow, a login node of another kind than the nodes, libraries that are missing here."""
-    monkeypatch.setattr(vllm, "PYTHON_LIMIT_S", 0.3 if "sleep" in silent else 60.0)
+    monkeypatch.setattr(vllm_program, "PYTHON_LIMIT_S", 0.3 if "sleep" in silent else 60.0)
     other = an_environment(tmp_path / "other", False)
     (other / "python3").write_text("\x7fELF of ARM" if "machine" in silent else f"#!/bin/sh\n{silent}\n")
     for profile in (a_profile(python=str(other / "python3")), a_profile(vllm=str(other / "vllm"))):
@@ -129,7 +129,7 @@ def test_no_answer_is_not_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert seen.state == "note" and f"{other}/python3 does not say" in seen.value
         refuse_without_engine(seen, Path("job.yaml"))
     good = an_environment(tmp_path / "good", True)
-    monkeypatch.setattr(vllm, "PYTHON_LIMIT_S", 60.0)
+    monkeypatch.setattr(vllm_program, "PYTHON_LIMIT_S", 60.0)
     if "sleep" not in silent:
         assert seen_by(a_profile(python=str(other / "python3")), str(good)).value == str(good / "python3")
 
@@ -149,13 +149,13 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(AutorlError, match=r"`grader\.engine`: `vllm` can't start: no Python with vLLM") as told:
         refuse_without_engine(seen, Path("job.yaml"))
     assert told.value.exit_code is Exit.ENVIRONMENT and "--unchecked" in str(told.value)
-    assert lines(seen)[0].startswith("engine vllm: PROBLEM: ")
-    (finding,) = doctors.everything(None)
+    assert engine_lines(seen)[0].startswith("engine vllm: PROBLEM: ")
+    (finding,) = doctors.check_engine(None)
     assert finding.state is State.NOTE and finding.so_what.endswith("is refused")
     good = an_environment(tmp_path / "good", True)
     monkeypatch.setenv("PATH", f"{good}:{os.environ['PATH']}")
     refuse_without_engine(look_at_engine(a_spec("vllm"), None), Path("job.yaml"))
-    (finding,) = doctors.everything(None)
+    (finding,) = doctors.check_engine(None)
     assert finding.state is State.OK and finding.value == str(good / "python3")
 
 
@@ -163,9 +163,9 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
 def test_nothing_is_made_where_it_is_refused(staged: Path) -> None:
     root = Root(staged)
     with pytest.raises(AutorlError, match=r"`grader\.engine`"):
-        launcher.prepare(staged / "exp.yaml", root)
+        plan.prepare(staged / "exp.yaml", root)
     assert not root.experiment("exp").path.exists()
-    _, record = launcher.prepare(staged / "exp.yaml", root, checked=False)
+    _, record = plan.prepare(staged / "exp.yaml", root, checked=False)
     assert record.grader.engine == "vllm" and root.experiment("exp").resolved.exists()
 
 

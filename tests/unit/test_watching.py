@@ -14,18 +14,16 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
-from autorl_hpc.supervise.agent_process import AgentProcess
-from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.gateway import Gateway
-from autorl_hpc.supervise.limits import Limits
-from autorl_hpc.supervise.usage import UsageWatch
-from autorl_hpc.supervise.watching import Watching
+from autorl_hpc.supervise.agent_process import AgentProcess, UsageWatch
+from autorl_hpc.supervise.attempt import Watching
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
+from autorl_hpc.supervise.children import GatewayProcess
 
 LATE_S = 1.0
 """After the agent's end the gateway's line comes: much later than at once, as on a busy node."""
 
 
-class Late(Gateway):
+class Late(GatewayProcess):
     """A gateway whose process says one line before it answers its first question."""
 
     line: dict[str, Any] | None = None
@@ -73,7 +71,7 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     spec = DriverSpec(kind="api", url="https://api.example.org/v1", model="m")
     gateway = Late(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
     gateway.line = line
-    limits = Limits(clock, gateway.use, lambda: gateway.exhausted)
+    limits = BudgetLimits(clock, gateway.use, lambda: gateway.exhausted)
     edge: Any = SimpleNamespace(
         asked=False, cancelled=lambda: False, write=lambda *_: None, write_text=lambda *_: None, look=lambda: None
     )

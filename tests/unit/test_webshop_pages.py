@@ -13,10 +13,9 @@ import pytest
 from minishop import Row, buy, wish
 
 from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.webshop import dialogue, pages
+from autorl_hpc.rollouts.webshop import shop_environment
 from autorl_hpc.rollouts.webshop.catalogue import Product
-from autorl_hpc.rollouts.webshop.environment import Environment, parse, parts
-from autorl_hpc.rollouts.webshop.search import Index, rounded_length, tokens
+from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts, rounded_length, tokens
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
@@ -123,7 +122,7 @@ def test_odd_searches_show_a_page(shop: Environment, wishes: list[Row], query: s
 def test_an_option_of_two_groups_and_one_that_is_called_like_a_button() -> None:
     options = {"size": ("one", "buy now"), "color": ("one", "red")}
     product = Product("X", "T", "D", (), "$1.0", 1.0, "c", "q", "p", options, (), ())
-    page = pages.item_page("wish", product)
+    page = shop_environment.item_page("wish", product)
     assert page.options["one"] == "color"  # the last group's, as in the original
     assert page.actions().count("click[buy now]") == page.actions().count("click[one]") == 1
 
@@ -142,7 +141,7 @@ def test_an_option_of_two_groups_and_one_that_is_called_like_a_button() -> None:
 )
 def test_white_space_on_a_page(text: str, shown: str) -> None:
     product = Product("X", "T", text, (), "$1.0", 1.0, "c", "q", "p", {}, (), ())
-    page = pages.sub_page("wish", product, "Description")
+    page = shop_environment.sub_page("wish", product, "Description")
     assert page.text == f"Instruction: [SEP] wish [SEP] Back to Search [SEP] < Prev{shown}"
 
 
@@ -191,15 +190,15 @@ def test_lengths_are_rounded_as_lucene_rounds_them(terms: int, kept: int) -> Non
 
 
 def test_ranking() -> None:
-    index = Index(
+    index = ShopIndex(
         {"b": "red shoe shoe", "a": "red shoe shoe", "c": "red hat", "d": "blue hat for a very long winter evening"}
     )
     assert index.search("shoes") == ("a", "b")  # equal scores in order of ids
     assert index.search("hats") == ("c", "d")  # the shorter one first
     assert index.search("red hats")[0] == "c" and len(index.search("red hats")) == 4
     assert index.search("the of") == () and index.search("") == ()
-    assert Index({}).search("red") == ()
-    assert len(Index({str(n): "hat" for n in range(80)}).search("hat")) == 50
+    assert ShopIndex({}).search("red") == ()
+    assert len(ShopIndex({str(n): "hat" for n in range(80)}).search("hat")) == 50
 
 
 # --- dialogue ---
@@ -210,15 +209,15 @@ def test_the_prompt_repeats_five_exchanges(shop: Environment, wishes: list[Row])
     transcript = Transcript(row, shop.reset(row, 0))
     for number in range(7):
         transcript.turns.append(Turn(f"search[{number}]", shop.step(f"search[{number}]").observation))
-    system, user = dialogue.Dialogue().prompt(transcript)
-    assert (system["role"], user["role"]) == ("system", "user") and system["content"] == dialogue.SYSTEM
+    system, user = shop_environment.Dialogue().prompt(transcript)
+    assert (system["role"], user["role"]) == ("system", "user") and system["content"] == shop_environment.SYSTEM
     content = user["content"]
     assert "Wish: a {actions} wish\n" in content, "a wish is not taken for a field of the prompt"
     assert [n for n in range(1, 10) if f"\nObservation {n}: " in content] == [3, 4, 5, 6, 7, 8]
     assert content.count("Available actions:") == 1 and content.endswith("Action 8:")
     third = content.index("Observation 3: ")
     assert content.index("Action 3: search[2]") > third, "an action stands under the page that it was done on"
-    first = dialogue.Dialogue().prompt(Transcript(row, shop.reset(row, 0)))[1]["content"]
+    first = shop_environment.Dialogue().prompt(Transcript(row, shop.reset(row, 0)))[1]["content"]
     assert first.endswith("Search\nAction 1:") and "  search[<your query>]\n" in first
 
 
@@ -237,4 +236,4 @@ def test_the_prompt_repeats_five_exchanges(shop: Environment, wishes: list[Row])
     ],
 )
 def test_actions_of_completions(completion: str, action: str) -> None:
-    assert dialogue.Dialogue().action(completion) == action
+    assert shop_environment.Dialogue().action(completion) == action

@@ -6,9 +6,9 @@ import minishop
 import pytest
 from minishop import Row, buy, wish
 
-from autorl_hpc.rollouts.webshop import goals, reward
+from autorl_hpc.rollouts.webshop import reward
 from autorl_hpc.rollouts.webshop.catalogue import Product, price_of, prices
-from autorl_hpc.rollouts.webshop.environment import Environment
+from autorl_hpc.rollouts.webshop.shop_environment import Environment
 from autorl_hpc.rollouts.webshop.splits import at_most, attainable, groups
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
@@ -65,7 +65,7 @@ def test_a_buyer_that_follows_the_goal_gets_the_full_reward_everywhere(shop: Env
     assert len(wishes) == 90
     for row in wishes:
         assert buy(shop, row, row["product"], *row["options"].values()) == 1.0, row
-        assert attainable(goals.from_row(row), shop.shop.catalogue[row["product"]])
+        assert attainable(reward.from_row(row), shop.shop.catalogue[row["product"]])
 
 
 def test_who_does_nothing_gets_nothing(shop: Environment, wishes: list[Row]) -> None:
@@ -178,7 +178,7 @@ def test_prices_and_limits() -> None:
 def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
     for row in wishes:
         price, limit = shop.shop.catalogue[row["product"]].price, row["price_upper"]
-        if limit == goals.NO_LIMIT:
+        if limit == reward.NO_LIMIT:
             assert price >= 980 and "price lower" not in row["question"]
         else:
             assert price < limit <= 10 * (price // 10 + 4) and limit > 10 * (price // 10 + 1)
@@ -194,7 +194,7 @@ def test_a_goal_s_words(wishes: list[Row]) -> None:
 
 
 def test_at_most_some_goals_a_product(wishes: list[Row]) -> None:
-    made = [goals.from_row(row) for row in wishes]
+    made = [reward.from_row(row) for row in wishes]
     chosen = at_most([*made, *made], 2)
     assert len(chosen) == len({goal.instruction for goal in chosen}) == 25 * 2 + 5
     assert chosen == at_most(reversed(made), 2)

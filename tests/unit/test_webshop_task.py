@@ -16,11 +16,11 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.source import Source
-from autorl_hpc.rollouts.webshop import dialogue
-from autorl_hpc.rollouts.webshop.environment import Environment
+from autorl_hpc.rollouts.webshop import shop_environment
+from autorl_hpc.rollouts.webshop.shop_environment import Environment
 from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
-from autorl_hpc.tasks.staged import verify_staged_task
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
@@ -34,8 +34,8 @@ def test_the_recipes_hold_the_dialogue_s_words(name: str) -> None:
     module = ast.parse((task.folder / "environment.py").read_text(encoding="utf-8"))
     own = {n.targets[0].id: n.value.value for n in module.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)}  # type: ignore[attr-defined]  # fmt: skip
     for recipe in task.file.recipes:
-        assert recipe.prompt == own.get("PROMPT", dialogue.PROMPT)
-        assert recipe.system == (None if "PROMPT" in own else dialogue.SYSTEM)
+        assert recipe.prompt == own.get("PROMPT", shop_environment.PROMPT)
+        assert recipe.system == (None if "PROMPT" in own else shop_environment.SYSTEM)
         assert recipe.options["catalogue"] == task.file.vault_files["catalogue.jsonl"]
         assert (recipe.scorer, recipe.scorer_version) == ("episodes", "1")
     assert [recipe.options["threshold"] for recipe in task.file.recipes][:2] in ([1.0, 0.5], [1.0])

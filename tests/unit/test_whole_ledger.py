@@ -12,10 +12,9 @@ from bigtree import BigTree
 from treemaker import Tree, outcomes
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import Ledger, sha256_hex
-from autorl_hpc.files.view import RunView
-from autorl_hpc.files.wholeledger import read_whole
-from autorl_hpc.report.chain import read_chain
+from autorl_hpc.files.ledger import Ledger, read_whole, sha256_hex
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.report.run_folder import read_chain
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.files import secrets
+from autorl_hpc.files import redact
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading import episodes
-from autorl_hpc.grading.episodes import MAX_POOLS, Playground
-from autorl_hpc.rollouts import hosting
-from autorl_hpc.rollouts.hosting import Lost, Reply
-from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.grading import evaluate
+from autorl_hpc.grading.evaluate import MAX_POOLS, Playground
+from autorl_hpc.rollouts import pool
+from autorl_hpc.rollouts.pool import Lost, Pool, Reply
 from autorl_hpc.rollouts.source import Source
 
 ENVIRONMENT = """
@@ -83,10 +82,10 @@ class _Pool:
 
 
 def test_a_grader_keeps_the_environments_of_its_last_tasks_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "Pool", _Pool)
-    monkeypatch.setattr(episodes, "load_task", lambda name: name)
-    monkeypatch.setattr(episodes, "check_played", lambda *arguments: None)
-    monkeypatch.setattr(episodes, "source_of", lambda root, task, science: f"source of {task}")
+    monkeypatch.setattr(evaluate, "Pool", _Pool)
+    monkeypatch.setattr(evaluate, "load_task", lambda name: name)
+    monkeypatch.setattr(evaluate, "check_played", lambda *arguments: None)
+    monkeypatch.setattr(evaluate, "source_of", lambda root, task, science: f"source of {task}")
     playground = Playground(Root(Path("/nowhere")))
 
     def warm(task: str) -> Any:
@@ -103,9 +102,9 @@ def test_a_grader_keeps_the_environments_of_its_last_tasks_warm(monkeypatch: pyt
 
 def test_one_rule_of_what_a_secret_is_called() -> None:
     """Agents get this room without the other, so the rule stands twice."""
-    assert hosting.SECRET == secrets.SECRET
+    assert pool.SECRET == redact.SECRET
     names = ("HF_TOKEN", "SLURM_JWT", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "GPG_PASSPHRASE", "PGPASSWORD")
-    assert secrets.without_secrets({**dict.fromkeys(names, "x"), "PATH": "/bin", "SLURM_JOB_ID": "1"}).keys() == {
+    assert redact.without_secrets({**dict.fromkeys(names, "x"), "PATH": "/bin", "SLURM_JOB_ID": "1"}).keys() == {
         "PATH",
         "SLURM_JOB_ID",
     }

@@ -9,8 +9,8 @@ import pytest
 import recordmaker as make
 from treemaker import Tree, TreeRun, outcomes
 
-from autorl_hpc.files.events import append_event
-from autorl_hpc.report.digest import Library, digest
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import RunSummary
 
 KEY = "hf_" + "abcdefghij" * 3

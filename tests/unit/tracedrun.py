@@ -9,9 +9,9 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.trace_totals import TraceTotals, add_up, read_events
 from autorl_hpc.recorder.traces import follow
 from autorl_hpc.recorder.traces.follow import Traces
+from autorl_hpc.recorder.traces.totals import TraceTotals, add_up, read_events
 from autorl_hpc.recorder.watch import Moment, Watch
 from autorl_hpc.records.recorded import TraceEvent
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files import atomic
-from autorl_hpc.files.baselines import baseline_key
+from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
-from autorl_hpc.records.exchange import Baseline, Clock, Engine
-from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix, SandboxSpec
-from autorl_hpc.records.ledger import (
+from autorl_hpc.records.entries import (
     CLUSTERS,
     AttemptEnded,
     AttemptStarted,
@@ -27,6 +25,8 @@ from autorl_hpc.records.ledger import (
     Sealed,
     Submission,
 )
+from autorl_hpc.records.exchange import Baseline, Clock, Engine
+from autorl_hpc.records.experiment import Budget, ExperimentSpec, GraderSpec, Matrix, SandboxSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
 from autorl_hpc.records.task import Recipe, Sampling, SplitPin
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, SandboxLevel, Split

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autorl_hpc.scoring.deepsearch_verdict import Reading
+from autorl_hpc.scoring.deepsearchqa import ParsedVerdict
 
-WHOLE = Reading({"Belgium": True, "France": False}, ("Italy",))
+WHOLE = ParsedVerdict({"Belgium": True, "France": False}, ("Italy",))
 
 
 def wrapped(details: str, excessive: str = "[]", explanation: str = '"x"') -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autorl_hpc.records.experiment import GraderSpec
-    from autorl_hpc.rollouts.engine import Engine
+    from autorl_hpc.rollouts.engine import ServingEngine
 
 
-def make_engine(spec: GraderSpec, base: Path, dtype: str) -> Engine:
+def make_engine(spec: GraderSpec, base: Path, dtype: str) -> ServingEngine:
     """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`.
 
     Raises:

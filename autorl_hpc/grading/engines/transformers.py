@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.files.checkpoint import HEAD_NAME
-from autorl_hpc.files.tying import own_tensors
-from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf, default_bytes
-from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
+from autorl_hpc.grading.engines.shared import Words
+from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, Shelf, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded

@@ -8,25 +8,131 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.files.tying import own_tensors
-from autorl_hpc.grading.engines import copies, devices, framing, interpreter
-from autorl_hpc.grading.engines.config import ComputedBy
-from autorl_hpc.grading.engines.framing import Frame
-from autorl_hpc.grading.engines.replica import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica, log_beside_ours
-from autorl_hpc.grading.engines.routing import Routes
-from autorl_hpc.grading.engines.shelf import default_bytes
-from autorl_hpc.grading.engines.text import Words
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.checkpoint import own_tensors
+from autorl_hpc.files.processes import usable_cores
+from autorl_hpc.grading.engines import framing, worker_process
+from autorl_hpc.grading.engines.framing import Frame, Routes
+from autorl_hpc.grading.engines.shared import ComputedBy, Words
+from autorl_hpc.grading.engines.weights_cache import default_bytes
+from autorl_hpc.grading.engines.worker_process import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica, log_beside_ours
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
+from autorl_hpc.states import Fault
+
+# Which GPUs a grader has, in the words of CUDA_VISIBLE_DEVICES, and how engines share them out.
+#
+# An entry is an index (`0`), a GPU (`GPU-5a1c...`) or a slice of one (`MIG-9e2f...`). vLLM takes entries for numbers in many places, so
+# whole GPUs are handed to it by index, in the order of the bus (CUDA_DEVICE_ORDER), which is the driver's own; slices have no index.
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+NOTHING = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+"""How schedulers and container tools say that there is no GPU; CUDA itself stops at the first entry that it can't use."""
+
+_DEVICE = re.compile(r"nvidia\d+")
+
+
+def is_slice(entry: str) -> bool:
+    """Whether it is a part of a GPU."""
+    return entry.startswith("MIG-")
+
+
+def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None) -> list[str]:
+    """The GPUs that this process may use, as entries.
+
+    Args:
+        count: GPUs of the node, for where nothing is said.
+    """
+    given = environ.get(VARIABLE)
+    if given is None:
+        return [str(number) for number in range((count or _on_this_node)())]
+    found: list[str] = []
+    for entry in (part.strip() for part in given.split(",")):
+        if entry in NOTHING:
+            break
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def shares(entries: Sequence[str], each: int) -> list[list[str]]:
+    """Groups of `each` GPUs, one for a replica; what is left over is not used.
+
+    Raises:
+        AutorlError: there are not enough, or slices would have to work together.
+    """
+    if len(entries) < each:
+        raise AutorlError(
+            f"the grader has {len(entries)} GPUs, `tensor_parallel` needs {each}",
+            where=f"{VARIABLE}={','.join(entries)}",
+            fault=Fault.CLUSTER,
+            next_step="ask for more GPUs in `resources.grader.gpus`, or set `grader.tensor_parallel` lower",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    if each > 1 and any(map(is_slice, entries)):
+        raise AutorlError(
+            "slices of GPUs (MIG) can't hold one model together: NCCL doesn't reach from one to another",
+            where=f"{VARIABLE}={','.join(entries)}",
+            fault=Fault.CLUSTER,
+            next_step="set `grader.tensor_parallel: 1`, or ask for whole GPUs",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return [list(entries[at : at + each]) for at in range(0, len(entries) - each + 1, each)]
+
+
+def environment(share: Sequence[str], index_of: Callable[[str], int | None] | None = None) -> dict[str, str]:
+    """The variables by which a process sees these GPUs and no others.
+
+    Args:
+        index_of: the index of a GPU by its UUID, None where that can't be had: then the UUID stays.
+    """
+    entries = []
+    by_bus = False
+    for entry in share:
+        index = (index_of or _index_of)(entry) if entry.startswith("GPU-") else None
+        by_bus = by_bus or index is not None
+        entries.append(entry if index is None else str(index))
+    variables = {VARIABLE: ",".join(entries)}
+    if by_bus:
+        variables[ORDER_VARIABLE] = "PCI_BUS_ID"
+    return variables
+
+
+def _on_this_node() -> int:
+    """By the device files: the driver's library need not be loaded."""
+    try:
+        return sum(1 for name in os.listdir("/dev") if _DEVICE.fullmatch(name))
+    except OSError:
+        return 0
+
+
+def _index_of(entry: str) -> int | None:
+    """By the driver's library. A job that may use some of the node's GPUs sees those alone, counted anew, as CUDA does."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+                if (uuid if isinstance(uuid, str) else uuid.decode()).startswith(entry):  # CUDA takes a beginning too
+                    return index
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no library, no driver, or an old one: the UUID stays, and CUDA knows it
+        return None
+    return None
+
 
 log = logging.getLogger("autorl_hpc.grader")
 
@@ -75,11 +181,11 @@ class VllmEngine:
         tensors, self._tied = own_tensors(base)
         self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec
-        self._command = command or [interpreter.interpreter(), "-m", MODULE]
+        self._command = command or [worker_process.interpreter(), "-m", MODULE]
         self._log = log or log_beside_ours()
         self._limits = {"start_limit_s": start_limit_s, "silence_limit_s": silence_limit_s}
-        entries = [] if spec.device == "cpu" else devices.visible()
-        self._shares = devices.shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
+        entries = [] if spec.device == "cpu" else visible()
+        self._shares = shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
         self._parts: list[_Part] = []
         self._copies = 1
         try:
@@ -106,9 +212,9 @@ class VllmEngine:
     def _suitable_copies(self) -> int:
         """Workers on each GPU. Of a slice's memory nothing is known here, and a CPU gains nothing."""
         share = self._shares[0]
-        if len(share) != 1 or devices.is_slice(share[0]):
+        if len(share) != 1 or is_slice(share[0]):
             return 1
-        return copies.fitting(self._shapes, usable_cores(), len(self._shares))
+        return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
         """Starts the workers and waits until all are ready."""
@@ -130,9 +236,9 @@ class VllmEngine:
             "sleep_after_s": spec.sleep_after_s,
         }
         for number, share in enumerate(places):
-            env = interpreter.environment(os.environ, devices.environment(share), spec.threads)
+            env = worker_process.environment(os.environ, environment(share), spec.threads)
             if share:
-                env.update(interpreter.beside_gpus(os.environ, cores // len(places)))
+                env.update(worker_process.beside_gpus(os.environ, cores // len(places)))
             replica = Replica(
                 self._command,
                 env,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME
-from autorl_hpc.files.host import deny_inspection, end_with_parent
-from autorl_hpc.grading.engines.shelf import TORCH_NAMES, Checkpoint, Shelf
+from autorl_hpc.files.processes import deny_inspection, end_with_parent
+from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, Shelf
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 FUSED = {

@@ -18,8 +18,8 @@ import time
 from collections import deque
 from typing import Any
 
-from autorl_hpc.files.host import deny_inspection, end_with_parent
-from autorl_hpc.grading.engines import copies, framing
+from autorl_hpc.files.processes import deny_inspection, end_with_parent
+from autorl_hpc.grading.engines import framing
 from autorl_hpc.grading.engines.framing import Frame
 
 BEAT_S = 1.0
@@ -314,14 +314,14 @@ def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         share = int(torch.cuda.get_device_properties(0).total_memory * told["gpu_memory"])
-        room = copies.cache_bytes(share, told["shapes"], ITEM_BYTES.get(told["dtype"], 2))
+        room = framing.cache_bytes(share, told["shapes"], ITEM_BYTES.get(told["dtype"], 2))
         if room <= 0:
             raise Broken(
                 f"{told['copies']} workers on one GPU have {share / 2**30:.1f} GiB each, {-room / 2**30:.1f} GiB too few: fewer "
                 "`workers_per_gpu`, or more `gpu_memory`"
             )
         arguments |= {"kv_cache_memory_bytes": room}
-        arguments |= {"max_num_seqs": copies.SEQUENCES, "max_num_batched_tokens": copies.STEP_TOKENS}
+        arguments |= {"max_num_seqs": framing.SEQUENCES, "max_num_batched_tokens": framing.STEP_TOKENS}
     return arguments
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -42,7 +42,7 @@ def knows(line: Table) -> bool:
     return (kind == "system" and "subtype" in line) or (kind == "result" and "num_turns" in line)
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line tells."""
     session = name(line.get("session_id"))
     kind = line.get("type")
@@ -55,18 +55,18 @@ def read(line: Table) -> list[Told]:
     return _result(line, session) if kind == "result" else []
 
 
-def _system(line: Table, session: str | None) -> list[Told]:
+def _system(line: Table, session: str | None) -> list[ParsedLine]:
     if line.get("subtype") == "init":
-        return [Told("session", session=session, model=name(line.get("model")))]
+        return [ParsedLine("session", session=session, model=name(line.get("model")))]
     if line.get("subtype") == "api_retry":
         status = line.get("error_status")
         said = beginning(line.get("error")) or "retried"
         said = f"{said} (HTTP {name(status)})" if isinstance(status, int) else said
-        return [Told("error", session=session, text=said)]
+        return [ParsedLine("error", session=session, text=said)]
     return []
 
 
-def _assistant(line: Table, session: str | None) -> list[Told]:
+def _assistant(line: Table, session: str | None) -> list[ParsedLine]:
     message = table(line.get("message"))
     found = []
     if message.get("model") != _SYNTHETIC:
@@ -78,7 +78,7 @@ def _assistant(line: Table, session: str | None) -> list[Told]:
         if block.get("type") == "tool_use":
             tool = name(block.get("name"))
             found.append(
-                Told(
+                ParsedLine(
                     "tool_call",
                     session=session,
                     call_id=name(block.get("id")),
@@ -87,16 +87,18 @@ def _assistant(line: Table, session: str | None) -> list[Told]:
                 )
             )
         elif block.get("type") in ("text", "thinking"):
-            found.append(Told("message", session=session, chars=length(block.get(block["type"]))))
+            found.append(ParsedLine("message", session=session, chars=length(block.get(block["type"]))))
     if isinstance(line.get("error"), str):
-        found.append(Told("error", session=session, text=beginning(line["error"])))
+        found.append(ParsedLine("error", session=session, text=beginning(line["error"])))
     return found
 
 
-def _usage(usage: Table, session: str | None = None, model: str | None = None, call_id: str | None = None) -> Told:
+def _usage(
+    usage: Table, session: str | None = None, model: str | None = None, call_id: str | None = None
+) -> ParsedLine:
     """Of one call. `input_tokens` is what no cache held: reads and writes of the cache come on top of it."""
     cached = count(usage.get("cache_read_input_tokens"))
-    return Told(
+    return ParsedLine(
         "usage",
         tokens_in=total(count(usage.get("input_tokens")), cached, count(usage.get("cache_creation_input_tokens"))),
         tokens_out=count(usage.get("output_tokens")),
@@ -107,7 +109,7 @@ def _usage(usage: Table, session: str | None = None, model: str | None = None, c
     )
 
 
-def _results(line: Table, session: str | None) -> list[Told]:
+def _results(line: Table, session: str | None) -> list[ParsedLine]:
     if line.get("isReplay") is True:
         return []
     found = []
@@ -118,7 +120,7 @@ def _results(line: Table, session: str | None) -> list[Told]:
         said = _text_of(block.get("content"))
         code = _EXIT.match(said) if failed else None
         found.append(
-            Told(
+            ParsedLine(
                 "tool_result",
                 session=session,
                 call_id=name(block.get("tool_use_id")),
@@ -137,21 +139,21 @@ def _text_of(content: object) -> str:
     return next((block["text"] for block in tables(content) if isinstance(block.get("text"), str)), "")
 
 
-def _result(line: Table, session: str | None) -> list[Told]:
+def _result(line: Table, session: str | None) -> list[ParsedLine]:
     by_model = [each for each in table(line.get("modelUsage")).values() if isinstance(each, dict)]
     figures = _of_models(by_model) if by_model else _usage(table(line.get("usage")))
     usage = replace(figures, session=session, cost_usd=dollars(line.get("total_cost_usd")), is_total=True)
     failed = line.get("is_error") is True or (name(line.get("subtype")) or "").startswith("error")
     errors = [each for each in line["errors"] if isinstance(each, str)] if isinstance(line.get("errors"), list) else []
     said = line.get("result") or "; ".join(errors[:20]) or line.get("subtype")
-    end = Told("end", session=session, ok=not failed, text=beginning(said))
+    end = ParsedLine("end", session=session, ok=not failed, text=beginning(said))
     return [usage, end] if usage.has_figures() else [end]
 
 
-def _of_models(models: list[Table]) -> Told:
+def _of_models(models: list[Table]) -> ParsedLine:
     cached = total(*(count(each.get("cacheReadInputTokens")) for each in models))
     fresh = (count(each.get(key)) for each in models for key in ("inputTokens", "cacheCreationInputTokens"))
-    return Told(
+    return ParsedLine(
         "usage",
         tokens_in=total(cached, *fresh),
         tokens_out=total(*(count(each.get("outputTokens")) for each in models)),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -48,27 +48,27 @@ def knows(line: Table) -> bool:
     return line.get("type") in _TYPES or (line.get("type") == "error" and set(line) == {"type", "message"})
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line tells."""
     if isinstance(line.get("msg"), dict):
         return _message(line["msg"])
     kind = line.get("type")
     if kind == "thread.started":
-        return [Told("session", session=name(line.get("thread_id")))]
+        return [ParsedLine("session", session=name(line.get("thread_id")))]
     if kind in ("item.started", "item.completed"):
         return _item(table(line.get("item")), done=kind == "item.completed")
     if kind == "turn.completed":
         usage = _usage(line.get("usage"), is_total=True)
-        return [*usage, Told("end", ok=True)]
+        return [*usage, ParsedLine("end", ok=True)]
     if kind == "turn.failed":
-        return [Told("end", ok=False, text=beginning(table(line.get("error")).get("message")))]
-    return [Told("error", text=beginning(line.get("message")))] if kind == "error" else []
+        return [ParsedLine("end", ok=False, text=beginning(table(line.get("error")).get("message")))]
+    return [ParsedLine("error", text=beginning(line.get("message")))] if kind == "error" else []
 
 
-def _usage(value: Any, *, is_total: bool, call_id: str | None = None) -> list[Told]:
+def _usage(value: Any, *, is_total: bool, call_id: str | None = None) -> list[ParsedLine]:
     """Input holds what was cached, output what was reasoned."""
     usage = table(value)
-    told = Told(
+    told = ParsedLine(
         "usage",
         tokens_in=count(usage.get("input_tokens")),
         tokens_out=count(usage.get("output_tokens")),
@@ -79,23 +79,23 @@ def _usage(value: Any, *, is_total: bool, call_id: str | None = None) -> list[To
     return [told] if told.has_figures() else []
 
 
-def _item(item: Table, *, done: bool) -> list[Told]:
+def _item(item: Table, *, done: bool) -> list[ParsedLine]:
     kind = item.get("type")
     if kind in ("agent_message", "reasoning") and done:
-        return [Told("message", chars=length(item.get("text")))]
+        return [ParsedLine("message", chars=length(item.get("text")))]
     if kind == "error" and done:
-        return [Told("error", text=beginning(item.get("message")))]
+        return [ParsedLine("error", text=beginning(item.get("message")))]
     if kind not in _TOOLS:
         return []
     tool = name(item.get("tool")) or str(kind)
     call = name(item.get("id"))
     if not done:
-        return [Told("tool_call", call_id=call, tool=tool, command=_command(item))]
+        return [ParsedLine("tool_call", call_id=call, tool=tool, command=_command(item))]
     code = exit_code(item.get("exit_code"))
     failed = item.get("status") in ("failed", "declined") or bool(code)
     error = table(item.get("error")).get("message") or (item.get("aggregated_output") if failed else None)
     return [
-        Told(
+        ParsedLine(
             "tool_result",
             call_id=call,
             tool=tool,
@@ -115,32 +115,32 @@ def _command(item: Table) -> str | None:
     return command(None, item)
 
 
-def _message(msg: Table) -> list[Told]:
+def _message(msg: Table) -> list[ParsedLine]:
     """The older protocol."""
     kind, call = msg.get("type"), name(msg.get("call_id"))
     if kind == "session_configured":
-        return [Told("session", session=name(msg.get("session_id")), model=name(msg.get("model")))]
+        return [ParsedLine("session", session=name(msg.get("session_id")), model=name(msg.get("model")))]
     if kind == "token_count":
         return _tokens(msg)
     if kind in ("agent_message", "agent_reasoning"):
-        return [Told("message", chars=length(msg.get("message") or msg.get("text")))]
+        return [ParsedLine("message", chars=length(msg.get("message") or msg.get("text")))]
     if kind == "exec_command_begin":
-        return [Told("tool_call", call_id=call, tool="shell", command=command(None, msg))]
+        return [ParsedLine("tool_call", call_id=call, tool="shell", command=command(None, msg))]
     if kind == "patch_apply_begin":
         changed = " ".join(str(path) for path in list(table(msg.get("changes")))[:50])
-        return [Told("tool_call", call_id=call, tool="apply_patch", command=beginning(changed))]
+        return [ParsedLine("tool_call", call_id=call, tool="apply_patch", command=beginning(changed))]
     if kind == "mcp_tool_call_begin":
-        return [Told("tool_call", call_id=call, tool=name(table(msg.get("invocation")).get("tool")))]
+        return [ParsedLine("tool_call", call_id=call, tool=name(table(msg.get("invocation")).get("tool")))]
     if kind in ("exec_command_end", "patch_apply_end", "mcp_tool_call_end"):
         return [_ended(msg, call)]
     if kind in ("error", "stream_error"):
-        return [Told("error", text=beginning(msg.get("message")))]
+        return [ParsedLine("error", text=beginning(msg.get("message")))]
     if kind == "task_complete":
-        return [Told("end", ok=True, text=beginning(msg.get("last_agent_message")))]
-    return [Told("end", ok=False, text=beginning(msg.get("reason")))] if kind == "turn_aborted" else []
+        return [ParsedLine("end", ok=True, text=beginning(msg.get("last_agent_message")))]
+    return [ParsedLine("end", ok=False, text=beginning(msg.get("reason")))] if kind == "turn_aborted" else []
 
 
-def _tokens(msg: Table) -> list[Told]:
+def _tokens(msg: Table) -> list[ParsedLine]:
     """First versions gave one call's usage; later ones the total beside it, repeated whenever rate limits changed."""
     info = table(msg.get("info"))
     if not info:
@@ -151,11 +151,11 @@ def _tokens(msg: Table) -> list[Told]:
     return [*last, *_usage(so_far, is_total=True)]
 
 
-def _ended(msg: Table, call: str | None) -> Told:
+def _ended(msg: Table, call: str | None) -> ParsedLine:
     code = exit_code(msg.get("exit_code"))
     failed = bool(code) or msg.get("success") is False or "Err" in table(msg.get("result"))
     took = table(msg.get("duration"))
-    return Told(
+    return ParsedLine(
         "tool_result",
         call_id=call,
         exit_code=code,

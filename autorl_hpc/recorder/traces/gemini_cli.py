@@ -6,9 +6,9 @@ ones, those of candidates hold no thoughts. A shell command that returned anothe
 
 from __future__ import annotations
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -45,34 +45,38 @@ def is_document(value: Table) -> bool:
     return ("models" in stats and "tools" in stats) or ("session_id" in value and isinstance(value.get("error"), dict))
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line, or the one object, tells."""
     kind, at = line.get("type"), wall(line.get("timestamp"))
     if kind is None:
         return _document(line)
     if kind == "init":
-        return [Told("session", session=name(line.get("session_id")), model=name(line.get("model")), wall=at)]
+        return [ParsedLine("session", session=name(line.get("session_id")), model=name(line.get("model")), wall=at)]
     if kind == "message":
-        return [Told("message", chars=length(line.get("content")), wall=at)] if line.get("role") == "assistant" else []
+        return (
+            [ParsedLine("message", chars=length(line.get("content")), wall=at)]
+            if line.get("role") == "assistant"
+            else []
+        )
     if kind == "tool_use":
         tool = name(line.get("tool_name"))
         does = command(tool, line.get("parameters"))
-        return [Told("tool_call", call_id=name(line.get("tool_id")), tool=tool, command=does, wall=at)]
+        return [ParsedLine("tool_call", call_id=name(line.get("tool_id")), tool=tool, command=does, wall=at)]
     if kind == "tool_result":
         ok = line.get("status") == "success"
         said = None if ok else beginning(table(line.get("error")).get("message") or line.get("output"))
-        return [Told("tool_result", call_id=name(line.get("tool_id")), ok=ok, text=said, wall=at)]
+        return [ParsedLine("tool_result", call_id=name(line.get("tool_id")), ok=ok, text=said, wall=at)]
     if kind == "error":
-        return [Told("error", text=beginning(line.get("message")), wall=at)]
+        return [ParsedLine("error", text=beginning(line.get("message")), wall=at)]
     return _result(line, at) if kind == "result" else []
 
 
-def _result(line: Table, at: float | None) -> list[Told]:
+def _result(line: Table, at: float | None) -> list[ParsedLine]:
     stats = table(line.get("stats"))
     told_in, out, everything = (count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens"))
     if told_in is not None and everything is not None and everything - told_in >= (out or 0):
         out = everything - told_in  # `output_tokens` leaves out what was thought
-    usage = Told(
+    usage = ParsedLine(
         "usage",
         tokens_in=told_in,
         tokens_out=out,
@@ -82,11 +86,11 @@ def _result(line: Table, at: float | None) -> list[Told]:
         model=_only(table(stats.get("models"))),
         wall=at,
     )
-    end = Told("end", ok=line.get("status") == "success", text=_error(line), wall=at)
+    end = ParsedLine("end", ok=line.get("status") == "success", text=_error(line), wall=at)
     return [usage, end] if usage.has_figures() else [end]
 
 
-def _document(value: Table) -> list[Told]:
+def _document(value: Table) -> list[ParsedLine]:
     if not is_document(value):
         return []
     session = name(value.get("session_id"))
@@ -94,7 +98,7 @@ def _document(value: Table) -> list[Told]:
     models = table(stats.get("models"))
     tokens = [table(table(each).get("tokens")) for each in models.values()]
     tools = table(stats.get("tools"))
-    usage = Told(
+    usage = ParsedLine(
         "usage",
         session=session,
         model=_only(models),
@@ -107,8 +111,8 @@ def _document(value: Table) -> list[Told]:
         tool_failures=count(tools.get("totalFail")),
     )
     failed = isinstance(value.get("error"), dict)
-    end = Told("end", session=session, ok=not failed, text=_error(value) or beginning(value.get("response")))
-    begun = Told("session", session=session)
+    end = ParsedLine("end", session=session, ok=not failed, text=_error(value) or beginning(value.get("response")))
+    begun = ParsedLine("session", session=session)
     return [begun, usage, end] if usage.has_figures() else [begun, end]
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -35,14 +35,14 @@ def knows(line: Table) -> bool:
     return line.get("type") == FORMAT and isinstance(line.get("session"), str)
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line tells: that a process began, a message, or a failure that was waited out."""
     own, at = name(line.get("session")), wall(line.get("at"))
     if isinstance(line.get("message"), dict):
         return [replace(told, session=own, wall=told.wall or at) for told in read_message(line["message"])]
     if isinstance(line.get("error"), str):
-        return [Told("error", session=own, text=beginning(line["error"]), wall=at)]
-    return [Told("session", session=own, model=name(line.get("model")), wall=at)] if "start" in line else []
+        return [ParsedLine("error", session=own, text=beginning(line["error"]), wall=at)]
+    return [ParsedLine("session", session=own, model=name(line.get("model")), wall=at)] if "start" in line else []
 
 
 def is_document(value: object) -> bool:
@@ -63,25 +63,29 @@ def session(document: Table) -> str | None:
     return None
 
 
-def read_message(message: Table) -> list[Told]:
+def read_message(message: Table) -> list[ParsedLine]:
     """What one message tells."""
     extra = table(message.get("extra"))
     at = wall(extra.get("timestamp"))
     if message.get("role") == "exit":
         status = extra.get("exit_status")
-        return [Told("end", ok=status == "Submitted", text=beginning(status or message.get("content")), wall=at)]
+        return [ParsedLine("end", ok=status == "Submitted", text=beginning(status or message.get("content")), wall=at)]
     found = _usage(extra, at)
     if message.get("role") == "assistant" or message.get("object") == "response":
-        return [*found, Told("message", chars=length(message.get("content")), wall=at), *_calls(message, extra, at)]
+        return [
+            *found,
+            ParsedLine("message", chars=length(message.get("content")), wall=at),
+            *_calls(message, extra, at),
+        ]
     code = exit_code(extra.get("returncode"))
     if code is None and isinstance(message.get("content"), str) and message.get("role") in ("user", "tool"):
         told = _RETURN_CODE.match(message["content"])
         code = int(told[1]) if told else None
     if code is None:
         failed = extra.get("interrupt_type")
-        return [*found, Told("error", text=beginning(failed), wall=at)] if isinstance(failed, str) else found
+        return [*found, ParsedLine("error", text=beginning(failed), wall=at)] if isinstance(failed, str) else found
     said = extra.get("exception_info") or extra.get("raw_output") or message.get("content")
-    result = Told(
+    result = ParsedLine(
         "tool_result",
         call_id=name(message.get("tool_call_id") or message.get("call_id")),
         exit_code=code,
@@ -92,10 +96,10 @@ def read_message(message: Table) -> list[Told]:
     return [*found, result]
 
 
-def read_totals(document: Table) -> list[Told]:
+def read_totals(document: Table) -> list[ParsedLine]:
     """What the document says of the whole session: cost and calls, no tokens."""
     stats = table(table(document.get("info")).get("model_stats"))
-    told = Told(
+    told = ParsedLine(
         "usage",
         session=session(document),
         cost_usd=dollars(stats.get("instance_cost")),
@@ -105,13 +109,13 @@ def read_totals(document: Table) -> list[Told]:
     return [told] if told.has_figures() else []
 
 
-def _usage(extra: Table, at: float | None) -> list[Told]:
+def _usage(extra: Table, at: float | None) -> list[ParsedLine]:
     """Of one call: OpenAI's chat completions, or its responses."""
     response = table(extra.get("response"))
     usage = table(response.get("usage"))
     details = table(usage.get("prompt_tokens_details")) or table(usage.get("input_tokens_details"))
     by_chat = "prompt_tokens" in usage
-    told = Told(
+    told = ParsedLine(
         "usage",
         call_id=name(response.get("id")),
         model=name(response.get("model")),
@@ -124,15 +128,15 @@ def _usage(extra: Table, at: float | None) -> list[Told]:
     return [told] if told.has_figures() else []
 
 
-def _calls(message: Table, extra: Table, at: float | None) -> list[Told]:
+def _calls(message: Table, extra: Table, at: float | None) -> list[ParsedLine]:
     actions = extra.get("actions")
     if isinstance(actions, list):
         return [
-            Told(
+            ParsedLine(
                 "tool_call", call_id=name(each.get("tool_call_id")), tool="bash", command=command("bash", each), wall=at
             )
             for each in tables(actions)
         ]
     content = message.get("content")
     block = _BLOCK.search(content[:100_000]) if isinstance(content, str) else None
-    return [Told("tool_call", tool="bash", command=beginning(block[1]), wall=at)] if block else []
+    return [ParsedLine("tool_call", tool="bash", command=beginning(block[1]), wall=at)] if block else []

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -38,14 +38,14 @@ def knows(line: Table) -> bool:
     return "sessionID" in line and line.get("type") in _TYPES
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line tells."""
     part, kind = table(line.get("part")), line.get("type")
     session, at = name(line.get("sessionID")), wall(line.get("timestamp"))
     if kind == "step_start":  # there is no line of its own for a session's beginning
-        return [Told("session", session=session, wall=at)]
+        return [ParsedLine("session", session=session, wall=at)]
     if kind in ("text", "reasoning"):
-        return [Told("message", session=session, chars=length(part.get("text")), wall=at)]
+        return [ParsedLine("message", session=session, chars=length(part.get("text")), wall=at)]
     if kind == "tool_use":
         return _tool(part, session, at)
     if kind == "step_finish":
@@ -55,21 +55,21 @@ def read(line: Table) -> list[Told]:
         said = (
             table(error.get("data")).get("message") or error.get("message") or error.get("name") or line.get("message")
         )
-        return [Told("error", session=session, text=beginning(said), wall=at)]
+        return [ParsedLine("error", session=session, text=beginning(said), wall=at)]
     return []
 
 
-def _tool(part: Table, session: str | None, at: float | None) -> list[Told]:
+def _tool(part: Table, session: str | None, at: float | None) -> list[ParsedLine]:
     state, tool, call = table(part.get("state")), name(part.get("tool")), name(part.get("callID"))
     does = command(tool, state.get("input"))
-    called = Told("tool_call", session=session, call_id=call, tool=tool, command=does, wall=at)
+    called = ParsedLine("tool_call", session=session, call_id=call, tool=tool, command=does, wall=at)
     if state.get("status") not in ("completed", "error"):
         return [called]
     code = exit_code(table(state.get("metadata")).get("exit"))
     failed = state.get("status") == "error" or bool(code)
     times = table(state.get("time"))
     began, ended = real(times.get("start"), 1e14), real(times.get("end"), 1e14)
-    result = Told(
+    result = ParsedLine(
         "tool_result",
         session=session,
         call_id=call,
@@ -82,7 +82,7 @@ def _tool(part: Table, session: str | None, at: float | None) -> list[Told]:
     return [called, result]
 
 
-def _step(part: Table, session: str | None, at: float | None) -> list[Told]:
+def _step(part: Table, session: str | None, at: float | None) -> list[ParsedLine]:
     tokens = table(part.get("tokens"))
     cache = table(tokens.get("cache"))
     cached = count(cache.get("read"))
@@ -91,7 +91,7 @@ def _step(part: Table, session: str | None, at: float | None) -> list[Told]:
     everything = count(tokens.get("total"))
     if everything is not None and told_in is not None and everything >= told_in:
         out = everything - told_in  # versions differ in whether output holds reasoning
-    usage = Told(
+    usage = ParsedLine(
         "usage",
         session=session,
         call_id=name(part.get("id")),
@@ -102,4 +102,4 @@ def _step(part: Table, session: str | None, at: float | None) -> list[Told]:
         wall=at,
     )
     found = [usage] if usage.has_figures() else []
-    return [*found, Told("end", session=session, ok=True, wall=at)] if part.get("reason") == "stop" else found
+    return [*found, ParsedLine("end", session=session, ok=True, wall=at)] if part.get("reason") == "stop" else found

@@ -6,9 +6,9 @@ Events of 1.x tell no tokens: these stand in `base_state.json` of the conversati
 
 from __future__ import annotations
 
-from autorl_hpc.recorder.traces.told import (
+from autorl_hpc.recorder.traces.parse import (
+    ParsedLine,
     Table,
-    Told,
     beginning,
     command,
     count,
@@ -53,7 +53,7 @@ def is_state(value: object) -> bool:
     return isinstance(table(table(value).get("stats")).get("usage_to_metrics"), dict)
 
 
-def read(line: Table) -> list[Told]:
+def read(line: Table) -> list[ParsedLine]:
     """What a line tells."""
     found = _event(line) if isinstance(line.get("kind"), str) else _earlier(line)
     return (
@@ -61,19 +61,19 @@ def read(line: Table) -> list[Told]:
     )
 
 
-def read_state(state: Table) -> list[Told]:
+def read_state(state: Table) -> list[ParsedLine]:
     """The totals that a base_state.json holds."""
     by_use = tables(list(table(table(state.get("stats")).get("usage_to_metrics")).values()))
     return _metrics(by_use, name(state.get("id")))
 
 
-def _metrics(by_use: list[Table], session: str | None) -> list[Told]:
+def _metrics(by_use: list[Table], session: str | None) -> list[ParsedLine]:
     """Totals over all models that a session uses. The prompt's tokens hold the cached ones."""
     tokens = [table(each.get("accumulated_token_usage")) for each in by_use]
     costs = [cost for each in by_use if (cost := dollars(each.get("accumulated_cost"))) is not None]
     calls = [len(each["token_usages"]) for each in by_use if isinstance(each.get("token_usages"), list)]
     models = {model for each in tokens if (model := name(each.get("model"))) is not None}
-    told = Told(
+    told = ParsedLine(
         "usage",
         session=session,
         model=models.pop() if len(models) == 1 else None,
@@ -87,27 +87,29 @@ def _metrics(by_use: list[Table], session: str | None) -> list[Told]:
     return [told] if told.has_figures() else []
 
 
-def _event(line: Table) -> list[Told]:
+def _event(line: Table) -> list[ParsedLine]:
     """SDK 1.x."""
     kind, at = line.get("kind"), wall(line.get("timestamp"))
     call, tool = name(line.get("tool_call_id")), name(line.get("tool_name"))
     if kind == "ActionEvent":
         action = table(line.get("action"))
         if tool == "finish":
-            return [Told("end", ok=True, text=beginning(action.get("message")), wall=at)]
+            return [ParsedLine("end", ok=True, text=beginning(action.get("message")), wall=at)]
         if tool == "think":
-            return [Told("message", chars=length(action.get("thought")), wall=at)]
+            return [ParsedLine("message", chars=length(action.get("thought")), wall=at)]
         writes = None if action.get("command") == "view" else _written(tool, action)
-        return [Told("tool_call", call_id=call, tool=tool, command=writes, wall=at)]
+        return [ParsedLine("tool_call", call_id=call, tool=tool, command=writes, wall=at)]
     if kind == "ObservationEvent":
         return [] if tool in ("finish", "think") else [_observed(table(line.get("observation")), call, tool, at)]
     if kind in ("AgentErrorEvent", "UserRejectObservation"):
         said = beginning(line.get("error") or line.get("rejection_reason"))
-        return [Told("tool_result", call_id=call, tool=tool, ok=False, text=said, wall=at)]
+        return [ParsedLine("tool_result", call_id=call, tool=tool, ok=False, text=said, wall=at)]
     if kind == "MessageEvent" and line.get("source") == "agent":
-        return [Told("message", chars=_chars(table(line.get("llm_message")).get("content")), wall=at)]
+        return [ParsedLine("message", chars=_chars(table(line.get("llm_message")).get("content")), wall=at)]
     if kind == "ConversationErrorEvent":
-        return [Told("error", text=beginning(f"{name(line.get('code'))}: {beginning(line.get('detail'))}"), wall=at)]
+        return [
+            ParsedLine("error", text=beginning(f"{name(line.get('code'))}: {beginning(line.get('detail'))}"), wall=at)
+        ]
     if kind == "ConversationStateUpdateEvent":
         value = table(line.get("value"))
         return read_state({"stats": value} if line.get("key") == "stats" else value)
@@ -120,7 +122,7 @@ def _written(tool: str | None, action: Table) -> str | None:
     return beginning(f"{action.get('command')} {path}") if isinstance(path, str) else command(tool, action)
 
 
-def _observed(observation: Table, call: str | None, tool: str | None, at: float | None) -> Told:
+def _observed(observation: Table, call: str | None, tool: str | None, at: float | None) -> ParsedLine:
     code = exit_code(observation.get("exit_code"))
     code = exit_code(table(observation.get("metadata")).get("exit_code")) if code is None else code
     failed = observation.get("is_error") is True or bool(code)
@@ -128,7 +130,7 @@ def _observed(observation: Table, call: str | None, tool: str | None, at: float 
     said = (
         content if isinstance(content, str) else next((e.get("text") for e in tables(content) if e.get("text")), None)
     )
-    return Told(
+    return ParsedLine(
         "tool_result",
         call_id=call,
         tool=tool,
@@ -143,34 +145,36 @@ def _chars(content: object) -> int:
     return length(content) or sum(length(each.get("text")) for each in tables(content))
 
 
-def _earlier(line: Table) -> list[Told]:
+def _earlier(line: Table) -> list[ParsedLine]:
     """Events by `action` and `observation`; the documented `--json` lines, whose fields lie flat, are read as such."""
     at, args = wall(line.get("timestamp")), table(line.get("args")) or line
     action, observation = line.get("action"), line.get("observation")
     if isinstance(action, str) and line.get("type") != "observation":
         if action in _RUN:
             told = command(action, args)
-            return [Told("tool_call", call_id=name(line.get("id")), tool=action, command=told, wall=at)]
+            return [ParsedLine("tool_call", call_id=name(line.get("id")), tool=action, command=told, wall=at)]
         if action == "message" and line.get("source") == "agent":
-            return [Told("message", chars=length(args.get("content")), wall=at)]
+            return [ParsedLine("message", chars=length(args.get("content")), wall=at)]
         if action in ("finish", "reject"):
             said = args.get("final_thought") or line.get("message")
-            return [Told("end", ok=action == "finish", text=beginning(said), wall=at)]
+            return [ParsedLine("end", ok=action == "finish", text=beginning(said), wall=at)]
         return []
     if observation in _RESULT or line.get("type") == "observation":
         return [_seen(line, at)]
     if observation == "agent_state_changed" and table(line.get("extras")).get("agent_state") == "error":
-        return [Told("error", text=beginning(table(line.get("extras")).get("reason") or line.get("content")), wall=at)]
+        return [
+            ParsedLine("error", text=beginning(table(line.get("extras")).get("reason") or line.get("content")), wall=at)
+        ]
     return []
 
 
-def _seen(line: Table, at: float | None) -> Told:
+def _seen(line: Table, at: float | None) -> ParsedLine:
     extras = table(line.get("extras"))
     code = exit_code(table(extras.get("metadata")).get("exit_code"))
     for given in (extras.get("exit_code"), line.get("exit_code")):
         code = exit_code(given) if code is None else code
     failed = line.get("observation") in ("error", "user_rejected") or bool(code)
-    return Told(
+    return ParsedLine(
         "tool_result",
         call_id=name(line.get("cause")),
         exit_code=code,

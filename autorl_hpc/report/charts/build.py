@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autorl_hpc.report.board import Axis, Board, BoardRow, Curve, Spent
 from autorl_hpc.report.charts.model import (
     MAX_SERIES,
     Bar,
@@ -13,12 +12,12 @@ from autorl_hpc.report.charts.model import (
     Forest,
     Heat,
     HeatCell,
-    Lines,
+    LinePanel,
     Panel,
     Series,
     Spot,
 )
-from autorl_hpc.report.summary import CellSummary, MergedReport
+from autorl_hpc.report.summary import Axis, Board, BoardRow, CellSummary, Curve, MergedReport, Spent
 
 AXES: dict[Axis, tuple[str, str, float]] = {
     "time_s": ("time", "budget used, hours", 3600.0),
@@ -80,7 +79,7 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             if series:
                 counts = axis == "submissions"
                 panels.append(
-                    Lines(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
+                    LinePanel(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
                 )
         legend = _legend(panels)
         caption = (
@@ -111,7 +110,9 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
                 series.append(_best_series(row.label, cell, colours[row.label]))
         if series:
             panels.append(
-                Lines(board.column(column), tuple(series), "k runs", "expected best improvement, points", counts=True)
+                LinePanel(
+                    board.column(column), tuple(series), "k runs", "expected best improvement, points", counts=True
+                )
             )
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
@@ -232,7 +233,7 @@ def _curve(cell: CellSummary, axis: Axis) -> Curve | None:
 
 
 def _legend(panels: Sequence[Panel]) -> tuple[tuple[str, int], ...]:
-    found = {s.label: s.colour for panel in panels if isinstance(panel, Lines) for s in panel.series}
+    found = {s.label: s.colour for panel in panels if isinstance(panel, LinePanel) for s in panel.series}
     return tuple(sorted(found.items(), key=lambda one: one[1]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts.model import MAX_SERIES, Bars, Figure, Forest, Heat, Lines, Panel, shortened_apart
+from autorl_hpc.report.charts.model import MAX_SERIES, Bars, Figure, Forest, Heat, LinePanel, Panel, shortened_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -73,13 +73,13 @@ def _legend_columns(width: float) -> int:
 
 
 def _height(panel: Panel) -> float:
-    if isinstance(panel, Lines):
+    if isinstance(panel, LinePanel):
         return LINE_HEIGHT
     return ABOVE + BELOW + ROW_HEIGHT * max(2, len(_row_labels(panel)))
 
 
 def _row_labels(panel: Panel) -> list[str]:
-    if isinstance(panel, Lines):
+    if isinstance(panel, LinePanel):
         return []
     labels = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
     return shortened_apart([one if isinstance(one, str) else one.label for one in labels], LABEL_CHARACTERS)
@@ -91,14 +91,18 @@ def _left(panel: Panel) -> float:
 
 def _width(panel: Panel) -> float:
     inside = (
-        0.95 * len(panel.columns) if isinstance(panel, Heat) else COLUMN - 1.1 if not isinstance(panel, Lines) else 0.0
+        0.95 * len(panel.columns)
+        if isinstance(panel, Heat)
+        else COLUMN - 1.1
+        if not isinstance(panel, LinePanel)
+        else 0.0
     )
     return max(COLUMN, _left(panel) + inside + RIGHT)
 
 
 def _panel(axis: Any, panel: Panel, bare: bool) -> None:
     axis.set_title(panel.title, loc="left")
-    if isinstance(panel, Lines):
+    if isinstance(panel, LinePanel):
         _lines(axis, panel, bare)
     elif isinstance(panel, Bars):
         _bars(axis, panel)
@@ -108,7 +112,7 @@ def _panel(axis: Any, panel: Panel, bare: bool) -> None:
         _heat(axis, panel)
 
 
-def _lines(axis: Any, panel: Lines, bare: bool) -> None:
+def _lines(axis: Any, panel: LinePanel, bare: bool) -> None:
     axis.axhline(0, color=SOFT, linewidth=0.6)
     for series in panel.series:
         colour = COLOURS[series.colour % MAX_SERIES]
@@ -195,7 +199,7 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
 
     if not figure.legend:
         return
-    lines = isinstance(figure.panels[0], Lines)
+    lines = isinstance(figure.panels[0], LinePanel)
     handles = [
         Line2D([], [], color=COLOURS[place % MAX_SERIES], linestyle=DASHES[place % MAX_SERIES], label=_told(label))
         if lines

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.records.canonical import canonical_json, readable_json
+from autorl_hpc.records import canonical_json, readable_json
 from autorl_hpc.report.charts.build import figures_of
 from autorl_hpc.report.charts.model import Figure
-from autorl_hpc.report.index_parts import MAX_DRAWN_BOARDS
+from autorl_hpc.report.pages import MAX_DRAWN_BOARDS
 from autorl_hpc.report.summary import MergedReport
 
 if TYPE_CHECKING:

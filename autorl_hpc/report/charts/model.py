@@ -28,7 +28,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LinePanel:
     """Lines over one axis.
 
     Attributes:
@@ -113,7 +113,7 @@ class Heat:
     cells: tuple[tuple[HeatCell | None, ...], ...]
 
 
-Panel = Lines | Bars | Forest | Heat
+Panel = LinePanel | Bars | Forest | Heat
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts.model import Bars, Figure, Forest, Heat, Lines, Panel, Series, Spot, shortened_apart
+from autorl_hpc.report.charts.model import Bars, Figure, Forest, Heat, LinePanel, Panel, Series, Spot, shortened_apart
 
 WIDTH = 340
 LINES_HEIGHT = 210
@@ -26,7 +26,7 @@ KINDS = 7
 
 def drawn(panel: Panel) -> str:
     """One panel as an `<svg>` element."""
-    if isinstance(panel, Lines):
+    if isinstance(panel, LinePanel):
         return _lines(panel)
     if isinstance(panel, Bars):
         return _bars(panel)
@@ -61,7 +61,7 @@ def _nice_step(width: float, count: int) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
 
 
-def _lines(panel: Lines) -> str:
+def _lines(panel: LinePanel) -> str:
     values = [v for s in panel.series for v in (*s.y, *s.low, *s.high)]
     low, high = span(values)
     ends = [x for s in panel.series for x in s.x]
@@ -87,7 +87,7 @@ def _lines(panel: Lines) -> str:
 Place = Callable[[float], float]
 
 
-def _band(panel: Lines, series: Series, at_x: Place, at_y: Place) -> str:
+def _band(panel: LinePanel, series: Series, at_x: Place, at_y: Place) -> str:
     known = [
         (x, low, high)
         for x, low, high in zip(series.x, series.low, series.high, strict=True)
@@ -101,7 +101,7 @@ def _band(panel: Lines, series: Series, at_x: Place, at_y: Place) -> str:
     return f'<path class="band c{series.colour}" d="M{upper}L{lower}Z"/>'
 
 
-def _line(panel: Lines, series: Series, at_x: Place, at_y: Place) -> str:
+def _line(panel: LinePanel, series: Series, at_x: Place, at_y: Place) -> str:
     points = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in panel.corners(series.x, series.y))
     end_x, end_y = at_x(series.x[-1]), at_y(series.y[-1])
     return (
@@ -166,7 +166,7 @@ def _bars(panel: Bars) -> str:
 
 def sample(figure: Figure, place: int) -> str:
     """What stands before a label of the legend: a piece of the line, or a square."""
-    if isinstance(figure.panels[0], Lines):
+    if isinstance(figure.panels[0], LinePanel):
         return f'<svg viewBox="0 0 26 8" width="26" height="8" aria-hidden="true"><path class="curve c{place}" d="M0 4H26"/></svg>'
     return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true"><rect class="{kind_class(place)}" width="12" height="12"/></svg>'
 

@@ -3,7 +3,7 @@
 from autorl_hpc.report.routes.executed import executed, mode_kept, trained_in_vain
 from autorl_hpc.report.routes.plan import planned
 from autorl_hpc.report.routes.settings import settings
-from autorl_hpc.report.routes.told import Alternative, Commanded, Executed, Planned, Seen
+from autorl_hpc.report.routes.told import Alternative, Commanded, CommandSeen, Executed, Planned
 
 __all__ = [
     "Alternative",

@@ -20,7 +20,7 @@ _JSON = re.compile(r"\"([^\"\\\n]{1,120})\"\s*:\s*(\"(?:[^\"\\\n]|\\.){0,300}\"|
 _LIST_ITEM = re.compile(r"^\s*- +(.*)$")
 
 
-class Item(NamedTuple):
+class ConfigItem(NamedTuple):
     """One key of a configuration file."""
 
     key: str
@@ -33,7 +33,7 @@ class Item(NamedTuple):
         return self.key.rsplit(".", 1)[-1]
 
 
-def items(text: str, path: str) -> list[Item]:
+def items(text: str, path: str) -> list[ConfigItem]:
     """Keys with dots between their levels (JSON: the last level only), in the file's order."""
     lower = path.lower()
     if lower.endswith(".json"):
@@ -41,8 +41,8 @@ def items(text: str, path: str) -> list[Item]:
     return _toml(text) if lower.endswith(".toml") else _yaml(text)
 
 
-def _yaml(text: str) -> list[Item]:
-    found: list[Item] = []
+def _yaml(text: str) -> list[ConfigItem]:
+    found: list[ConfigItem] = []
     levels: list[tuple[int, str]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if len(found) >= MAX_ITEMS:
@@ -52,7 +52,7 @@ def _yaml(text: str) -> list[Item]:
         match = _YAML.match(line.rstrip())
         if match is None:
             if levels and (item := _LIST_ITEM.match(line)) is not None:
-                found.append(Item(".".join(key for _, key in levels), _bare(item[1]), number))
+                found.append(ConfigItem(".".join(key for _, key in levels), _bare(item[1]), number))
             continue
         depth = len(match[1]) + len(match[2])
         while levels and levels[-1][0] >= depth:
@@ -62,7 +62,7 @@ def _yaml(text: str) -> list[Item]:
             levels.append((depth, key))
         value = _bare(match[4] or "")
         if value:
-            found.append(Item(".".join(each for _, each in levels), value, number))
+            found.append(ConfigItem(".".join(each for _, each in levels), value, number))
     return found
 
 
@@ -73,8 +73,8 @@ def _bare(value: str) -> str:
     return value[:MAX_VALUE_CHARS]
 
 
-def _toml(text: str) -> list[Item]:
-    found: list[Item] = []
+def _toml(text: str) -> list[ConfigItem]:
+    found: list[ConfigItem] = []
     section = ""
     for number, line in enumerate(text.split("\n"), start=1):
         if len(found) >= MAX_ITEMS:
@@ -85,12 +85,12 @@ def _toml(text: str) -> list[Item]:
         if bare.startswith("[") and bare.endswith("]"):
             section = bare.strip("[] ") + "."
         elif (match := _TOML.match(line)) is not None:
-            found.append(Item(section + match[1].strip('"'), _bare(match[2]), number))
+            found.append(ConfigItem(section + match[1].strip('"'), _bare(match[2]), number))
     return found
 
 
-def _json(text: str) -> list[Item]:
-    found: list[Item] = []
+def _json(text: str) -> list[ConfigItem]:
+    found: list[ConfigItem] = []
     number, at = 1, 0
     for match in _JSON.finditer(text):
         if len(found) >= MAX_ITEMS:
@@ -98,16 +98,16 @@ def _json(text: str) -> list[Item]:
         number += text.count("\n", at, match.start())
         at = match.start()
         if match[2]:
-            found.append(Item(match[1], match[2].strip('"')[:MAX_VALUE_CHARS], number))
+            found.append(ConfigItem(match[1], match[2].strip('"')[:MAX_VALUE_CHARS], number))
     return found
 
 
-def first(known: Sequence[Item], *names: str) -> Item | None:
+def first(known: Sequence[ConfigItem], *names: str) -> ConfigItem | None:
     """The first item whose key, or last part of it, is one of `names`."""
     return next((item for item in known if item.key in names or item.name in names), None)
 
 
-class Asked(NamedTuple):
+class ConfiguredRoute(NamedTuple):
     """The route that a configuration asks for; None: it trains no policy."""
 
     route: Route | None
@@ -116,7 +116,7 @@ class Asked(NamedTuple):
     """Whose configuration it is."""
 
 
-def asked(known: Sequence[Item]) -> Asked | None:
+def asked(known: Sequence[ConfigItem]) -> ConfiguredRoute | None:
     """What a trainer's configuration asks for; None: it is no configuration of a trainer that we know."""
     names = {item.name for item in known}
     if (method := first(known, "merge_method")) is not None and names & {
@@ -126,9 +126,9 @@ def asked(known: Sequence[Item]) -> Asked | None:
         "dtype",
         "base_model",
     }:
-        return Asked(Route.AVERAGING, method.line, "mergekit")
+        return ConfiguredRoute(Route.AVERAGING, method.line, "mergekit")
     if (estimator := first(known, "adv_estimator", "advantage_estimator")) is not None:
-        return Asked(ADVANTAGE_ESTIMATORS.get(estimator.value.lower(), Route.RL), estimator.line, "verl")
+        return ConfiguredRoute(ADVANTAGE_ESTIMATORS.get(estimator.value.lower(), Route.RL), estimator.line, "verl")
     if (
         (stage := first(known, "stage")) is not None
         and stage.value in STAGES
@@ -140,25 +140,27 @@ def asked(known: Sequence[Item]) -> Asked | None:
             "model_name_or_path",
         }
     ):
-        return Asked(_by_preference(known, STAGES[stage.value]), stage.line, "LLaMA-Factory")
+        return ConfiguredRoute(_by_preference(known, STAGES[stage.value]), stage.line, "LLaMA-Factory")
     if (kind := first(known, "rlhf_type")) is not None:
-        return Asked(RL_WORDS.get(kind.value.lower(), Route.RL), kind.line, "ms-swift")
+        return ConfiguredRoute(RL_WORDS.get(kind.value.lower(), Route.RL), kind.line, "ms-swift")
     base = first(known, "base_model")
     if base is not None and names & {"datasets", "adapter", "sequence_len", "micro_batch_size", "rl"}:
         rl = first(known, "rl")
         if rl is not None:
-            return Asked(RL_WORDS.get(rl.value.lower(), Route.RL), rl.line, "axolotl")
-        return Asked(Route.SFT, base.line, "axolotl")
+            return ConfiguredRoute(RL_WORDS.get(rl.value.lower(), Route.RL), rl.line, "axolotl")
+        return ConfiguredRoute(Route.SFT, base.line, "axolotl")
     if "_component_" in names and names & {"tokenizer", "checkpointer", "dataset", "optimizer", "checkpoint_dir"}:
         loss = next(
             (i for i in known if i.key.startswith(("loss", "rlhf_loss", "dataset")) and i.name == "_component_"),
             known[0],
         )
-        return Asked(_of_torchtune(" ".join(i.value for i in known if i.name == "_component_")), loss.line, "torchtune")
+        return ConfiguredRoute(
+            _of_torchtune(" ".join(i.value for i in known if i.name == "_component_")), loss.line, "torchtune"
+        )
     return None
 
 
-def _by_preference(known: Sequence[Item], route: Route | None) -> Route | None:
+def _by_preference(known: Sequence[ConfigItem], route: Route | None) -> Route | None:
     loss = first(known, "pref_loss")
     if route is Route.DPO and loss is not None:
         return RL_WORDS.get(loss.value, Route.DPO) if loss.value != "sigmoid" else Route.DPO

@@ -5,13 +5,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from autorl_hpc.records.ledger import Fingerprint
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes.commands import command_of
 from autorl_hpc.report.routes.logged import Stage, stages
 from autorl_hpc.report.routes.told import Commanded, Executed, Planned
-from autorl_hpc.report.story import EvidenceLine
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
 SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)

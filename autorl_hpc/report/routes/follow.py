@@ -9,16 +9,10 @@ from collections.abc import Mapping, Sequence
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import Command, matching, options, positional
 from autorl_hpc.report.routes.events import Event
-from autorl_hpc.report.routes.names import (
-    ADVANTAGE_ESTIMATORS,
-    MODULES,
-    RL_WORDS,
-    STAGES,
-    TRL_COMMANDS,
-)
+from autorl_hpc.report.routes.names import ADVANTAGE_ESTIMATORS, MODULES, RL_WORDS, STAGES, TRL_COMMANDS
 from autorl_hpc.report.routes.reading import Source, read
 from autorl_hpc.report.routes.scopes import Scopes
-from autorl_hpc.report.routes.shell import Arms, Script, script
+from autorl_hpc.report.routes.shell import Arms, ShellScript, script
 from autorl_hpc.report.routes.values import Values
 from autorl_hpc.report.routes.walk import Walk
 from autorl_hpc.states import Route
@@ -100,7 +94,7 @@ class Follower:
         elif source.words:
             self._words(source, arms)
 
-    def _lines(self, found: Script, path: str, arms: Arms, at: Event | None) -> bool:
+    def _lines(self, found: ShellScript, path: str, arms: Arms, at: Event | None) -> bool:
         for name, text in found.files.items():
             self.sources.setdefault(name, read(name, text))
         ran = False

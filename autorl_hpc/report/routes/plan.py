@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import seen
 from autorl_hpc.report.routes.decide import Decision, decided
@@ -12,8 +13,7 @@ from autorl_hpc.report.routes.events import Event
 from autorl_hpc.report.routes.follow import Follower, followed
 from autorl_hpc.report.routes.reading import Source, sources
 from autorl_hpc.report.routes.told import Planned
-from autorl_hpc.report.story import EvidenceLine
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
 MAX_ENTRY_POINTS = 200

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import options
 from autorl_hpc.report.routes.follow import Follower
 from autorl_hpc.report.routes.names import KEY_SETTINGS
 from autorl_hpc.report.routes.plan import follow
 from autorl_hpc.report.routes.reading import CONFIGS, sources
-from autorl_hpc.report.story import Setting
-from autorl_hpc.report.text import clean
+from autorl_hpc.report.story_records import Setting
 
 MAX_SETTINGS = 60
 """Shown of one revision: more is a folder of several trainings."""

@@ -34,7 +34,7 @@ _LEADING = frozenset({"then", "else", "do", "!", "{", "(", "while", "until"})
 
 
 @dataclass(frozen=True)
-class Line:
+class ShellCommand:
     """One command of a script."""
 
     command: Command
@@ -44,10 +44,10 @@ class Line:
 
 
 @dataclass
-class Script:
+class ShellScript:
     """A script's commands in their order, and the files that it writes by here-documents."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ShellCommand] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ class Script:
 class _State:
     path: str
     variables: dict[str, str]
-    script: Script
+    script: ShellScript
     functions: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     blocks: list[list[object]] = field(default_factory=list)  # [question, arm, live]
@@ -67,10 +67,10 @@ class _State:
     """Lines followed in turns of loops."""
 
 
-def script(text: str, path: str, args: Sequence[str] = (), env: Sequence[tuple[str, str]] = ()) -> Script:
+def script(text: str, path: str, args: Sequence[str] = (), env: Sequence[tuple[str, str]] = ()) -> ShellScript:
     """The commands that a script runs with these arguments."""
     variables = dict(env) | {str(n): value for n, value in enumerate(args, start=1)}
-    state = _State(path, variables, Script())
+    state = _State(path, variables, ShellScript())
     _run(list(enumerate(text.replace("\0", " ").split("\n")[:MAX_LINES], start=1)), state)
     return state.script
 
@@ -283,7 +283,7 @@ def _add(command: Command, number: int, text: str, state: _State) -> None:
     env = (*((k, v) for k, v in state.variables.items() if not k.isdigit()), *command.env)
     arms = tuple((str(question), int(str(arm))) for question, arm, *_ in state.blocks if _[0] is None)
     full = Command(command.kind, command.target, command.args, env)
-    state.script.lines.append(Line(full, number, " ".join(text.split())[:300], arms))
+    state.script.lines.append(ShellCommand(full, number, " ".join(text.split())[:300], arms))
 
 
 def _live(state: _State) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from autorl_hpc.report.story import EvidenceLine
+from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
 
@@ -20,7 +20,7 @@ class Commanded(Protocol):
 
 
 @dataclass(frozen=True)
-class Seen:
+class CommandSeen:
     """The least that is a Commanded."""
 
     command: str | None

@@ -11,11 +11,7 @@ from typing import NamedTuple
 from autorl_hpc.report.routes import losses
 from autorl_hpc.report.routes.flow import Flow, flow
 from autorl_hpc.report.routes.kinds import Cls, Const, Lib, Lit, Made, Value
-from autorl_hpc.report.routes.names import (
-    LOSS_TYPES_OF_RELATIVES,
-    NO_POLICY_TRAINERS,
-    TRAINER_CLASSES,
-)
+from autorl_hpc.report.routes.names import LOSS_TYPES_OF_RELATIVES, NO_POLICY_TRAINERS, TRAINER_CLASSES
 from autorl_hpc.report.routes.scopes import Scope, statements
 from autorl_hpc.report.routes.values import Values
 from autorl_hpc.states import Route

@@ -48,7 +48,7 @@ class Values:
         self.steps = 0
         self._until = MAX_QUESTION
         self._declared: tuple[int, dict[str, Declared]] | None = None
-        self._configs: dict[str, list[configs.Item]] = {}
+        self._configs: dict[str, list[configs.ConfigItem]] = {}
         self._active: set[tuple[int, int]] = set()
 
     # -- names -----------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class Values:
             return (Const(literal(exact[-1].value)),)
         return (Conf(conf.path, key),) if any(item.key.startswith(key + ".") for item in known) else ()
 
-    def configuration(self, conf: Conf) -> list[configs.Item]:
+    def configuration(self, conf: Conf) -> list[configs.ConfigItem]:
         """What stands in a loaded configuration, below its key."""
         self.configured(conf, "")
         below = f"{conf.prefix}." if conf.prefix else ""

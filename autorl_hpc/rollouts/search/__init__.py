@@ -3,7 +3,6 @@
 For training: `goals(data)` gives the training questions; see `autorl_hpc.rollouts.episodes.run_episodes`.
 """
 
-from autorl_hpc.rollouts.search.dialogue import Dialogue
-from autorl_hpc.rollouts.search.environment import Environment, goals
+from autorl_hpc.rollouts.search.search_environment import Dialogue, Environment, goals
 
 __all__ = ["Dialogue", "Environment", "goals"]

@@ -8,7 +8,6 @@ out lies here: catalogue and goals come from the folder that an environment is m
     step = environment.step("search[red shoes]")
 """
 
-from autorl_hpc.rollouts.webshop.dialogue import Dialogue
-from autorl_hpc.rollouts.webshop.environment import Environment
+from autorl_hpc.rollouts.webshop.shop_environment import Dialogue, Environment
 
 __all__ = ["Dialogue", "Environment"]

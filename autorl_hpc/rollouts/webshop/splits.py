@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Product
-from autorl_hpc.rollouts.webshop.goals import Goal
-from autorl_hpc.rollouts.webshop.reward import reward
+from autorl_hpc.rollouts.webshop.reward import Goal, reward
 
 GOALS_NAME = "goals.jsonl"
 ITEMS_NAME = "items.jsonl"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autorl_hpc.grading.episodes import Playground, source_of
+from autorl_hpc.grading.evaluate import Playground, source_of
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import Answer
 from autorl_hpc.states import Split

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.files import artifacts
+from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import entry_name, put, waiting
-from autorl_hpc.files.records import read_experiment, read_run
-from autorl_hpc.files.view import RunView
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import Score, Submission, Timings
 from autorl_hpc.records.exchange import QueueEntry
-from autorl_hpc.records.ledger import Score, Submission, Timings
 from autorl_hpc.states import EntryKind, QueueKind
-from autorl_hpc.supervise.chain import Chain
+from autorl_hpc.supervise.ledger_writer import LedgerWriter
 from gpubench.figures import Figures
 from gpubench.usage import Usage, wait_until_free
 from gpubench.variants import Variant
@@ -85,7 +85,7 @@ def _submissions(world: World, experiment: ExperimentDir, runs: tuple[str, ...])
     found: list[QueueEntry] = []
     for number in range(world.options.submissions):
         run = experiment.run(runs[number % len(runs)])
-        record, chain = read_run(run), Chain(run)
+        record, chain = read_run(run), LedgerWriter(run)
         if not chain.look().attempt:
             chain.begin(0.0, str(world.options.work))
         else:

@@ -14,7 +14,7 @@ from gpubench.figures import Figures
 from gpubench.world import World
 
 if TYPE_CHECKING:
-    from autorl_hpc.rollouts.engine import Engine
+    from autorl_hpc.rollouts.engine import ServingEngine
 
 PROMPTS = 64
 """Asked before and after a swap. They share the recipe's beginning, so that a stale prefix cache would show."""
@@ -86,7 +86,7 @@ def measure(world: World, figures: Figures) -> None:
         figures.show(f"load and swap by the clock, {names[kind]}", [row[2] for row in measured], "s")
 
 
-def _load(engine: Engine, folder: Path, content_hash: str) -> tuple[float, float, float]:
+def _load(engine: ServingEngine, folder: Path, content_hash: str) -> tuple[float, float, float]:
     """Seconds of loading and of swapping as the engine tells them, and of both by the clock."""
     started = time.monotonic()
     loaded = engine.load(folder, content_hash)

@@ -15,14 +15,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from autorl_hpc.files.checkpoint import (
-    INDEX_NAME,
-    ITEM_BYTES,
-    TensorSpec,
-    content_hash,
-    hash_span,
-    tensors_of,
-)
+from autorl_hpc.files.checkpoint import INDEX_NAME, ITEM_BYTES, TensorSpec, content_hash, hash_span, tensors_of
 
 SHARED, OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 SUBTLE = {"F32": 1 << 16, "BF16": 1, "F16": 1 << 3}

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.records import read_experiment, read_run
 from gpubench.usage import wait_until_free
 from gpubench.variants import Variants
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autorl_hpc.grading.evaluate import Bench
     from autorl_hpc.records.experiment import GraderSpec
     from autorl_hpc.records.run import Science
-    from autorl_hpc.rollouts.engine import Engine
+    from autorl_hpc.rollouts.engine import ServingEngine
 
 REPO = Path(__file__).resolve().parents[3]
 BASE, TINY = "bench/base", "autorl/tiny"
@@ -116,7 +116,7 @@ class World:
 
         return Bench(self.root, self.spec)
 
-    def engine(self, science: Science) -> Engine:
+    def engine(self, science: Science) -> ServingEngine:
         """The warm engine; how long its start took is kept."""
         up, started = self.bench.identity is not None, time.monotonic()
         engine = self.bench.engine(science.base_model, science.recipe)
@@ -132,7 +132,7 @@ class World:
 
     def stage(self, name: str, source: Path | None = None) -> None:
         """Brings a task or a model in, once."""
-        from autorl_hpc.stage.api import Ways, stage
+        from autorl_hpc.stage.stage import Ways, stage
 
         if name not in self._staged:
             stage(self.root, [name], Ways(source=source))
@@ -140,7 +140,7 @@ class World:
 
     def experiment(self, name: str, tasks: Sequence[str], seeds: int, part: int | None = None) -> ExperimentDir:
         """A prepared experiment of the agent that does nothing; no job is started. `part`: so many items of the feedback split."""
-        from autorl_hpc.launch.launcher import prepare
+        from autorl_hpc.launch.plan import prepare
 
         self.stage(self.base_model, self.options.base)
         for task in tasks:

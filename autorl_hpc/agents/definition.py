@@ -1,0 +1,279 @@
+"""agent.yaml: what an agent's definition tells."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import layout, reading
+from autorl_hpc.files.checkpoint import tree_sha256, walk_files
+from autorl_hpc.files.layout import RunDir, share
+from autorl_hpc.files.reading import read_yaml
+from autorl_hpc.records.base import Name, Record, Table, parse_record
+
+RESTART = "restart"
+UNTESTED = "untested"
+TraceFormat = Literal["claude-code", "codex", "gemini-cli", "opencode", "openhands", "mini"]
+Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini", "any"]
+"""What an agent's program speaks to its driver: /v1/chat/completions, /v1/responses, /v1/messages, /v1beta/models/M:generateContent.
+`any`: the definition doesn't know."""
+
+ScriptName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ScriptPath = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/){0,4}[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+]
+"""Below the agent's folder; no part begins with a dot."""
+
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+Words = Annotated[str, StringConstraints(max_length=1000)]
+
+
+def _text(value: Any) -> Any:
+    """YAML's numbers and truth values as a shell would have them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _one_or_more(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _no_driver(value: Any) -> Any:
+    return None if value == "none" else value
+
+
+Value = Annotated[str, BeforeValidator(_text), StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
+
+
+class AgentDriver(Table):
+    """How an agent uses its driver."""
+
+    dialect: Dialect = Field(description="What its program speaks; the driver must answer it.")
+    required: bool = Field(True, description="False: it runs without a driver too.")
+    set_by: Words = Field("", description="How `start` tells the program its driver, in words: variables, a file.")
+
+
+class AgentFile(Record):
+    """agent.yaml."""
+
+    name: Name
+    description: str
+    start: ScriptPath = "start.sh"
+    resume: ScriptName = Field(
+        RESTART,
+        description="What runs after an interruption or for a reprompt: `restart`, the start script again, or another script "
+        "beside it.",
+    )
+    include: tuple[Name, ...] = ()
+    needs: tuple[str, ...] = ()
+    secrets: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...] = Field(
+        (), description="Variables of the launching environment that the agent gets, API keys for one."
+    )
+    env: dict[Variable, Value] = Field(
+        default_factory=dict, description="Further variables of its process. The suite's own go before them."
+    )
+    prompt: bool = Field(
+        False, description="The suite writes `prompt.md` into the workspace and gives it to `start` on standard input."
+    )
+    driver: Annotated[AgentDriver | None, BeforeValidator(_no_driver)] = Field(
+        None, description="How it uses its driver; null or `none`: it calls none."
+    )
+    program: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_one_or_more)] = (
+        Field((), description="The program and the arguments that make it tell its version; empty: it needs none.")
+    )
+    versions: Annotated[tuple[Words, ...], BeforeValidator(_one_or_more)] = Field(
+        (UNTESTED,),
+        validation_alias=AliasChoices("versions", "version_tested"),
+        min_length=1,
+        description="Versions that are known to work, or `untested`. May be written `version_tested`.",
+    )
+    check: ScriptName | None = Field(
+        None,
+        description="A script beside `start` that `doctor` and `launch` run where they are: exit code 0, or its words are shown.",
+    )
+    install: Words = Field("", description="How its program is installed, in words.")
+    trace: TraceFormat | None = Field(
+        None, description="In which format it tells what it does; else its lines are recognised. See docs/traces.md."
+    )
+
+
+# Agent folders of AutoRL-Bench (config.yaml and start.sh), which load unchanged.
+
+CONFIG = "config.yaml"
+
+
+def read_config(path: Path) -> AgentFile:
+    """What a config.yaml says, as AutoRL-Bench's own registry reads it: `start`, `env_vars`, `description`, and nothing else.
+
+    There an agent is called by its folder; `name` is a title. It runs with a driver or without one: the file doesn't tell.
+
+    Raises:
+        AutorlError: it is no table, or a field has another type.
+    """
+    value = read_yaml(path)
+    if value is None:  # an empty file
+        value = {}
+    if not isinstance(value, dict):
+        raise AutorlError("config.yaml is no table of fields", where=path, next_step="compare it with another agent's")
+    title, description = (str(value.get(name) or "") for name in ("name", "description"))
+    known: dict[str, Any] = {
+        "name": path.parent.name,
+        "description": description or title or path.parent.name,
+        "start": _plain(value.get("start") or "start.sh"),
+        "env": _texts(value.get("env_vars") or {}),  # a bare `env_vars:` is null
+        "driver": {"dialect": "any", "required": False, "set_by": "its start script"},
+    }
+    return parse_record(AgentFile, known, path)
+
+
+def _plain(start: Any) -> Any:
+    """Without the `./` that shells want."""
+    return start.removeprefix("./") if isinstance(start, str) else start
+
+
+def _texts(variables: Any) -> Any:
+    """A variable without a value is an empty one."""
+    if not isinstance(variables, dict):
+        return variables
+    return {name: "" if value is None else value for name, value in variables.items()}
+
+
+# Finds and loads agent folders: agent.yaml (or AutoRL-Bench's config.yaml) and start.sh.
+
+DEFINITION = "agent.yaml"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A loaded agent folder."""
+
+    folder: Path
+    file: AgentFile
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def folders(self) -> list[Path]:
+        """The agent's folder and those it includes, which lie beside it or beside the folder of agents."""
+        agents = self.folder.parent
+        beside = (
+            next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name)
+            for name in self.file.include
+        )
+        return [self.folder, *beside]
+
+    def script(self, *, again: bool) -> str:
+        """The script that is run; `again`: the agent was interrupted before."""
+        return self.file.resume if again and self.file.resume != RESTART else self.file.start
+
+    def hash(self) -> str:
+        """Hash over all files that are laid into the workspace."""
+        import hashlib
+
+        return hashlib.sha256("".join(tree_sha256(folder) for folder in self.folders()).encode()).hexdigest()
+
+
+PATH_VARIABLE = "AUTORL_AGENTS_PATH"
+
+
+def agent_folders() -> list[Path]:
+    """Folders that hold agent folders: those of $AUTORL_AGENTS_PATH, then the built-in one."""
+    return [*layout.named_by(PATH_VARIABLE), share("templates") / "agents"]
+
+
+def put_first(folders: Sequence[Path]) -> None:
+    """Looks into these folders before all others, in this process and those that it starts.
+
+    Raises:
+        AutorlError: one is no folder.
+    """
+    layout.put_first(PATH_VARIABLE, folders, "agent")
+
+
+def agent_names(folders: Sequence[Path] | None = None) -> list[str]:
+    """Names of all agents that can be found."""
+    places = agent_folders() if folders is None else folders
+    return sorted({path.parent.name for name in (DEFINITION, CONFIG) for f in places for path in f.glob(f"*/{name}")})
+
+
+def _definition(folder: Path) -> Path | None:
+    """The file that makes a folder an agent's; None: it is none."""
+    return next((folder / name for name in (DEFINITION, CONFIG) if (folder / name).is_file()), None)
+
+
+def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
+    """The agent of that name, looked for in `folders` (default: `agent_folders()`).
+
+    Raises:
+        AutorlError: there is none, or its folder is incomplete.
+    """
+    places = agent_folders() if folders is None else folders
+    path = next(filter(None, (_definition(place / name) for place in places)), None)
+    if path is None:
+        near = get_close_matches(name, agent_names(), n=1)
+        raise AutorlError(
+            f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+            where=share("templates") / "agents",
+            next_step=f"choose one of: {', '.join(agent_names())}; or name the folder of yours by --agents or ${PATH_VARIABLE}",
+        )
+    file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
+    agent = Agent(path.parent, file)
+    _look_whole(agent)
+    return agent
+
+
+def _look_whole(agent: Agent) -> None:
+    """Everything that the definition names is there, and is what gets frozen."""
+    if agent.name != agent.folder.name:
+        raise AutorlError(
+            f"field `name`: agent {agent.name} lies in a folder called {agent.folder.name}",
+            where=agent.folder / DEFINITION,
+            next_step="give both the same name",
+        )
+    for part in agent.folders():
+        if not part.is_dir():
+            raise AutorlError(
+                f"agent {agent.name} lacks {part.name}/", where=part, next_step="complete the agent's folder"
+            )
+        for entry in sorted(part.rglob("*")):
+            if entry.is_symlink():
+                what = f"agent {agent.name}: {entry.name} is a link, which is not frozen"
+                raise AutorlError(what, where=entry, next_step="copy the file in its place")
+    there = set(walk_files(agent.folder))
+    for script in (agent.script(again=False), agent.script(again=True), agent.file.check):
+        if script is not None and script not in there:
+            what = f"agent {agent.name} lacks {script}"
+            raise AutorlError(what, where=agent.folder / script, next_step="complete the agent's folder")
+
+
+# `attach`: a terminal of this host shows the shell that agent `shell` runs in its sandbox.
+
+
+def attach_to(run: RunDir) -> None:
+    """Until the shell exits or is let go of.
+
+    Raises:
+        AutorlError: it has not begun, is over, or is on another node.
+    """
+    terminal = runpy.run_path(str(share("templates") / "agents" / "shell" / "terminal.py"))
+    try:
+        workspace = json.loads(reading.read_bytes(run.workspace_link))["workspace"]
+        terminal["attach"](workspace)
+    except (OSError, ValueError, KeyError) as error:
+        raise AutorlError(
+            f"no shell answers: {error}",
+            where=run.path,
+            next_step="see with `autorl-hpc status` that the run is under way; a shell is reached on its own node alone: "
+            "srun --overlap --jobid NUMBER --pty autorl-hpc attach ...",
+            exit_code=Exit.FAILED,
+        ) from None

@@ -1,0 +1,261 @@
+"""Whether an agent's program is here, can be seen from its sandbox, and is of a version that is known to work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from autorl_hpc.agents.definition import UNTESTED, Agent, AgentFile
+from autorl_hpc.cluster.profile import module_lines
+from autorl_hpc.cluster.vllm_program import ask
+from autorl_hpc.files.redact import without_secrets
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.sandbox.sandbox_plan import below, program_folders, software
+
+# Where the programs of agents must lie: on the PATH of jobs, and among what the sandbox shows.
+
+SETUP_LIMIT_S = 60.0
+"""Modules on a busy file server take seconds."""
+
+MOST_LINKS = 40
+SETS_PATH = re.compile(
+    r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
+    r"|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b"
+)
+"""Lines of a profile's `setup` that may change what programs are found. The others may copy or start things, and are for jobs alone."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where agents will run, as far as this host can tell.
+
+    Attributes:
+        path: PATH of their processes.
+        shown: what a sandbox lets them read; None: everything.
+        image: they run in an image, whose programs are not those of this host.
+        doubt: what could not be found out.
+        environ: of jobs, after the profile's modules and those lines of its `setup` that say where programs are, without secrets.
+    """
+
+    path: str
+    shown: tuple[str, ...] | None
+    image: bool = False
+    doubt: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def where_agents_run(
+    profile: ClusterProfile | None,
+    readable: Sequence[str] = (),
+    *,
+    level: str = "auto",
+    image: bool = False,
+    venv: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Where:
+    """What this host tells of it.
+
+    Args:
+        profile: the cluster's; None: agents run on this host.
+        readable: the experiment's `sandbox.readable`.
+        level: the experiment's `sandbox.level`.
+        image: the experiment's environment is an image.
+        venv: of the experiment's environment.
+    """
+    of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
+    path = of_jobs["PATH"]
+    outer = {**environ, "PATH": path}
+    prefixes = [sys.prefix, sys.base_prefix]
+    if venv is not None:
+        prefixes += [str(venv), str(Path(os.path.realpath(venv / "bin" / "python")).parent.parent)]
+    shown = [*software(prefixes, outer), *readable]
+    first = venv / "bin" if venv is not None else Path(sys.executable).parent
+    every = os.pathsep.join([str(first), path, *program_folders(readable)])
+    in_image = image or (profile is not None and profile.container is not None)
+    return Where(every, None if level == "none" else tuple(shown), in_image, doubt, of_jobs)
+
+
+def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Variables after the profile's modules, and those lines of its `setup` that say where programs are; by doing it here. And what
+    could not be found out."""
+    # Of PYTHONPATH a job begins with the frozen code alone; what modules and setup add comes after it.
+    bare = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}
+    lines = (
+        [] if profile is None else [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
+    )
+    found, doubt = bare, ""
+    if lines:
+        script = "\n".join([*lines, "printf '\\0'", "exec /usr/bin/env -0"])  # what was not exported, jobs don't get
+        answer = ask(["bash", "-c", script], env=bare, limit_s=SETUP_LIMIT_S)
+        pairs = (each.split("=", 1) for each in answer.out.split("\0")[1:] if "=" in each)
+        told = without_secrets(dict(pairs))
+        if answer.code == 0 and told.get("PATH"):
+            found = told
+        else:
+            doubt = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
+    return {name: value for name, value in found.items() if value or name != "PYTHONPATH"}, doubt
+
+
+def find_program(name: str, where: Where) -> str | None:
+    """The path of a program as an agent's PATH finds it; None: it doesn't."""
+    return shutil.which(name, path=where.path)
+
+
+def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
+    """What of a program the sandbox would hide: itself, what it is a link to, or what runs it; None: nothing.
+
+    Args:
+        program: absolute.
+    """
+    if shown is None:
+        return None
+    for path in _chain(program):
+        if not any(below(path, folder) for folder in shown):
+            return path
+    return None
+
+
+def _chain(program: str) -> list[str]:
+    """A program, what it links to, link by link, and the same of the interpreter that its first line names."""
+    found = _links(program)
+    interpreter = _interpreter(found[-1])
+    return found + (_links(interpreter) if interpreter is not None else [])
+
+
+def _links(path: str) -> list[str]:
+    found = [os.path.normpath(path)]
+    while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
+        found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
+    return found
+
+
+def _interpreter(program: str) -> str | None:
+    """`#!/a/python` names one; what `#!/usr/bin/env node` finds hangs on PATH, and shows when the program is run."""
+    try:
+        with open(program, "rb") as file:
+            line = file.readline(1024)
+    except OSError:
+        return None
+    if not line.startswith(b"#!"):
+        return None
+    words = shlex.split(line[2:].decode(errors="replace"))
+    return words[0] if words and words[0].startswith("/") and os.path.exists(words[0]) else None
+
+
+PROGRAM_LIMIT_S = 300.0
+"""Programs of hundreds of megabytes on a file server that has not read them yet, or on a crowded login node: openhands takes 9 s of
+CPU to say its version."""
+
+VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+MOST_WORDS = 400
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found.
+
+    Attributes:
+        state: `problem`: a run with this agent would fail; `note`: it may.
+        value: in words.
+        do_this: what helps.
+    """
+
+    agent: str
+    state: Literal["ok", "note", "problem"]
+    value: str
+    do_this: str = ""
+
+
+def has_checks(file: AgentFile) -> bool:
+    """Whether there is anything to look at."""
+    return bool(file.program or file.check or file.secrets)
+
+
+def look(agent: Agent, where: Where, environ: Mapping[str, str] = os.environ) -> list[Looked]:
+    """Everything about one agent; the first problem ends the looking."""
+    found: list[Looked] = []
+    for looked in _looks(agent, where, environ):
+        found.append(looked)
+        if looked.state == "problem":
+            break
+    return found
+
+
+def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[Looked]:
+    file = agent.file
+    for name in file.secrets:
+        if not environ.get(name):
+            yield Looked(agent.name, "note", f"{name} is not set", f"export {name}, if it needs it")
+    if where.image:
+        if file.program:
+            words = f"{file.program[0]} must be in the image that agents run in, which is not looked into"
+            yield Looked(agent.name, "note", words, _install(file))
+        return
+    if where.doubt and file.program:
+        yield Looked(agent.name, "note", where.doubt, "see that its lines run on this host too")
+    with tempfile.TemporaryDirectory(prefix="autorl-check-") as home:
+        env = {**file.env, **_environment(where, home, environ)}
+        if file.program:
+            yield from _program(agent, where, env)
+        if file.check is not None:
+            yield from _check(agent, env)
+
+
+def _environment(where: Where, home: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """As an agent's: no secrets, an empty home."""
+    return {**without_secrets(environ), "PATH": where.path, "HOME": home, "TMPDIR": home}
+
+
+def _program(agent: Agent, where: Where, env: Mapping[str, str]) -> Iterator[Looked]:
+    file = agent.file
+    path = find_program(file.program[0], where)
+    if path is None:
+        yield Looked(agent.name, "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file))
+        return
+    hidden = hidden_part(path, where.shown)
+    if hidden is not None:
+        leads = "" if hidden == path else f", to which {path} leads"
+        words = f"the sandbox hides {hidden}{leads}: agents see system folders, those of PATH, and lib beside them"
+        yield Looked(agent.name, "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`")
+        return
+    code, said = _run([path, *file.program[1:]], env)
+    if code != 0:
+        words = f"{' '.join(file.program)} doesn't run: {said}"
+        yield Looked(agent.name, "problem", words, f"run it by hand with an empty HOME; {_install(file)}")
+        return
+    version = VERSION.search(said)
+    told = version.group() if version else said
+    if told in file.versions:
+        yield Looked(agent.name, "ok", f"{path}, version {told}, known to work")
+    elif file.versions == (UNTESTED,):
+        yield Looked(
+            agent.name, "note", f"{path}, version {told}; no version of it was tested", "try one short run first"
+        )
+    else:
+        words = f"{path}, version {told}; known to work: {', '.join(file.versions)}"
+        yield Looked(agent.name, "note", words, "try one short run first")
+
+
+def _check(agent: Agent, env: Mapping[str, str]) -> Iterator[Looked]:
+    code, said = _run(["bash", str(agent.folder / str(agent.file.check))], env)
+    if code != 0:
+        yield Looked(agent.name, "problem", said or f"{agent.file.check} failed without a word", _install(agent.file))
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str]:
+    """Exit code (None: it could not be started, or gave no answer), and the last words."""
+    answer = ask(argv, env=env, limit_s=PROGRAM_LIMIT_S, folder=env["HOME"])
+    return answer.code, answer.last_words(MOST_WORDS)
+
+
+def _install(file: AgentFile) -> str:
+    how = f": {file.install}" if file.install else ""
+    return f"install it where all nodes and the sandbox see it{how}"

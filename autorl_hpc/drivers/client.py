@@ -1,0 +1,143 @@
+"""A supervisor waits for its run's driver before the agent's clock starts: no budget passes here."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.store import STALE_AFTER_S, EndpointWatch
+from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
+from autorl_hpc.states import Fault
+
+log = logging.getLogger("autorl_hpc.drivers")
+
+LOOK_S = 1.0
+TELL_S = 60.0
+AFTER_FAILURE_S = 300.0
+"""A driver whose job gave up may come back with the next job of its chain; with none in so long it doesn't."""
+
+
+def wait_ready(
+    experiment: ExperimentDir,
+    name: str,
+    spec: DriverSpec,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    look_s: float = LOOK_S,
+    after_failure_s: float = AFTER_FAILURE_S,
+) -> DriverEndpoint | None:
+    """The endpoint of a driver of kind `vllm`, once it answers; None when `stop` says so first.
+
+    Raises:
+        AutorlError: it does not come within its `patience_s`, or its job gave up; the fault is the cluster's.
+    """
+    watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
+    started = time.monotonic()
+    failed_since: float | None = None
+    failed: tuple[int, int] | None = None
+    next_word = started
+    while not stop():
+        ready = watch.ready()
+        if ready is not None:
+            return ready
+        now = time.monotonic()
+        last = watch.last
+        if last is not None and last.state == "failed":
+            if failed != (last.generation, last.counter):
+                failed, failed_since = (last.generation, last.counter), now
+        else:
+            failed = failed_since = None
+        if failed_since is not None and now - failed_since > min(after_failure_s, spec.patience_s):
+            raise _not_there(name, "its job gave up", last, experiment)
+        if now - started > spec.patience_s:
+            raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
+        if now >= next_word:
+            next_word = now + TELL_S
+            log.info("waiting for the driver %s; the agent's clock has not started; %s", name, _state(last))
+        time.sleep(look_s)
+    return None
+
+
+def _state(last: DriverEndpoint | None) -> str:
+    """What its job last told of itself, in a few words."""
+    if last is None:
+        return "its job has not begun"
+    said = last.said or last.problem
+    return f"its job on {last.host} says: {last.state}, start {last.starts}" + (f": {said}" if said else "")
+
+
+def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
+    told = f" ({last.problem})" if last is not None and last.problem else ""
+    return AutorlError(
+        f"the driver {name} doesn't answer: {why}{told}",
+        where=experiment.driver_log(name),
+        fault=Fault.CLUSTER,
+        next_step=f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`",
+        exit_code=Exit.ENVIRONMENT,
+    )
+
+
+# Which HTTP proxy leads to a driver: the one that its spec names, else that of the job's environment.
+
+
+def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
+    """The proxy's URL; None: straight.
+
+    Args:
+        url: of the driver.
+        given: `drivers.<name>.proxy`; it stands above the environment, NO_PROXY too.
+        environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; small letters first, as curl and Python do.
+
+    Raises:
+        AutorlError: it is no HTTP proxy (SOCKS).
+    """
+    if given is not None:
+        return given
+    parts = urlsplit(url)
+    host = (parts.hostname or "").lower()
+    if _passed_by(host, parts.port, _variable(environ, "no_proxy")):
+        return None
+    found = _variable(environ, f"{parts.scheme}_proxy") or _variable(environ, "all_proxy")
+    if not found:
+        return None
+    proxy = found if "://" in found else f"http://{found}"
+    kind = proxy.partition("://")[0].lower()
+    if kind not in ("http", "https"):
+        raise AutorlError(
+            f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway speaks to HTTP proxies alone",
+            where=f"{parts.scheme}_proxy or all_proxy of the job's environment",
+            fault=Fault.CLUSTER,
+            next_step="name an HTTP proxy in the driver's `proxy`, or in HTTPS_PROXY in the profile's `setup`; or name the driver's host in NO_PROXY",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return proxy
+
+
+def _variable(environ: Mapping[str, str], name: str) -> str:
+    return environ.get(name) or environ.get(name.upper()) or ""
+
+
+def _passed_by(host: str, port: int | None, rule: str) -> bool:
+    """Whether NO_PROXY names the host: `*`, a name with all below it, an address, or a network."""
+    for entry in (part.strip().lower() for part in rule.split(",")):
+        if entry == "*":
+            return True
+        name, _, wanted = entry.rpartition(":") if entry.count(":") == 1 else (entry, "", "")
+        if wanted and wanted != str(port):
+            continue
+        name = name.lstrip(".")
+        if name and (host == name or host.endswith(f".{name}") or _within(host, name)):
+            return True
+    return False
+
+
+def _within(host: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False

@@ -1,0 +1,549 @@
+"""The driver job: `python -m autorl_hpc job driver EXPERIMENT NAME`. Restartable at any moment; read `work` top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment, read_run
+from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.processes import deny_inspection, die_with_parent, host_name, job_id
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.files.store import newest_generation, read_key, take_generation, verify_model, write_endpoint
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.driver import DriverEndpoint, DriverSpec, serve_options
+from autorl_hpc.sandbox.sandbox_plan import TORCH_PORTS, handed_out
+from autorl_hpc.states import Fault
+
+# One start of a driver's server: a process group of its own, asked over HTTP whether it answers.
+
+LOG_TAIL_BYTES = 64 * 1024
+"""In which the error is looked for: the stacks of three processes may follow it."""
+
+MAX_LOG_BYTES = 64 * 1024 * 1024
+"""Of a server's output; what is older is dropped at its next start."""
+
+ASK_TIMEOUT_S = 10.0
+STOP_WAIT_S = 15.0
+STACKS_WAIT_S = 3.0
+POLL_S = 0.1
+MAX_WORDS = 300
+
+FOLLOWS = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
+"""Errors of vLLM that only say that another process had one."""
+
+
+def _in_the_child() -> None:
+    """A job that is killed without a word leaves no server behind that holds the GPU; one that is aborted, no image of its memory."""
+    die_with_parent(signal.SIGTERM)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Server:
+    """A started server."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], log: Path, port: int, model: str, key: str, folder: Path
+    ) -> None:
+        """
+        Args:
+            log: gets what it prints.
+            folder: where it runs.
+        """
+        self.model = model
+        self._key = key
+        self._base = f"http://127.0.0.1:{port}"
+        self._log = log
+        # Without the job's proxy: this is loopback.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        fresh = not log.exists() or log.stat().st_size > MAX_LOG_BYTES
+        with open(log, "wb" if fresh else "ab") as output:
+            self._log_from = output.tell()
+            self.process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_in_the_child,  # noqa: PLW1509 - the job has no threads
+            )
+
+    @property
+    def died(self) -> bool:
+        return self.process.poll() is not None
+
+    def healthy(self) -> bool:
+        """Whether /health says so now."""
+        return self._ask("/health") is not None
+
+    def serves(self) -> bool:
+        """Whether /v1/models, asked with the key, names the model."""
+        answer = self._ask("/v1/models", {"Authorization": f"Bearer {self._key}"})
+        try:
+            rows = json.loads(answer or b"null")["data"]
+            return any(row.get("id") == self.model for row in rows)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return False
+
+    def _ask(self, path: str, headers: Mapping[str, str] | None = None) -> bytes | None:
+        request = urllib.request.Request(self._base + path, headers=dict(headers or {}))
+        try:
+            with self._opener.open(request, timeout=ASK_TIMEOUT_S) as answer:
+                return bytes(answer.read(1 << 20))
+        except (OSError, ValueError, http.client.HTTPException):  # whatever a broken server sends is no answer
+            return None
+
+    def stop(self) -> None:
+        """Ends it and every process it started: an engine left behind would hold the GPU."""
+        if not self.died:
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_WAIT_S
+            while not self.died and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def show_stacks(self) -> None:
+        """Lets every Python process of it write into the log where it stands, by faulthandler. It ends by that."""
+        self._signal(signal.SIGABRT)
+        deadline = time.monotonic() + STACKS_WAIT_S
+        while not self.died and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def last_words(self) -> str:
+        """The last line of this start that tells an error which does not only follow another one; without any, the last line."""
+        lines = self._lines()
+        errors = [line for line in lines if "Error" in line]
+        causes = [line for line in errors if not any(words in line for words in FOLLOWS)]
+        return (causes or errors or lines or [""])[-1]
+
+    def last_line(self) -> str:
+        """What this start printed last."""
+        return (self._lines() or [""])[-1]
+
+    def _lines(self) -> list[str]:
+        """The last lines of this start that hold anything, without the key."""
+        try:
+            with open(self._log, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return []
+        return [line.strip().replace(self._key, "***")[:MAX_WORDS] for line in text.splitlines() if line.strip()]
+
+
+# How a driver's server is started: its program, arguments, environment and address.
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""By which vLLM takes its key: on the command line every user of the node could read it."""
+
+ANY_ADDRESS = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+SERVED_PORTS = range(20_000, 30_000)
+ANY_PORTS = range(1024, 65_536)
+PORT_TRIES = 100
+
+
+def program(profile: ClusterProfile | None) -> str:
+    """The path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH.
+
+    Raises:
+        AutorlError: there is none.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)
+    beside = Path(sys.executable).parent / "vllm"
+    wanted = os.path.expandvars(os.path.expanduser(named)) if named else str(beside) if beside.is_file() else "vllm"
+    found = shutil.which(wanted)
+    if found is None:
+        raise AutorlError(
+            f"the program `{wanted}` that serves the driver is not here",
+            where=socket.gethostname(),
+            fault=Fault.CLUSTER,
+            next_step=f"install vllm in the jobs' environment, or name it: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    return found
+
+
+def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) -> list[str]:
+    """What follows the program. The key is not among it."""
+    parallel = spec.tensor_parallel or max(1, gpus)
+    found = ["serve", str(model), f"--served-model-name={spec.model}", f"--host={host}", f"--port={port}"]
+    found.append(f"--tensor-parallel-size={parallel}")
+    if spec.context_tokens is not None:
+        found.append(f"--max-model-len={spec.context_tokens}")
+    return [*found, *spec.args]
+
+
+def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
+    """The server's variables: this job's, with the key, offline, and without our frozen code, which may be of another Python.
+
+    Args:
+        code: the folder of the frozen code.
+        inner_port: where its own processes meet; None: it takes one of those that the kernel hands out.
+    """
+    env = dict(outer)
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
+    env["PYTHONPATH"] = os.pathsep.join(path)
+    if not path:
+        del env["PYTHONPATH"]
+    env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
+    # Its processes are on this node. Asked by itself it would take the address of the way out, or none.
+    env["VLLM_HOST_IP"] = LOOPBACK
+    if inner_port is not None:
+        env["VLLM_PORT"] = str(inner_port)
+    # Ours, for the frozen code; vLLM is imported three times a start, and each would compile all of it again.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    # The server's stacks go into its log when it is ended for not answering.
+    env.setdefault("PYTHONFAULTHANDLER", "1")
+    # Compiled by nvcc at the first start: a minute, and nodes without nvcc fail. vLLM's own sampler needs none.
+    env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    return env
+
+
+def inner_port(spec: DriverSpec) -> int | None:
+    """A free port for the server's own processes, which ask for no key there; None where it needs several that it can't take in turn."""
+    return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody has now. Should another take it before the server does, that dies and gets a new one.
+
+    It is none of those that agents at level landlock may go to, as long as the node has others: some paths of the server ask for no key.
+    """
+    handed = handed_out()
+    for wanted in (SERVED_PORTS, ANY_PORTS):
+        ports = [port for port in wanted if port not in handed and port not in TORCH_PORTS]
+        for port in random.sample(ports, min(len(ports), PORT_TRIES)):
+            with contextlib.suppress(OSError):
+                return _bound(host, port)
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
+
+
+def reachable_name() -> str:
+    """By which other nodes reach this one: its host name where that is known, else the address of its way out."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None, socket.AF_INET)
+    except OSError:
+        return _own_address()
+    return name
+
+
+def _own_address() -> str:
+    """Of the interface that a packet into the wide world would take; none is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK
+
+
+# The runs that call a driver: whether any is still open to it, and whether any gives a sign of life.
+
+
+class Users:
+    """One driver's runs. What can't be read now counts as open: a driver must not leave its agents."""
+
+    def __init__(self, experiment: ExperimentDir, name: str) -> None:
+        self.experiment = experiment
+        self.name = name
+        self._driver_of: dict[str, str] = {}
+        self._ended: set[str] = set()
+
+    def open(self) -> list[str]:
+        """Runs that call the driver and are not sealed, those of later launches too."""
+        closed = set(reading.list_names(self.experiment.finished))
+        runs = read_experiment(self.experiment).runs
+        return [run for run in runs if run not in closed and self._calls(run) and not self._sealed(run)]
+
+    def _calls(self, run_id: str) -> bool:
+        if run_id not in self._driver_of:
+            try:
+                self._driver_of[run_id] = read_run(self.experiment.run(run_id)).science.driver
+            except (AutorlError, OSError):
+                return True
+        return self._driver_of[run_id] == self.name
+
+    def _sealed(self, run_id: str) -> bool:
+        if run_id not in self._ended:
+            try:
+                if RunView.of(Ledger(self.experiment.run(run_id)).read()).sealed is None:
+                    return False
+            except (AutorlError, OSError):
+                return False
+            self._ended.add(run_id)
+        return True
+
+    def signs(self, runs: list[str]) -> dict[str, object]:
+        """What changes while an agent of these runs is at work or asks the driver."""
+        found: dict[str, object] = {}
+        for run_id in runs:
+            run = self.experiment.run(run_id)
+            clock = reading.read_json_or_none(run.clock)
+            found[run_id] = (clock.get("counter") if isinstance(clock, dict) else None, _size(run.driver_log))
+        return found
+
+
+def _size(path: os.PathLike[str]) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+log = logging.getLogger("autorl_hpc.drivers")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How patient the job is, in seconds.
+
+    Attributes:
+        beat_s: between two looks, each of which writes the endpoint file.
+        users_s: between two looks at the runs.
+        start_s: for a server to answer for the first time; large models are read from slow disks, then compiled for.
+        hang_s: without an answer for so long, a server that had answered is started over. A busy one answers late.
+        pause_s: before a server that died is started again; doubled with each further death, up to `max_pause_s`.
+        failures: starts in a row that came to nothing before the job gives up.
+        progress_s: between two lines of the log that say how far a server that starts has come.
+    """
+
+    beat_s: float = 2.0
+    users_s: float = 10.0
+    start_s: float = 3600.0
+    hang_s: float = 120.0
+    pause_s: float = 2.0
+    max_pause_s: float = 60.0
+    failures: float = 4
+    progress_s: float = 30.0
+
+    @classmethod
+    def from_environment(cls) -> Timing:
+        """`$AUTORL_DRIVER_TIMING`, such as `hang_s=5,pause_s=0.1`: for tests and for odd file systems."""
+        given = os.environ.get("AUTORL_DRIVER_TIMING", "")
+        pairs = [part.partition("=") for part in given.split(",") if part]
+        made = {name.strip(): float(value) for name, _, value in pairs}
+        return cls(**made)
+
+
+@dataclass
+class DriverJob:
+    """One job of one driver."""
+
+    experiment: ExperimentDir
+    name: str
+    timing: Timing = field(default_factory=Timing)
+    _asked_to_end: int = 0
+    _counter: int = 0
+    _starts: int = 0
+    _told: DriverEndpoint | None = None
+    _next_look: float = 0.0
+    _last_sign: float = 0.0
+    _signs: dict[str, object] | None = None
+    _why: str | None = None
+
+    def __post_init__(self) -> None:
+        record = read_experiment(self.experiment)
+        spec = record.spec.drivers.get(self.name)
+        if spec is None or spec.kind != "vllm":
+            raise AutorlError(
+                f"this experiment has no driver `{self.name}` of kind `vllm`",
+                where=self.experiment.resolved,
+                next_step="this is what `autorl-hpc launch` starts; it is not started by hand",
+                exit_code=Exit.USAGE,
+            )
+        self.spec: DriverSpec = spec
+        self.profile = record.cluster
+        self.root = Root(Path(record.root))
+        self.code = str((self.experiment.code / record.code_hash).resolve())
+        kind = self.profile.driver.resources(spec.resources) if self.profile else None
+        self.gpus = (kind.gpus if kind else spec.gpus) or 0
+        self.users = Users(self.experiment, self.name)
+
+    def work(self) -> int:
+        """Serves until no run is open to it, it is idle for long, a newer job has the driver, or it is told to end."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(number, self._on_signal)
+        if not self.users.open():
+            return 0
+        self.generation = take_generation(self.experiment.drivers, self.name)
+        failures = 0
+        self._tell("starting")
+        try:
+            verify_model(self.root, self.spec.model)  # once: to hash a large model takes minutes
+            while (why := self._reason_to_end()) is None:
+                answered, problem = self._serve_once()
+                if problem is None:
+                    continue  # asked to end: the loop sees why
+                failures = 1 if answered else failures + 1
+                log.warning("driver %s: %s (%d in a row)", self.name, problem, failures)
+                if failures >= self.timing.failures:
+                    self._tell("failed", problem=problem)
+                    return int(Exit.FAILED)
+                self._tell("starting", problem=problem)
+                self._pause(min(self.timing.max_pause_s, self.timing.pause_s * 2 ** (failures - 1)))
+        except AutorlError as error:
+            log.error("driver %s: %s", self.name, error)
+            self._tell("failed", problem=error.what)
+            return int(error.exit_code or Exit.FAILED)
+        log.info("driver %s ends: %s", self.name, why)
+        self._tell("ended", problem=why)
+        return 0
+
+    def _serve_once(self) -> tuple[bool, str | None]:
+        """One server from its start to its end: whether it ever answered, and what ended it; None: this job's end."""
+        host, name = (LOOPBACK,) * 2 if self.profile is None else (ANY_ADDRESS, reachable_name())
+        port = free_port(host)
+        key = read_key(self.experiment.driver_key(self.name))
+        model = self.root.model(self.spec.model).resolve()
+        argv = [program(self.profile), *arguments(self.spec, model, self.gpus, host, port)]
+        log.info("driver %s: %s", self.name, argv)
+        env = environment(os.environ, key, self.code, inner_port(self.spec))
+        self._starts += 1
+        said = self.experiment.driver_log(self.name)
+        try:
+            server = Server(argv, env, said, port, self.spec.model, key, self.experiment.jobs)
+        except OSError as error:
+            return False, f"its server can't be started: {error}"
+        url = f"http://{name}:{port}/v1"
+        try:
+            return self._watch(server, url)
+        finally:
+            server.stop()
+
+    def _watch(self, server: Server, url: str) -> tuple[bool, str | None]:
+        answered = False
+        begun = last_good = told_at = time.monotonic()
+        while self._reason_to_end() is None:
+            if server.died:
+                words = server.last_words()
+                return answered, f"its server ended with {server.process.returncode}" + (f": {words}" if words else "")
+            now = time.monotonic()
+            if server.healthy() and (answered or server.serves()):
+                if not answered:
+                    log.info("driver %s: answers after %.0f s at %s", self.name, now - begun, url)
+                answered, last_good = True, now
+                self._tell("ready", url)
+            elif now - last_good > (self.timing.hang_s if answered else self.timing.start_s):
+                server.show_stacks()
+                words = server.last_line()
+                return answered, f"its server has not answered for {now - last_good:.0f} s" + (
+                    f"; it last said: {words}" if words else ""
+                )
+            else:  # one that answers late is still there: requests find it
+                said = None if answered else server.last_line()
+                self._tell("ready" if answered else "starting", url if answered else None, said=said)
+                if now - told_at > self.timing.progress_s:
+                    told_at = now
+                    log.info(
+                        "driver %s: no answer for %.0f s; its server last said: %s", self.name, now - last_good, said
+                    )
+            self._pause(self.timing.beat_s)
+        return answered, None
+
+    def _reason_to_end(self) -> str | None:
+        """Why this job should end; once there is a reason, it stays."""
+        if self._why is None:
+            try:
+                self._why = self._look()
+            except (AutorlError, OSError) as error:
+                log.warning("the experiment's folder can't be read: %s", error)
+        return self._why
+
+    def _look(self) -> str | None:
+        if self._asked_to_end:
+            return f"signal {self._asked_to_end}"
+        if newest_generation(self.experiment.drivers, self.name) > self.generation:
+            return "a newer job has the driver"
+        return self._no_user()
+
+    def _no_user(self) -> str | None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return None
+        self._next_look = now + self.timing.users_s
+        runs = self.users.open()
+        if not runs:
+            return "no run is open to it"
+        signs = self.users.signs(runs)
+        if signs != self._signs:
+            self._signs, self._last_sign = signs, now
+        idle_s = now - self._last_sign
+        return f"no agent was at work for {idle_s:.0f} s" if idle_s > self.spec.idle_exit_s else None
+
+    def _tell(self, state: str, url: str | None = None, problem: str | None = None, said: str | None = None) -> None:
+        """Writes the endpoint file, unless a newer job has it."""
+        self._counter += 1
+        told = DriverEndpoint(
+            name=self.name,
+            url=url,
+            model=self.spec.model,
+            generation=self.generation,
+            host=host_name(),
+            pid=os.getpid(),
+            job_id=job_id(),
+            state=state,
+            counter=self._counter,
+            starts=self._starts,
+            problem=problem or (self._told.problem if self._told and state == "starting" else None),
+            said=said,
+        )
+        try:
+            if newest_generation(self.experiment.drivers, self.name) <= self.generation:
+                write_endpoint(self.experiment.driver_endpoint(self.name), told)
+                self._told = told
+        except OSError as error:
+            log.warning("the endpoint can't be written: %s", error)
+
+    def _pause(self, seconds: float) -> None:
+        ends_at = time.monotonic() + seconds
+        while not self._asked_to_end and (left := ends_at - time.monotonic()) > 0:
+            time.sleep(min(0.1, left))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._asked_to_end = number
+
+
+def run_driver(experiment: ExperimentDir, name: str) -> int:
+    """The payload of a driver job."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    deny_inspection()
+    return DriverJob(experiment, name, Timing.from_environment()).work()

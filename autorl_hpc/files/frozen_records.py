@@ -1,0 +1,112 @@
+"""Reading run.json and experiment.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.processes import boot_id
+from autorl_hpc.records import canonical_json
+from autorl_hpc.records.base import damaged, parse_record
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science
+from autorl_hpc.states import Split
+
+
+def read_run(run: RunDir) -> RunRecord:
+    """run.json.
+
+    Raises:
+        AutorlError: absent or damaged.
+    """
+    return parse_record(RunRecord, _read(run.record), run.record)
+
+
+def read_experiment(experiment: ExperimentDir) -> ExperimentRecord:
+    """experiment.json.
+
+    Raises:
+        AutorlError: absent or damaged.
+    """
+    return parse_record(ExperimentRecord, _read(experiment.resolved), experiment.resolved)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return reading.read_json(path)
+    except FileNotFoundError:
+        raise AutorlError(
+            f"there is no {path.name}",
+            where=path,
+            next_step="give a folder that `autorl-hpc launch` made, such as runs/quickstart",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise damaged(f"{path.name} can't be read: {error}", path) from None
+
+
+# Jobs on this machine as files: who was started, and whether that very process still lives.
+
+JOBS_NAME = "local.json"
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """A job on this machine: the controller's pid with its start time, so that a re-used pid is not taken for it."""
+
+    role: str
+    pid: int
+    started: str
+
+    def alive(self) -> bool:
+        """Whether that very process is still there."""
+        return process_start(self.pid) == self.started
+
+
+def process_start(pid: int) -> str | None:
+    """Boot id and start time (clock ticks since boot) of a living process, None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else f"{boot_id()}:{fields[19].decode()}"
+
+
+def jobs_of(experiment: ExperimentDir) -> list[LocalJob]:
+    """The jobs that were last submitted here."""
+    value = reading.read_json_or_none(experiment.jobs / JOBS_NAME)
+    rows = value.get("jobs", []) if isinstance(value, dict) else []
+    return [LocalJob(str(row["role"]), int(row["pid"]), str(row["started"])) for row in rows]
+
+
+def alive_jobs(experiment: ExperimentDir) -> list[LocalJob]:
+    """Those that are still running."""
+    return [job for job in jobs_of(experiment) if job.alive()]
+
+
+# Base models' scores as files: `baselines/<key>.json`.
+
+
+def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
+    """What makes two base-model scores the same measurement."""
+    parts = [science.base_model_content_hash, science.splits[split].sha256, science.recipe.hash(), engine_hash]
+    if (part := science.part(split)) is not None:
+        parts.append(part.sha256)
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def read_baseline(folder: Path, key: str) -> Baseline | None:
+    """The baseline of that key, None while there is none or it can't be read."""
+    path = folder / f"{key}.json"
+    try:
+        if path.name not in reading.list_names(folder):
+            return None
+        return parse_record(Baseline, json.loads(reading.read_listed(path)), path)
+    except (AutorlError, OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,380 @@
+"""Secrets in command lines and texts that an agent wrote, masked before they are kept or shown.
+
+A mask is no proof that nothing is left: it knows names that secrets go by and shapes that services give their keys. What
+hides a secret in another shape passes. Every pattern and the scan take time linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+MASK = "***"
+
+_WORD = re.compile(r"[A-Za-z0-9_.\-]+")
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""Parts of a name: HF_TOKEN, apiKey and --api-key are all of two."""
+
+_SEPARATOR = re.compile(
+    r"\\?[\"']?[ \t]{0,8}\]?[ \t]{0,8}"
+    r"(?::[ \t]{0,8}(?:str|bytes|Optional|Union|Any|Final|ClassVar|SecretStr|typing|string)\b[\w.\[\]| ,]{0,40}=|=>|:=|=(?!=)|:)"
+    r"[ \t]{0,8}(?:\([ \t\n]{0,40}(?=[rRbBfFuU]{0,2}[\"']))?"
+)
+"""Between a name and its value: `=`, `"] = `, `: str = (`."""
+
+_QUOTED_SEPARATOR = re.compile(
+    r"\\?[\"']?[ \t]{0,8}(?:\]?[ \t]{0,8}[!=]=|[\])][ \t]{0,8}or\b|[\])]?[ \t]{0,8}\?\?)[ \t]{0,8}(?=[rRbBfFuU]{0,2}\\?[\"'])"
+)
+"""After it, text in quotes alone is a secret: `if password == "..."`, `os.environ.get("X_TOKEN") or "..."`."""
+
+_TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})
+"""Of an argument without a default: no secret."""
+
+_COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
+_TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
+"""Before a name: a call whose next argument is its value."""
+
+_OPTION = re.compile(r"(?:add_argument|[oO]ption)\([ \t\n]{0,8}[\"']\Z")
+_DEFAULT = re.compile(
+    r"[\"'](?:[^()\n\"']|\n|[\"'][^\"'\n]{0,80}[\"']){0,60}?\bdefault[ \t]{0,4}=[ \t]{0,4}(?=[rRbBfFuU]{0,2}[\"'])"
+)
+_SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
+_LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
+LOOKBACK = 48
+"""Characters before a name that are looked at: the longest of the calls above fits."""
+
+_SPACE = re.compile(r"[ \t]{1,8}")
+_EQUALS = re.compile("=")
+_VALUE = re.compile(
+    r"[rRbBfFuU]{0,2}(?:"
+    r'"""[^"]*(?:"""|\Z)'
+    r"|'''[^']*(?:'''|\Z)"
+    r'|\\"[^"\\\n]*(?:\\"|"|)'  # in double quotes, which JSON inside of JSON escapes
+    r'|"(?:[^"\\\n]|\\[^\n])*"?'
+    r"|'[^'\n]*'?)"
+    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but its name says enough
+    r"|[^\s\"'`;&|<>,)\]}\\]+"
+)
+_LINE = re.compile(r"[^\"'\n]+")
+_OPENING = re.compile(r"""[rRbBfFuU]{0,2}(?:\"{3}|'{3}|\\?[\"'])""")
+_CLOSING = re.compile(r"""(?:\"{3}|'{3}|\\?[\"'])$""")
+
+_ALWAYS = frozenset({"password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "credential"})
+_ALWAYS |= {"credentials", "apikey", "authtoken", "accesstoken", "secretkey", "accesskey", "sshpass", "pgpassword"}
+"""Parts that make a name a secret's wherever they stand."""
+
+_KEY_OF = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "signing", "master"})
+_KEY_OF |= {"service", "subscription", "license", "deploy", "shared", "storage"}
+"""`key` is a secret after one of these; `foreign_key`, `sort-key` are none."""
+
+_NO_SECRET_TOKEN = frozenset({"eos", "bos", "pad", "unk", "mask", "cls", "sep", "stop", "image", "end", "start", "per"})
+_NO_SECRET_TOKEN |= {
+    "special",
+    "first",
+    "last",
+    "next",
+    "think",
+    "video",
+    "audio",
+    "prefix",
+    "suffix",
+    "decoder",
+    "new",
+}
+"""Of models: `pad_token` is no secret, and `max_tokens` ends in another word."""
+
+_USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
+"""Of curl: `name:password`."""
+
+_COOKIES = frozenset({"cookie", "set-cookie"})
+_SCHEMES = frozenset({"bearer", "basic"})
+_HINTS = (
+    "pass",
+    "pwd",
+    "secret",
+    "credential",
+    "key",
+    "token",
+    "signature",
+    "bearer",
+    "basic",
+    "authorization",
+    "-u",
+    "cookie",
+)
+"""One of these stands in every name that announces a secret: a text without any of them holds no such name."""
+
+_SHORTEST_CREDENTIAL = 8
+"""`basic training` and `bearer of news` are words; credentials are longer than most words, or hold other characters."""
+
+_LONG_CREDENTIAL = 32
+"""With slashes in it, a shorter one is a path."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9+/=_\-]{8,2048}(?![\w.(\[])")
+
+_PROGRAMS = re.compile(
+    r"(?P<before>\b(?:"
+    r"(?:docker|podman|nerdctl|buildah|skopeo|oras|crane|registry)[ \t]+login\b[^\n;|&]{0,200}?[ \t]-p[ \t=]{0,4}"
+    r"|sshpass[ \t]+-p[ \t]{0,4}"
+    r"|(?:mysql|mysqldump|mysqladmin|mariadb|mariadb-dump)\b[^\n;|&]{0,200}?[ \t]-p(?=[^ \t\n])"
+    r"|redis-cli\b[^\n;|&]{0,200}?[ \t](?:-a|--pass)[ \t]{1,4}"
+    r"|wandb[ \t]+login[ \t]+(?:--[a-z]+[ \t]+){0,4}(?=[A-Za-z0-9])"
+    r"))(?P<value>'[^'\n]*'?|\"[^\"\n]*\"?|[^\s;|&\"']+)"
+)
+_NAMES_OF_PROGRAMS = ("login", "sshpass", "mysql", "mariadb", "redis-cli")
+"""Programs that take a secret by an option of one letter, or as a word."""
+
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"sk-[A-Za-z0-9_\-]{16,}"  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    r"|(?:hf|gsk|npm|r8|glpat|dop_v1|pypi|nvapi|xai|pplx|tvly|fw|csk)[_\-][A-Za-z0-9_\-]{16,}"
+    r"|(?:ghp|gho|ghu|ghs|ghr)_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|xox[abposr]-[A-Za-z0-9\-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])|AIza[A-Za-z0-9_\-]{30,}"
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"  # JSON web tokens
+    r")"
+)
+_SHORTEST_SHAPE = 15
+"""Of a secret that is known by its own shape: `xoxb-` and ten characters; a private key's first line has 27."""
+
+_USERINFO = re.compile(r"(?<=://)[^\s/@\"'<>?#]{1,256}@")
+_BRIDGE = re.compile(r"(?<=127\.0\.0\.1:)(\d{1,5}/)[A-Za-z0-9_\-]{32}(?![A-Za-z0-9_\-])")
+"""The grading server's address holds the run's token."""
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,32}PRIVATE KEY-----)?")
+
+
+def masked(text: str) -> str:
+    """`text` with what looks like a secret replaced by `***`; linear in its length, never longer than about it."""
+    if len(text) >= _SHORTEST_SHAPE:  # most of what is masked is a name or a number
+        text = _PRIVATE_KEY.sub(MASK, text)
+        text = _SHAPES.sub(MASK, text)
+    if "://" in text:
+        text = _USERINFO.sub(_without_password, text)
+    if "127.0.0.1:" in text:
+        text = _BRIDGE.sub(lambda match: match[1] + MASK, text)
+    return _without_named(masked_options(text))
+
+
+def masked_options(text: str) -> str:
+    """`text` without the secrets that some programs take by an option whose name alone doesn't tell."""
+    for name in _NAMES_OF_PROGRAMS:
+        if name in text:
+            return _PROGRAMS.sub(_without_option, text)
+    return text
+
+
+def _without_option(match: re.Match[str]) -> str:
+    quote = match["value"][0]
+    return match["before"] + (f"{quote}{MASK}{quote}" if quote in "\"'" else MASK)
+
+
+def _without_password(match: re.Match[str]) -> str:
+    user, colon, _ = match[0][:-1].partition(":")
+    return f"{user}:{MASK}@" if colon else f"{MASK}@"
+
+
+def _without_named(text: str) -> str:
+    """Values of names that secrets go by, and credentials after their scheme. One pass: the cursor only moves on."""
+    lowered = text.lower()
+    for hint in _HINTS:
+        if hint in lowered:
+            break
+    else:
+        return text
+    kept: list[str] = []
+    done = cursor = 0
+    while (word := _WORD.search(text, cursor)) is not None:
+        cursor = word.end()
+        found = _value_after(text, word)
+        if found is not None:
+            start, end = found
+            kept += text[done:start], MASK
+            done = cursor = end
+    return "".join(kept) + text[done:]
+
+
+def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
+    """Where the secret stands that `word` announces."""
+    name = word[0]
+    if len(name) > 128:
+        return None  # no name, but data
+    lowered = name.lower()
+    if lowered in _SCHEMES:
+        space = _SPACE.match(text, word.end())
+        value = _VALUE.match(text, space.end()) if space else None
+        return value.span() if value and len(value[0]) >= _SHORTEST_CREDENTIAL and not value[0].isalpha() else None
+    if lowered.endswith("authorization") or lowered in _COOKIES:
+        separator = _SEPARATOR.match(text, word.end())
+        rest = _LINE.match(text, _after_quote(text, separator.end())) if separator else None
+        return rest.span() if rest else None
+    if name in _USER_OPTIONS:
+        space = _SPACE.match(text, word.end()) or _EQUALS.match(text, word.end())
+        value = _VALUE.match(text, space.end()) if space else None
+        return value.span() if value and ":" in value[0] else None
+    before = text[max(0, word.start() - LOOKBACK) : word.start()] if lowered == "key" or _is_secrets_name(name) else ""
+    if lowered == "key":
+        is_secret = before.endswith(("?", "&")) or _LOGIN_BEFORE.search(before) is not None
+    else:
+        is_secret = _is_secrets_name(name)
+    separator = _separator(text, word, before) if is_secret else None
+    value = _VALUE.match(text, separator.end()) if separator else None
+    if value is None or not value[0].strip("\\\"'") or value[0] in _TYPES:
+        return None
+    return _inside_quotes(value)
+
+
+def _separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | None:
+    """What stands between a secret's name and its value; None: no value follows. `before`: what stands before the name."""
+    at, name = word.end(), word[0]
+    found = _SEPARATOR.match(text, at) or _QUOTED_SEPARATOR.match(text, at)
+    if found is not None:
+        return found
+    if before.endswith(("'", '"')):
+        if _TAKES_NAME.search(before):
+            return _COMMA.match(text, at)
+        return _DEFAULT.match(text, at) if _OPTION.search(before) else None
+    if name.startswith("-"):
+        return None if _is_flag(text, word) else _SPACE.match(text, at)
+    if (before.endswith((" ", "\t")) and _SET_BEFORE.search(before)) or (
+        name.isupper() and not before.endswith(("$", "{")) and _is_credential(text, at)
+    ):
+        return _SPACE.match(text, at)
+    return None
+
+
+def _is_credential(text: str, at: int) -> bool:
+    """Whether after the name of a variable and a space something stands that is no word of a sentence."""
+    space = _SPACE.match(text, at)
+    value = _TOKEN.match(text, space.end()) if space else None
+    if value is None or len(value[0]) < (_LONG_CREDENTIAL if "/" in value[0] else _SHORTEST_CREDENTIAL):
+        return False
+    return any(c.isdigit() for c in value[0]) and any(c.isalpha() for c in value[0])
+
+
+def _is_flag(text: str, word: re.Match[str]) -> bool:
+    """Whether another option follows at once: `--no-password --host x` names no value."""
+    space = _SPACE.match(text, word.end())
+    return space is None or text.startswith("-", space.end())
+
+
+def _after_quote(text: str, at: int) -> int:
+    quote = _OPENING.match(text, at)
+    return quote.end() if quote else at
+
+
+def _inside_quotes(value: re.Match[str]) -> tuple[int, int]:
+    start, end = value.span()
+    opening = _OPENING.match(value[0])
+    if opening is None:
+        return start, end
+    closing = _CLOSING.search(value[0], max(opening.end(), len(value[0]) - 3))
+    return start + opening.end(), end - (len(closing[0]) if closing else 0)
+
+
+def _is_secrets_name(name: str) -> bool:
+    parts = [part.lower() for part in _PART.findall(name)]
+    if not parts:
+        return False
+    if not _ALWAYS.isdisjoint(parts):
+        return True
+    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last == "token":
+        return before not in _NO_SECRET_TOKEN
+    if last in ("key", "keys") and before:
+        return before in _KEY_OF or name.isupper()
+    return last == "signature" and before in ("amz", "goog")
+
+
+# Which environment variables are secrets: what is left out of jobs, and where a process starts that has to
+# do with models' texts or weights.
+
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
+"""SLURM_JWT is a user's whole access to the scheduler."""
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names don't look like a secret's."""
+    return {name: value for name, value in environ.items() if not SECRET.search(name)}
+
+
+# Command lines as they are kept: secrets masked, control characters escaped, only their beginning.
+
+MAX_COMMAND_CHARS = 400
+
+
+def command_text(argv: Sequence[str]) -> str:
+    """A command line, at most MAX_COMMAND_CHARS characters, printable, with what looks like a secret masked.
+
+    A secret with an innocent name and no known form stays: it stood in /proc for every user of the node.
+    """
+    shown, before = [], ""
+    for part in argv:
+        is_value = not part.startswith("-") and (_announces_secret(before, part) or _names_secret(before, part))
+        shown.append(MASK if is_value else _quoted(masked(part)))  # masked first: quoting would hide where a value ends
+        before = part
+    return cut(printable(masked_options(" ".join(shown))), MAX_COMMAND_CHARS)
+
+
+def _announces_secret(option: str, value: str) -> bool:
+    """Whether the word after this option is a secret."""
+    probe = f"{option} a:b" if ":" in value else f"{option} ab"  # curl's -u takes a name, or name:password
+    return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
+
+
+def _names_secret(name: str, value: str) -> bool:
+    """Whether a word is the name of a secret variable and the next one its value."""
+    return name.isupper() and masked(f"{name} {value}") == f"{name} {MASK}"
+
+
+def printable(text: str) -> str:
+    """`text` with control, direction and unpaired characters escaped, as Python writes them."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def cut(text: str, limit: int) -> str:
+    """The beginning of `text`."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _quoted(part: str) -> str:
+    return part if part and not set(part) & set(" \t\n'\"") else shlex.quote(part)
+
+
+# A stream without the driver's key, should the driver quote it: of the same length, so that announced lengths stay true.
+
+
+class KeyHidden:
+    """Puts stars in place of a key, wherever pieces of the stream meet.
+
+    A piece that ends as the key begins is held back that far, until the next one tells.
+    """
+
+    def __init__(self, key: str | None) -> None:
+        self._key = (key or "").encode("utf-8", "surrogateescape")
+        self._stars = b"*" * len(self._key)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What passes now."""
+        if not self._key:
+            return data
+        data = (self._held + data).replace(self._key, self._stars)
+        begins = self._begin_in(data)
+        data, self._held = data[:begins], data[begins:]
+        return data
+
+    def end(self) -> bytes:
+        """What is left when the stream has ended."""
+        rest, self._held = self._held, b""
+        return rest
+
+    def _begin_in(self, data: bytes) -> int:
+        """Where a beginning of the key stands that reaches to the end of the data; else its length."""
+        at = data.find(self._key[:1], max(0, len(data) - len(self._key) + 1))
+        while at >= 0 and not self._key.startswith(data[at:]):
+            at = data.find(self._key[:1], at + 1)
+        return at if at >= 0 else len(data)

@@ -1,0 +1,551 @@
+"""Opening what lies below a folder that belongs to an agent: by descriptors, following no link, waiting for nobody."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import Field, ValidationError
+
+from autorl_hpc.files.faults import again, as_lost_answer
+from autorl_hpc.records.base import Strict
+
+DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
+
+
+def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
+    """Opens a file or folder part by part, following no link. Raises OSError."""
+    fd = os.dup(root_fd)
+    try:
+        for number, part in enumerate(parts):
+            following = os.open(part, flags if number == len(parts) - 1 else DIR_FLAGS, dir_fd=fd)
+            os.close(fd)
+            fd = following
+    except OSError:
+        os.close(fd)
+        raise
+    if not parts:
+        os.close(fd)
+        return os.open(".", flags, dir_fd=root_fd)
+    return fd
+
+
+def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
+    """Opens a regular file; None if something else is there by now. Raises OSError."""
+    fd = open_below(root_fd, parts, READ_FLAGS)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+# Reads an agent's log by line, with the time at which each was written. The log is the agent's: anything may stand in it.
+#
+# An agent holds the descriptor of its log. It can't reach the file by name from a sandbox, but it can cut it (ftruncate), also
+# to a length beyond its end. Stamps are the recorder's; they may be cut by a crash or be missing.
+
+MAX_BYTES = 64 * 2**20
+"""Of a log, that are read at once unless more is asked for."""
+
+MAX_LINE_BYTES = 16 * 2**10
+"""What a line has beyond is skipped."""
+
+MAX_TIMES_BYTES = 17 * 2**20
+"""Somewhat more than the recorder writes."""
+
+CHUNK_BYTES = 2**20
+FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class AgentLogLine:
+    """One line of the log.
+
+    Attributes:
+        offset: byte at which it begins.
+        elapsed_s: budget used by the time it stood there whole, None where no stamp says so.
+        text: as a terminal would show it, without its newline: the last state of a progress bar, no escapes. Still the agent's
+            words: clean it before it is shown.
+        cut: it was longer.
+    """
+
+    offset: int
+    elapsed_s: float | None
+    text: str
+    cut: bool = False
+
+
+class Times:
+    """When which byte of the log had been written."""
+
+    def __init__(self, stamps: list[tuple[int, float]]) -> None:
+        self._bytes = [byte for byte, _ in stamps]
+        self._elapsed = [elapsed_s for _, elapsed_s in stamps]
+
+    def at(self, byte: int) -> float | None:
+        """Budget used when everything before `byte` had been written; None if no stamp came after it."""
+        place = bisect_left(self._bytes, byte)
+        return self._elapsed[place] if place < len(self._elapsed) else None
+
+
+def read_times(path: Path) -> Times:
+    """The stamps that hold for the log as it is now. Damaged lines are skipped; no file is no stamps."""
+    stamps: list[tuple[int, float]] = []
+    for line in _bounded(path, MAX_TIMES_BYTES).split(b"\n"):
+        fields = line.split(b" ", 2)
+        try:
+            byte, elapsed_s = int(fields[0]), float(fields[1])
+        except (ValueError, IndexError):
+            continue
+        if len(fields) < 3 or byte < 0 or not math.isfinite(elapsed_s) or elapsed_s < 0:
+            continue
+        while stamps and stamps[-1][0] > byte:  # the log was cut: what was beyond is gone
+            stamps.pop()
+        if not stamps or byte > stamps[-1][0]:
+            stamps.append((byte, elapsed_s))
+    return Times(stamps)
+
+
+def lines(
+    log: Path,
+    times: Path | None = None,
+    *,
+    start: int = 0,
+    max_bytes: int = MAX_BYTES,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Iterator[AgentLogLine]:
+    """The lines that begin in the `max_bytes` bytes from `start` on; a log that is not there has none.
+
+    Args:
+        start: byte; inside a line, reading begins with the next one. See `tail_start`.
+        max_line_bytes: of a line, what is read. Memory stays below this and a chunk, whatever the log is.
+
+    Raises:
+        OSError: the log can't be read.
+    """
+    stamps = read_times(times) if times is not None else Times([])
+    for offset, end, data, cut in _raw_lines(log, start, max_bytes, max_line_bytes):
+        yield AgentLogLine(offset, stamps.at(end), shown(data), cut)
+
+
+def tail_start(log: Path, max_bytes: int) -> int:
+    """Where the last `max_bytes` bytes of a log begin; 0 if it has no more, or is not there."""
+    try:
+        return max(0, os.stat(log, follow_symlinks=False).st_size - max_bytes)
+    except OSError:
+        return 0
+
+
+def shown(data: bytes) -> str:
+    """A line's text as a terminal would leave it: what follows the last carriage return that something follows."""
+    text = without_escapes(data.decode("utf-8", "replace"))
+    states = [state for state in text.split("\r") if state.strip("\x00 ")]
+    return _CONTROL.sub("", states[-1]).rstrip() if states else ""
+
+
+def without_escapes(text: str) -> str:
+    """`text` without colours, cursor movements, titles and links of terminals."""
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def open_plain(path: Path) -> int | None:
+    """A descriptor of a plain file; None if there is none, or something else that could make a reader wait."""
+    try:
+        fd = os.open(path, FLAGS)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or os.path.islink(path):
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _raw_lines(log: Path, start: int, max_bytes: int, max_line_bytes: int) -> Iterator[tuple[int, int, bytes, bool]]:
+    """(first byte, byte behind it, data without newline, whether it was cut) of each line."""
+    fd = open_plain(log)
+    if fd is None:
+        return
+    try:
+        at, held, dropped = start, b"", 0
+        skipping = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
+        while at < start + max_bytes:
+            chunk = os.pread(fd, min(CHUNK_BYTES, start + max_bytes - at), at)
+            if not chunk:
+                break
+            begin = 0
+            while (end := chunk.find(b"\n", begin)) >= 0:
+                data = held + chunk[begin : min(end, begin + max_line_bytes)]
+                whole = len(held) + dropped + end - begin
+                if not skipping:
+                    yield at + end - whole, at + end + 1, data[:max_line_bytes], whole > max_line_bytes
+                held, dropped, skipping, begin = b"", 0, False, end + 1
+            rest = len(chunk) - begin
+            kept = chunk[begin : begin + max(0, max_line_bytes - len(held))]
+            held, dropped = held + kept, dropped + rest - len(kept)
+            at += len(chunk)
+        if (held or dropped) and not skipping:
+            yield at - len(held) - dropped, at, held, dropped > 0 or bool(os.pread(fd, 1, at))
+    finally:
+        os.close(fd)
+
+
+def _bounded(path: Path, max_bytes: int) -> bytes:
+    try:
+        fd = open_plain(path)
+    except OSError:
+        return b""
+    if fd is None:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        try:
+            return file.read(max_bytes)
+        except OSError:
+            return b""
+
+
+# driver.jsonl: one line for each request to the driver's gateway; what was used of tokens and cost is counted from it.
+#
+# Before a request is sent a line `under_way` says what it may take, and others what it has taken as its answer grows; the line with the
+# same number that follows when it has ended stands in their place. Where none follows, the gateway died over it: then the last of them
+# counts, as an estimate.
+#
+# Never headers, never bodies. It is appended to by one gateway at a time, and read by the next one and by the report.
+
+
+class DriverCall(Strict):
+    """One request. Null: it didn't come so far."""
+
+    at: str = Field(description="When it came, by the node's clock.")
+    elapsed_s: float = Field(0.0, ge=0, description="Budget used when it ended, as far as the gateway was told.")
+    attempt: int = Field(1, ge=1)
+    number: int = Field(ge=1, description="Of the run's requests, all attempts together.")
+    dialect: str
+    path: str
+    model: str | None = None
+    stream: bool = False
+    status: int = Field(ge=0, description="As the client got it; 0: it had left before.")
+    request_bytes: int = Field(0, ge=0)
+    answer_bytes: int = Field(0, ge=0)
+    first_byte_s: float | None = Field(None, ge=0, description="From the whole request to the answer's first byte.")
+    total_s: float = Field(0.0, ge=0)
+    tokens_in: int | None = Field(None, ge=0, description="All input, cached input among it.")
+    tokens_out: int | None = Field(None, ge=0, description="Reasoning among it.")
+    tokens_cached: int | None = Field(None, ge=0, description="Input read from a cache, part of tokens_in.")
+    cost_usd: float | None = Field(None, ge=0)
+    estimated: bool = Field(
+        False, description="The driver did not tell all figures: the answer was cut, or tells none."
+    )
+    refused: str | None = Field(None, description="The gateway answered in the driver's place: why, in a word.")
+    fault: str | None = Field(None, description="Of a request that failed: `cluster` or `agent`.")
+    error: str | None = None
+    tries: int = Field(0, ge=0, description="How often it was sent or tried to be sent.")
+    under_way: bool = Field(
+        False,
+        description="Written before it was sent, and again as its answer grows; the last one is counted where no line of its end has its number.",
+    )
+    left: bool = Field(False, description="The client left before the answer's end.")
+
+    @property
+    def counted(self) -> bool:
+        """Whether the driver worked for it."""
+        return self.tokens_in is not None or self.tokens_out is not None
+
+
+def read_calls(path: Path) -> Iterator[DriverCall]:
+    """The lines in their order, one at a time, and at the end those of requests that never ended. Damaged ones are left out. None if the
+    file is not there."""
+    under_way: dict[int, DriverCall] = {}
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if len(line) > MAX_LINE_BYTES:
+                    continue
+                try:
+                    call = DriverCall.model_validate_json(line)
+                except ValidationError:
+                    continue
+                if call.under_way:
+                    under_way[call.number] = call
+                    continue
+                under_way.pop(call.number, None)
+                yield call
+    except OSError:
+        pass
+    yield from under_way.values()
+
+
+@dataclass(frozen=True)
+class DriverTotals:
+    """What a run's driver was asked, all attempts together.
+
+    Attributes:
+        calls: requests that the driver worked for, or may have: cut answers and those that a provider never answered among them.
+        failed: requests that it was asked and did not answer.
+        cost_usd: None where there are no prices.
+        points: (elapsed_s, tokens in and out so far, cost so far), rising.
+        spans: when at least one request was open, in seconds of budget; not joined.
+    """
+
+    calls: int
+    refused: int
+    failed: int
+    estimated: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    cost_usd: float | None
+    points: tuple[tuple[float, int, float], ...]
+    spans: tuple[tuple[float, float], ...]
+    last_number: int
+
+
+def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
+    """The totals of the lines."""
+    counted = refused = failed = estimated = given = out = cached = last = 0
+    cost, priced, now = 0.0, False, 0.0
+    points: list[tuple[float, int, float]] = []
+    spans: list[tuple[float, float]] = []
+    for call in calls:
+        last = max(last, call.number)
+        if not call.counted:
+            refused += call.refused is not None
+            failed += call.refused is None and not 200 <= call.status < 300
+            continue
+        failed += call.status >= 300
+        counted += 1
+        estimated += call.estimated
+        given += call.tokens_in or 0
+        out += call.tokens_out or 0
+        cached += call.tokens_cached or 0
+        cost += call.cost_usd or 0.0
+        priced = priced or call.cost_usd is not None
+        now = max(now, call.elapsed_s)
+        points.append((now, given + out, cost))
+        spans.append((max(0.0, call.elapsed_s - call.total_s), call.elapsed_s))
+    return DriverTotals(
+        counted,
+        refused,
+        failed,
+        estimated,
+        given,
+        out,
+        cached,
+        cost if priced else None,
+        tuple(points),
+        tuple(spans),
+        last,
+    )
+
+
+def read_totals(path: Path) -> DriverTotals | None:
+    """The totals of a log; None where there is none, or no request was made."""
+    totals = add_up_calls(read_calls(path))
+    return totals if totals.last_number else None
+
+
+class LogWriter:
+    """Appends lines. What can't be written now is kept and written with the next one."""
+
+    MAX_KEPT = 100_000
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: list[bytes] = []
+
+    def write(self, line: bytes) -> bool:
+        """Whether everything is on file. `line` has no newline of its own."""
+        self._kept.append(line)
+        del self._kept[: -self.MAX_KEPT]
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Writes what is kept."""
+        if not self._kept:
+            return True
+        whole = b"".join(b"%s\n" % line for line in self._kept)
+        data = memoryview(whole)
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                size = os.fstat(fd).st_size
+                if size and os.pread(fd, 1, size - 1) != b"\n":  # a cut line of an earlier process
+                    os.write(fd, b"\n")
+                while data:
+                    data = data[os.write(fd, data) :]
+            finally:
+                os.close(fd)
+        except OSError:
+            begun = (
+                whole.rfind(b"\n", 0, len(whole) - len(data)) + 1
+            )  # a line of which a part was written comes again whole
+            self._kept = whole[begun:].splitlines()
+            return False
+        self._kept = []
+        return True
+
+
+# A folder that may belong to an agent already, written to by descriptor: no link in it is ever followed.
+
+OWNERS = stat.S_IRWXU
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folder:
+    """An open folder."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self.fd)
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """The folder at `path`, whose last part must be no link."""
+        return cls(again(lambda: os.open(path, DIR_FLAGS)))
+
+    def folder(self, name: str) -> Folder:
+        """The folder `name` in it, made if it is not there. A link or a file in its place is removed; one that its owner closed
+        is opened.
+
+        Raises:
+            OSError: it can be neither opened nor made.
+        """
+        mode = self._mode(name) if self.stands(name) else 0
+        if stat.S_ISDIR(mode):
+            if mode & OWNERS != OWNERS:
+                self._open_up(name)
+        else:
+            self._clear(name)
+            try:
+                again(lambda: os.mkdir(name, 0o755, dir_fd=self.fd))
+            except FileExistsError:
+                pass
+        return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
+
+    def _open_up(self, name: str) -> None:
+        """Gives a folder's owner all rights again; by descriptor, so that no link that comes in its place is followed."""
+        fd = again(lambda: os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=self.fd))
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | OWNERS)
+        finally:
+            os.close(fd)
+
+    def stands(self, name: str) -> bool:
+        """Whether there is something of that name that is no link."""
+        try:
+            return not stat.S_ISLNK(self._mode(name))
+        except FileNotFoundError:
+            return False
+
+    def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
+        """Lays a file, whole or not at all, unless something stands there. A link in its place is replaced."""
+        again(lambda: self._lay_file(name, source, mode))
+
+    def _lay_file(self, name: str, source: Path | bytes, mode: int) -> None:
+        if self.stands(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        try:
+            with os.fdopen(os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
+                if isinstance(source, bytes):
+                    out.write(source)
+                else:
+                    with open(source, "rb") as data:
+                        shutil.copyfileobj(data, out, 4 * 1024 * 1024)
+                os.fchmod(out.fileno(), mode)
+            self._rename(temporary, name)
+        except OSError as error:
+            try:
+                os.unlink(temporary, dir_fd=self.fd)
+            except OSError:
+                pass
+            if isinstance(error, FileExistsError):
+                raise as_lost_answer(error) from error
+            raise
+
+    def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
+        """Lays the files below `source` that don't stand yet; names in `skip` and compiled Python are left out."""
+        for name in sorted(again(lambda: os.listdir(source))):
+            if name in skip or name == "__pycache__" or name.endswith(".pyc"):
+                continue
+            path = source / name
+            mode = again(path.stat).st_mode
+            if stat.S_ISDIR(mode):
+                with self.folder(name) as inner:
+                    inner.lay_tree(path, skip)
+            else:
+                execute = mode & 0o111  # the store's files are read-only, the agent's copies are not
+                self.lay_file(name, path, 0o644 | execute)
+
+    def lay_link(self, name: str, source: Path) -> None:
+        """Lays a link to `source`, unless a folder with something in it stands there."""
+        if self.stands(name) and not self._is_empty(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        again(lambda: os.symlink(source, temporary, dir_fd=self.fd))
+        self._clear(name)
+        again(lambda: self._rename(temporary, name))
+
+    def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
+        """Lays a copy of the folder `source`, whole or not at all, unless a folder with something in it stands there."""
+        if self.stands(name) and not self._is_empty(name):
+            return
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with self.folder(temporary) as fresh:
+            fresh.lay_tree(source, skip)
+        self._clear(name)
+        again(lambda: self._rename(temporary, name))
+
+    def _rename(self, temporary: str, name: str) -> None:
+        """The listing tells whether an error is only the lost answer to a rename that was made."""
+        try:
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError:
+            if again(lambda: temporary in os.listdir(self.fd)):
+                raise
+
+    def _mode(self, name: str) -> int:
+        return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
+
+    def _is_empty(self, name: str) -> bool:
+        """Whether it is a folder with nothing in it: a place where a sandbox mounted something."""
+        try:
+            fd = os.open(name, DIR_FLAGS, dir_fd=self.fd)
+        except OSError:
+            return False
+        try:
+            return not again(lambda: os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def _clear(self, name: str) -> None:
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, PermissionError):
+            os.rmdir(name, dir_fd=self.fd)

@@ -1,0 +1,471 @@
+"""The gateway's books: what was used, by the log's lines; what each answer is counted as; what the supervisor is told."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.safe_open import DriverCall, LogWriter, add_up_calls, read_calls
+from autorl_hpc.gateway.request import Prices, Refusal, RunLimits, Settings
+from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, CallRecord, RequestedSize, TokenUsage
+from autorl_hpc.records.base import printable
+
+# The budgets of tokens and cost, and who may still ask.
+#
+# The rule: a request is let in while what is used, what requests in flight may still use, and its own input are within the limit. Its own
+# answer is not counted beforehand, for most answers are far shorter than what is asked for. Inputs are estimates, and whoever writes them
+# can make them wrong: so of requests at once the most counts that they can be, and one that is alone is let in by its estimate. One
+# request at a time can thus use the budget to its end, and the limit is passed by at most one answer (as long as that request asked
+# for) and by what the estimate of one input is wrong by. Of two at once the second one waits near the end: it is told to come again.
+
+WRITTEN_5M: Final = 1.25
+WRITTEN_1H: Final = 2.0
+"""Times the price of input: what Anthropic takes for input that goes into a cache, for five minutes or an hour."""
+
+LEARN: Final = 0.3
+"""Share of the newest answer in what is learned about estimates."""
+
+BOUNDS: Final = (0.2, 5.0)
+EXHAUSTED_SHARE: Final = 0.05
+"""With less than this left, a request that doesn't fit means that the budget is used up; before, only that the request is too long."""
+
+COME_AGAIN_S: Final = 2
+
+Exhausted = Literal["tokens", "cost"]
+
+
+@dataclass
+class TokenTotals:
+    """Of the run, all attempts together."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    cost_usd: float = 0.0
+    calls: int = 0
+    refused: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of both kinds."""
+        return self.tokens_in + self.tokens_out
+
+
+@dataclass
+class Place:
+    """What one request in flight may use at most, beside the estimate of its input."""
+
+    estimated_in: int
+    tokens: float
+    cost: float
+
+
+@dataclass
+class TokenBudget:
+    """Totals, limits and requests in flight."""
+
+    limits: RunLimits
+    prices: Prices | None
+    totals: TokenTotals
+    exhausted: Exhausted | None = None
+    _places: dict[int, Place] = field(default_factory=dict)
+    _scale: float = 1.0
+    _price_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._look()
+
+    def cost(self, usage: TokenUsage) -> float | None:
+        """Dollars of one answer; None without prices."""
+        prices = self.prices
+        if prices is None:
+            return None
+        given, cached = usage.tokens_in or 0, usage.tokens_cached
+        cached_price = prices.price_in if prices.price_cached is None else prices.price_cached
+        written = (WRITTEN_5M - 1) * usage.written_5m + (WRITTEN_1H - 1) * usage.written_1h
+        fresh = given - cached + written
+        return (fresh * prices.price_in + cached * cached_price + (usage.tokens_out or 0) * prices.price_out) / 1e6
+
+    def expected_in(self, estimated_in: int) -> int:
+        """What an estimate by length most likely stands for, by what the driver told so far."""
+        return max(1, round(estimated_in * self._scale))
+
+    def enter(
+        self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
+    ) -> None:
+        """Lets request `number` in.
+
+        Args:
+            most_in: what its input can't be more than; None: the estimate is right.
+            caches: its input may be written into a cache for an hour, which costs more.
+
+        Raises:
+            Refusal: the budget is used up, or others in flight may use what is left.
+        """
+        if self.exhausted:
+            raise self._over(self.exhausted, "is used up")
+        prices = self.prices
+        given = estimated_in * self._scale
+        most = given if most_in is None else max(given, most_in)
+        price_in, price_out = (prices.price_in / 1e6, prices.price_out / 1e6) if prices else (0.0, 0.0)
+        dearest = price_in * (WRITTEN_1H if caches else 1.0)
+        others = self._places.values()
+        tokens, cost = sum(p.tokens for p in others), sum(p.cost for p in others)
+        self._fits("tokens", self.limits.tokens, self.totals.tokens, tokens, given, most, given)
+        own_cost = given * price_in * self._price_scale
+        own_most = max(own_cost, most * dearest)
+        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost, own_cost, own_most, given)
+        self._places[number] = Place(estimated_in, most + asked_out, own_most + asked_out * price_out)
+
+    def _fits(
+        self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float, most: float, given: float
+    ) -> None:
+        if limit is None or used + reserved + most <= limit:
+            return
+        if used + own <= limit:
+            if not self._places:
+                return
+            raise Refusal(
+                429,
+                "budget_reserved",
+                f"what is left of the run's {_name(what)} may be used by its requests that are under way: come again when they have ended",
+                retry_after_s=COME_AGAIN_S,
+            )
+        if limit - used <= EXHAUSTED_SHARE * limit:
+            self.exhausted = what
+            raise self._over(
+                what,
+                f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
+            )
+        left, asked = int(limit - used), int(own)
+        if what == "cost":
+            left, asked = int(given * (limit - used) / own), int(given)
+        raise too_long(what, asked, left)
+
+    def _over(self, what: Exhausted, says: str) -> Refusal:
+        limit = self.limits.tokens if what == "tokens" else self.limits.cost_usd
+        return Refusal(
+            403,
+            "budget_exhausted",
+            f"the run's {_name(what)} of {_shown(what, limit or 0)} {says}. Submit what you have; asking again doesn't help",
+        )
+
+    def leave(self, number: int, usage: TokenUsage | None, estimated: bool) -> float | None:
+        """Request `number` has ended; its cost. `usage` None: it cost nothing."""
+        place = self._places.pop(number, None)
+        if usage is None:
+            return None
+        cost = self.cost(usage)
+        totals = self.totals
+        totals.calls += 1
+        totals.tokens_in += usage.tokens_in or 0
+        totals.tokens_out += usage.tokens_out or 0
+        totals.tokens_cached += usage.tokens_cached
+        totals.cost_usd += cost or 0.0
+        if place is not None and not estimated and usage.tokens_in:
+            self._learn(place, usage, cost)
+        self._look()
+        return cost
+
+    def _learn(self, place: Place, usage: TokenUsage, cost: float | None) -> None:
+        given = usage.tokens_in or 1
+        low, high = BOUNDS
+        ratio = min(max(given / place.estimated_in, low), high)
+        self._scale += LEARN * (ratio - self._scale)
+        if cost is not None and self.prices is not None and self.prices.price_in > 0:
+            of_input = cost - (usage.tokens_out or 0) * self.prices.price_out / 1e6
+            of_price = of_input / (given * self.prices.price_in / 1e6)
+            self._price_scale += LEARN * (min(max(of_price, 0.01), WRITTEN_1H) - self._price_scale)
+
+    def _look(self) -> None:
+        if self.limits.tokens is not None and self.totals.tokens >= self.limits.tokens:
+            self.exhausted = "tokens"
+        elif self.limits.cost_usd is not None and self.totals.cost_usd >= self.limits.cost_usd:
+            self.exhausted = "cost"
+
+
+def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
+    """In the words by which clients know that the conversation must become shorter: many fold it and ask again."""
+    return Refusal(
+        400,
+        "context_length_exceeded",
+        f"prompt is too long: {asked} tokens > {left} maximum. The run's {_name(what)} has about {left} tokens left, so that the maximum "
+        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have",
+    )
+
+
+def _name(what: Exhausted) -> str:
+    return "budget of tokens" if what == "tokens" else "budget of cost"
+
+
+def _shown(what: Exhausted, value: float) -> str:
+    return f"{value:,.0f} tokens" if what == "tokens" else f"{value:.4f} USD"
+
+
+log = logging.getLogger("autorl_hpc.gateway")
+
+TOKENS_A_SECOND: Final = 100
+"""What a driver is taken to have written, hidden thoughts among it, where the client left and the end never came, or the gateway died over
+it."""
+
+GROWN_TOKENS: Final = 1000
+"""An answer under way has its line written again when it has grown by so much: lines cost disk, and less than this is soon forgotten."""
+
+MAX_REFUSED_LINES: Final = 20_000
+"""Of one process. An agent that asks a million times for what is refused fills no disk."""
+
+MAX_UNKNOWN_LINES: Final = 100
+"""Without the run's token: anybody on the node may knock."""
+
+MAX_SAID_CHARS: Final = 300
+TELL_AGAIN_S: Final = 1.0
+UNDER_WAY_S: Final = 10.0
+
+
+class Books:
+    """Of one run. Made before the loop runs; its methods are called in the loop alone."""
+
+    def __init__(self, settings: Settings) -> None:
+        earlier = add_up_calls(read_calls(settings.log))
+        used = settings.used  # by what an earlier gateway said: the log may lack what it could not write
+        totals = TokenTotals(
+            max(earlier.tokens_in, used.tokens_in),
+            max(earlier.tokens_out, used.tokens_out),
+            max(earlier.tokens_cached, used.tokens_cached),
+            max(earlier.cost_usd or 0.0, used.cost_usd or 0.0),
+            max(earlier.calls, used.calls),
+            max(earlier.refused, used.refused),
+        )
+        self.budget = TokenBudget(settings.limits or RunLimits(), settings.prices, totals)
+        self._settings = settings
+        self._last = earlier.last_number
+        self._log = LogWriter(settings.log)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "driver-log")
+        self._elapsed = (settings.elapsed_s, time.monotonic())
+        self._refused_lines = self._unknown_lines = 0
+        self._untold = False
+        self._under_way: dict[int, tuple[CallRecord, int]] = {}
+        """By number: the request, and the output that its last line tells."""
+
+    @property
+    def keeps_bodies(self) -> bool:
+        """Whether request and answer bodies are kept."""
+        return self._settings.bodies is not None
+
+    def number(self) -> int:
+        """The next request's number."""
+        self._last += 1
+        return self._last
+
+    def elapsed_told(self, elapsed_s: float) -> None:
+        """The supervisor says how much of the budget is used."""
+        self._elapsed = (elapsed_s, time.monotonic())
+
+    def elapsed_s(self) -> float:
+        """Budget used, by what the supervisor said last."""
+        told, at = self._elapsed
+        return told + time.monotonic() - at
+
+    # ---------------------------------------------------------------------------------------------------- one request ends
+
+    def sending(self, call: CallRecord) -> None:
+        """A line before request `call` is sent, so that a gateway that dies over it doesn't forget it."""
+        if call.wants is not None and call.generates:
+            self._note(call, self._so_far(call, call.wants))
+
+    def note_growth(self) -> None:
+        """Every `UNDER_WAY_S`: another line of each request under way whose answer has grown."""
+        for call, told in list(self._under_way.values()):
+            assert call.wants is not None
+            usage = self._so_far(call, call.wants)
+            if (usage.tokens_out or 0) >= told + GROWN_TOKENS:
+                self._note(call, usage)
+
+    def _note(self, call: CallRecord, usage: TokenUsage) -> None:
+        self._under_way[call.number] = (call, usage.tokens_out or 0)
+        line = self._line(call, usage, True, self.budget.cost(usage), under_way=True)
+        self._thread.submit(self._put, line, call.number, None)
+
+    def _so_far(self, call: CallRecord, wants: RequestedSize) -> TokenUsage:
+        """What request `call` counts as if its end never comes: as output what came, and not less than most answers have or than the
+        driver may have written meanwhile, as far as it was asked for."""
+        usage = TokenUsage() if call.meter is None else dataclasses.replace(call.meter.usage)
+        may_be = max(DEFAULT_ANSWER_TOKENS, self._in_the_time(call) if call.reached else 0)
+        usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
+        usage.tokens_out = max(_written(usage), min(wants.tokens_out, may_be))
+        return usage
+
+    @staticmethod
+    def _in_the_time(call: CallRecord) -> int:
+        return int((time.monotonic() - (call.sent_at or call.began)) * TOKENS_A_SECOND)
+
+    def close(self, call: CallRecord) -> None:
+        """Counts a request that has ended in whatever way, logs it and tells the supervisor."""
+        self._under_way.pop(call.number, None)
+        usage, estimated = self._counted(call)
+        call.number = call.number or self.number()
+        cost = self.budget.leave(call.number, usage, estimated)
+        if call.refused is not None:
+            self.budget.totals.refused += 1
+        if self._is_logged(call):
+            self._thread.submit(self._put, self._line(call, usage, estimated, cost), call.number, call.bodies)
+        self.tell()
+
+    def _counted(self, call: CallRecord) -> tuple[TokenUsage | None, bool]:
+        """What the answer is counted as: what was told, and an estimate for what was not."""
+        if call.wants is None or not call.generates:
+            return None, False
+        if call.unanswered:  # a provider takes money for what it read, whether or not it was heard
+            return TokenUsage(self.budget.expected_in(call.wants.tokens_in), 0), True
+        if call.meter is None:
+            cut_off = call.reached and not (call.status or call.fault or call.refused)  # this process is told to end
+            return (self._so_far(call, call.wants), True) if cut_off else (None, False)
+        usage, estimated = call.meter.end(call.whole), False
+        if not usage.tokens_in:
+            usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
+        if not usage.out_is_told:
+            written = _written(usage)
+            if call.left and not usage.ended:
+                written = max(written, min(call.wants.tokens_out, self._in_the_time(call)))
+            usage.tokens_out, estimated = written, True
+        return usage, estimated
+
+    def _is_logged(self, call: CallRecord) -> bool:
+        if call.refused == "token":
+            self._unknown_lines += 1
+            return self._unknown_lines <= MAX_UNKNOWN_LINES
+        if call.refused is not None:
+            self._refused_lines += 1
+            return self._refused_lines <= MAX_REFUSED_LINES
+        return True
+
+    def _line(
+        self,
+        call: CallRecord,
+        usage: TokenUsage | None,
+        estimated: bool,
+        cost: float | None,
+        *,
+        under_way: bool = False,
+    ) -> bytes:
+        line = DriverCall(
+            at=call.at,
+            elapsed_s=round(self.elapsed_s(), 3),
+            attempt=self._settings.attempt,
+            number=call.number,
+            dialect=call.dialect,
+            path=self._clean(call.path),
+            model=call.model,
+            stream=call.stream,
+            status=call.status,
+            request_bytes=call.request_bytes,
+            answer_bytes=call.answer_bytes,
+            first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
+            total_s=round(time.monotonic() - call.began, 4),
+            tokens_in=usage.tokens_in if usage else None,
+            tokens_out=usage.tokens_out if usage else None,
+            tokens_cached=usage.tokens_cached if usage else None,
+            cost_usd=cost,
+            estimated=estimated,
+            refused=call.refused,
+            fault=call.fault,
+            error=None if call.error is None else self._clean(call.error),
+            tries=len(call.tries) + (call.first_byte_s is not None),
+            under_way=under_way,
+            left=call.left,
+        )
+        return json.dumps(line.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
+
+    def _put(self, line: bytes, number: int, bodies: tuple[bytes, bytearray] | None) -> None:
+        """In the thread that writes, so that a file system that hangs stops no stream."""
+        if not self._log.write(line):
+            log.error("%s can't be written now; its lines are kept and tried again", self._settings.log)
+        folder = self._settings.bodies
+        if bodies is None or folder is None:
+            return
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for kind, data in zip(("request", "answer"), bodies, strict=True):
+                _write_private(
+                    folder / f"{number:06d}.{kind}", bytes(data).replace(self._settings.token.encode(), b"***")
+                )
+        except OSError as error:
+            log.error("a body can't be kept: %s", error.strerror)
+
+    def end(self) -> None:
+        """Writes what is left."""
+        self._thread.submit(self._log.flush)
+        self._thread.shutdown(wait=True)
+
+    # -------------------------------------------------------------------------------------------------------------- telling
+
+    def tell(self) -> None:
+        """The totals, to the supervisor. One that doesn't read stops nothing: what can't be told now is told later."""
+        totals = self.budget.totals
+        self._untold = not say(
+            {
+                "tokens_in": totals.tokens_in,
+                "tokens_out": totals.tokens_out,
+                "tokens_cached": totals.tokens_cached,
+                "cost_usd": round(totals.cost_usd, 6) if self._settings.prices is not None else None,
+                "calls": totals.calls,
+                "refused": totals.refused,
+                "exhausted": self.budget.exhausted,
+            }
+        )
+
+    def tell_again(self) -> None:
+        """Tells what could not be told."""
+        if self._untold:
+            self.tell()
+
+    # --------------------------------------------------------------------------------------------------------------- words
+
+    def without_key(self, text: str, key: str | None) -> str:
+        """A driver may quote what it was sent."""
+        return text.replace(key, "***") if key else text
+
+    def quoted(self, text: str) -> str:
+        """What an error says: its message, or its beginning."""
+        try:
+            value = json.loads(text)
+            error = value.get("error", value) if isinstance(value, dict) else value
+            said: Any = error.get("message", error) if isinstance(error, dict) else error
+        except (ValueError, RecursionError):
+            said = text
+        return self._clean(said if isinstance(said, str) else json.dumps(said))
+
+    def _clean(self, text: str) -> str:
+        plain = " ".join(text[: 8 * MAX_SAID_CHARS].replace(self._settings.token, "***").split())
+        return printable(masked(plain))[:MAX_SAID_CHARS]
+
+
+def _written(usage: TokenUsage) -> int:
+    return max(usage.tokens_out or 0, usage.tokens_of_words)
+
+
+def say(value: dict[str, Any]) -> bool:
+    """One line on standard output, whole or not at all; whether it was taken."""
+    try:
+        os.write(1, json.dumps(value).encode() + b"\n")
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # nobody is there who could be told
+    return True
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)

@@ -1,0 +1,465 @@
+"""The driver's side: its address and key, and the one request to it. It may be gone and come back at another address."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.redact import KeyHidden
+from autorl_hpc.files.store import read_endpoint, read_key
+from autorl_hpc.gateway.accounting import Books
+from autorl_hpc.gateway.request import ANTHROPIC, GEMINI, Allowed, ApiRoute, Refusal, Upstream, names
+from autorl_hpc.gateway.token_usage import CallRecord, UsageMeter, WithoutUsage, unpacked
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
+log = logging.getLogger("autorl_hpc.gateway")
+
+KeyedHeaders = Callable[["str | None"], "dict[str, str]"]
+"""Of a key, the headers that hold it."""
+
+CONNECT_S: Final = 30.0
+PATIENCE_S: Final = 300.0
+"""How long a request waits for a driver that serves on the cluster and is being started again; never longer than `timeout_s`."""
+
+LOOK_AGAIN_S: Final = 1.0
+KEEPALIVE_S: Final = 4.0
+"""Servers of open weights close idle connections after 5 s; a request into a closing one is lost."""
+
+COME_AGAIN_S: Final = 10
+
+
+class DriverLost(Refusal):
+    """The driver can't be reached, or broke off before its answer: told to the client as 502 to 504.
+
+    Args:
+        detail: for the log.
+    """
+
+    def __init__(self, status: int, code: str, detail: str, *, again: bool = True) -> None:
+        message = (
+            "the driver can't be reached at the moment"
+            if again
+            else "the driver can't be reached; this is the cluster's fault"
+        )
+        if code == "driver_timeout":
+            message = "the driver did not answer in time"
+        super().__init__(status, code, message, retry_after_s=COME_AGAIN_S if again else None)
+        self.detail, self._again = detail, again
+        self.was_sent = code in ("driver_timeout", "driver_broke_off")
+
+    @property
+    def passing(self) -> bool:
+        """Not where nothing but another address or certificate helps."""
+        return self._again and super().passing
+
+
+@dataclass(frozen=True)
+class DriverAddress:
+    """Where the driver is now.
+
+    Attributes:
+        url: with `/v1`; the rest of the path is appended.
+    """
+
+    url: str
+    key: str | None
+
+
+@dataclass
+class Sent:
+    """An answer that has begun, and the key that it was asked with."""
+
+    response: aiohttp.ClientResponse
+    key: str | None
+
+
+class Driver:
+    """Sends requests. Made inside of a running loop."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        import aiohttp
+
+        self._upstream = upstream
+        self.on_cluster = upstream.endpoint_file is not None
+        self._address: DriverAddress | None = None
+        self._said: str | None = None
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=upstream.timeout_s),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self.session.close()
+
+    async def address(self, *, fresh: bool = False) -> DriverAddress | None:
+        """The address of now; None: no driver is ready. `fresh`: what is known of it may be old."""
+        if self._address is None or fresh:
+            self._address = await asyncio.to_thread(self._read)
+        return self._address
+
+    def _read(self) -> DriverAddress | None:
+        upstream = self._upstream
+        try:
+            key = upstream.key if upstream.key_file is None else read_key(upstream.key_file)
+            url = upstream.url if upstream.endpoint_file is None else endpoint_url(upstream.endpoint_file)
+        except (AutorlError, OSError) as error:
+            if (said := str(error)) != self._said:
+                self._said = said
+                log.error("%s", said)
+            return None
+        return None if url is None else DriverAddress(url.rstrip("/"), key)
+
+    async def send(
+        self, path: str, headers: dict[str, str], keyed: KeyedHeaders, body: bytes, tries: list[str]
+    ) -> Sent:
+        """The answer's beginning.
+
+        Args:
+            path: appended to the driver's address.
+            keyed: makes the headers that hold the key.
+            tries: what went wrong at each try is appended; read for the log.
+
+        Raises:
+            DriverLost: nothing came.
+        """
+        import aiohttp
+
+        began, broken_off = time.monotonic(), 0
+        patience_s = min(self._upstream.timeout_s, PATIENCE_S)
+        fresh = False
+        while True:
+            address = await self.address(fresh=fresh)
+            if address is not None:
+                try:
+                    response = await self._once(address, path, {**headers, **keyed(address.key)}, body)
+                    return Sent(response, address.key)
+                except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError) as error:
+                    tries.append(type(error).__name__)
+                    raise DriverLost(
+                        502,
+                        "driver_certificate",
+                        f"its certificate is not trusted ({type(error).__name__})",
+                        again=False,
+                    ) from None
+                except aiohttp.ServerTimeoutError as error:
+                    tries.append(type(error).__name__)
+                    if not isinstance(error, aiohttp.ConnectionTimeoutError):
+                        raise DriverLost(
+                            504, "driver_timeout", f"nothing came within {self._upstream.timeout_s:g} s"
+                        ) from None
+                except aiohttp.ClientConnectorError as error:
+                    tries.append(type(error.os_error).__name__)
+                except (
+                    aiohttp.ClientError,
+                    OSError,
+                ) as error:  # sent, and no answer: once more, it may have been an idle connection
+                    tries.append(type(error).__name__)
+                    broken_off += 1
+                    if broken_off > 1:
+                        raise DriverLost(502, "driver_broke_off", "the connection broke before an answer") from None
+            else:
+                tries.append("not ready")
+            fresh = True
+            waited_s = time.monotonic() - began
+            if self.on_cluster:
+                if waited_s > patience_s:
+                    raise DriverLost(503, "driver_away", f"no driver for {waited_s:.0f} s ({tries[-1]})")
+                await asyncio.sleep(min(LOOK_AGAIN_S, patience_s / 5))
+            else:
+                if len(tries) > self._upstream.retries:
+                    raise DriverLost(502, "driver_unreachable", f"it can't be reached ({tries[-1]})")
+                await asyncio.sleep(min(5.0, 0.25 * 2 ** len(tries)))
+
+    async def _once(
+        self, address: DriverAddress, path: str, headers: dict[str, str], body: bytes
+    ) -> aiohttp.ClientResponse:
+        from yarl import URL
+
+        url = address.url + path
+        proxy = None if self._upstream.proxy is None or is_here(url) else self._upstream.proxy
+        return await self.session.post(
+            URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, proxy=proxy
+        )
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is on this machine: no proxy leads there."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def endpoint_url(path: Path) -> str | None:
+    """Where the driver serves by its endpoint file; None: it is not ready."""
+    endpoint = read_endpoint(path)
+    return endpoint.url if endpoint is not None and endpoint.ready else None
+
+
+# Which headers pass, and whose key stands in them. Of requests those of a list; of answers all but those of a list.
+
+PASSED: Final = names(
+    "accept accept-language user-agent openai-beta x-app x-goog-api-client idempotency-key x-request-id x-client-request-id originator "
+    "session_id session-id conversation_id version http-referer x-title"
+)
+PASSED_PREFIXES: Final = ("anthropic-", "x-stainless-", "x-codex-", "x-claude-", "x-gemini-", "x-opencode-")
+
+KEPT_BACK: Final = names(
+    "connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length set-cookie set-cookie2 www-authenticate "
+    "proxy-authenticate location alt-svc server date openai-organization openai-project anthropic-organization-id via "
+    "strict-transport-security"
+)
+"""Of answers: what is between two machines only, and what tells whose account it is."""
+
+AUTHORIZATION, X_API_KEY, X_GOOG = "authorization", "x-api-key", "x-goog-api-key"
+MAX_VALUE_CHARS: Final = 8192
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -> str:
+    """The header in which the client showed the run's token.
+
+    Raises:
+        Refusal: it showed none, or another one.
+    """
+    scheme, _, bearer = headers.get(AUTHORIZATION, "").partition(" ")
+    places = [(AUTHORIZATION, bearer.strip() if scheme.lower() == "bearer" else "")]
+    places += [(name, headers.get(name, "")) for name in (X_API_KEY, X_GOOG)]
+    places += [(X_GOOG, value) for value in in_query]
+    found = [name for name, value in places if hmac.compare_digest(value.encode("utf-8", "replace"), token.encode())]
+    if not found:
+        raise Refusal(
+            401, "token", "show the run's token as API key: it is in OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY"
+        )
+    return found[0]
+
+
+def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Those of a request that pass; of one that stands twice, the first."""
+    kept: dict[str, str] = {}
+    for name, value in headers:
+        lowered = name.lower()
+        known = lowered in PASSED or lowered.startswith(PASSED_PREFIXES)
+        if known and lowered not in kept and len(value) <= MAX_VALUE_CHARS and value.isprintable():
+            kept[lowered] = value
+    return kept
+
+
+def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
+    """
+    Raises:
+        Refusal: the client asks for Anthropic's window of a million tokens, whose input costs more than the stated prices.
+    """
+    for name, value in headers:
+        if name.lower() == "anthropic-beta":
+            for each in value.split(","):
+                if each.strip().lower().startswith("context-1m"):
+                    allowed.need(each.strip().lower(), "in anthropic-beta the word")
+
+
+def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:
+    """The real key, where the client showed its token; `bearer`: there too, for servers of open weights look nowhere else."""
+    if key is None:
+        return {}
+    place = {X_GOOG: X_GOOG if dialect == GEMINI else AUTHORIZATION, X_API_KEY: X_API_KEY}.get(shown_in, AUTHORIZATION)
+    if place == X_API_KEY and dialect != ANTHROPIC:
+        place = AUTHORIZATION
+    made = {place: f"Bearer {key}" if place == AUTHORIZATION else key}
+    if bearer:
+        made[AUTHORIZATION] = f"Bearer {key}"
+    return made
+
+
+def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of an answer that pass; none with a control character, which no HTTP server sends on."""
+    return [
+        (name, value) for name, value in headers if name.lower() not in KEPT_BACK and not _CONTROL.search(name + value)
+    ]
+
+
+# A request to the driver and its answer back, as they are: status, headers and each piece at the moment it comes.
+
+MAX_ERROR_BYTES: Final = 2**20
+MAX_KEPT_BYTES: Final = 32 * 2**20
+DRAIN_S: Final = 30.0
+"""A client that leaves doesn't end the answer: for so long it is read on, since the figures are told at its end."""
+
+CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))
+"""Of the driver's errors below 500."""
+
+
+class Forwarder:
+    """Passes requests that were let in."""
+
+    def __init__(self, driver: Driver, books: Books) -> None:
+        self._driver, self._books = driver, books
+
+    async def answer(
+        self, request: web.BaseRequest, route: ApiRoute, call: CallRecord, data: bytes, shown_in: str
+    ) -> web.StreamResponse:
+        """The driver's answer; `call` knows what became of it.
+
+        Raises:
+            Refusal: there is none.
+        """
+        without = WithoutUsage() if call.hides_usage else None
+        headers = {
+            **to_driver(request.headers.items()),
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        }
+
+        def keyed(key: str | None) -> dict[str, str]:
+            call.reached = True
+            return with_key(route.dialect, shown_in, key, bearer=self._driver.on_cluster)
+
+        call.sent_at = time.monotonic()
+        sent = await self._driver.send(route.path + route.query, headers, keyed, data, call.tries)
+        async with sent.response as response:
+            if not 200 <= response.status < 300:
+                return await self._failed(sent, call)
+            return await self._pass(request, sent, call, without)
+
+    async def _failed(self, sent: Sent, call: CallRecord) -> web.StreamResponse:
+        """An error of the driver, with its status and never with the key in it."""
+        from aiohttp import ClientError, web
+
+        response, body = sent.response, b""
+        if response.status < 400:
+            raise DriverLost(502, "driver_redirects", f"it answers {response.status} and sends elsewhere", again=False)
+        if response.status == 401:
+            log.error(
+                "the driver refuses the key of this experiment: correct the driver's `key_file` or `key_variable`"
+            )
+            await self._driver.address(fresh=True)  # the file may have been corrected
+            raise KeyRefused()
+        try:
+            while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
+                body += part
+        except (ClientError, OSError, asyncio.TimeoutError):
+            pass
+        made = web.Response(status=response.status, reason=response.reason)
+        for name, value in to_client(response.headers.items()):
+            if name.lower() != "content-encoding":
+                made.headers[name] = self._books.without_key(value, sent.key)
+        body = unpacked(body, response.headers.get("Content-Encoding", ""), MAX_ERROR_BYTES)
+        shown = self._books.without_key(body.decode("utf-8", "replace"), sent.key)
+        body = body if shown.encode() == body else shown.encode()
+        call.error = f"the driver answered {response.status}: {self._books.quoted(shown)}"
+        made.body = body
+        call.status, call.answer_bytes = response.status, len(body)
+        call.first_byte_s = self._since(call)
+        call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
+        return made
+
+    @staticmethod
+    def _since(call: CallRecord) -> float:
+        return time.monotonic() - (call.sent_at or call.began)
+
+    async def _pass(
+        self, request: web.BaseRequest, sent: Sent, call: CallRecord, without: WithoutUsage | None
+    ) -> web.StreamResponse:
+        from aiohttp import web
+
+        response = sent.response
+        encoding = response.headers.get("Content-Encoding", "")
+        if encoding.lower() not in ("", "identity"):
+            without = None
+        call.meter = UsageMeter(response.headers.get("Content-Type", ""), encoding)
+        call.status = response.status
+        made = web.StreamResponse(status=response.status, reason=response.reason)
+        for name, value in to_client(response.headers.items()):
+            made.headers.add(name, self._books.without_key(value, sent.key))
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and without is None:
+            made.content_length = int(length)
+        elif request.version >= (1, 1):
+            made.enable_chunked_encoding()
+        try:
+            await made.prepare(request)
+        except ConnectionError:
+            call.left = True
+        call.whole = await self._pieces(sent, made, call, call.meter, without)
+        if not call.whole and not call.left:
+            call.error, call.fault = "the driver's answer broke off", "cluster"
+            if request.transport is not None:
+                request.transport.close()  # without the end of a whole answer: the client must see that it was cut
+        return made
+
+    async def _pieces(
+        self, sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter, without: WithoutUsage | None
+    ) -> bool:
+        """Whether the answer came to its end."""
+        from aiohttp import ClientError
+
+        content, hidden = sent.response.content, KeyHidden(sent.key)
+        deadline = float("inf")
+        try:
+            while True:
+                if call.left:
+                    deadline = min(deadline, time.monotonic() + DRAIN_S)
+                    part = await asyncio.wait_for(content.readany(), max(0.0, deadline - time.monotonic()))
+                else:
+                    part = await content.readany()
+                if not part:
+                    break
+                if call.first_byte_s is None:
+                    call.first_byte_s = self._since(call)
+                shown = hidden.feed(part)
+                passed = shown if without is None else without.feed(shown)
+                if passed and not call.left:
+                    call.left = not await _write(made, passed)
+                meter.feed(part)
+                call.answer_bytes += len(part)
+                if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
+                    call.bodies[1].extend(shown)
+            rest = hidden.end()
+            if call.bodies is not None:
+                call.bodies[1].extend(rest)
+            if without is not None:
+                rest = without.feed(rest) + without.end()
+            if rest and not call.left:
+                call.left = not await _write(made, rest)
+            return True
+        except (ClientError, OSError, asyncio.TimeoutError) as error:
+            log.info("an answer broke off: %s", type(error).__name__)
+            return False
+
+
+class KeyRefused(DriverLost):
+    """The provider's own words may quote a part of the key: they are replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(401, "driver_key", "the driver refuses the key of this experiment", again=False)
+        self.message = (
+            "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
+        )
+
+
+async def _write(made: web.StreamResponse, data: bytes) -> bool:
+    """Whether the client was still there."""
+    try:
+        await made.write(data)
+    except (ConnectionError, RuntimeError):
+        return False
+    return True

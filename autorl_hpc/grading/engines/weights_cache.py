@@ -1,0 +1,258 @@
+"""How much memory this process may use: on a cluster less than the machine has. Standard library only."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
+from autorl_hpc.files.faults import again
+from autorl_hpc.files.processes import CGROUPS, own_folders
+from autorl_hpc.rollouts.engine import WeightsChanged
+
+OWN = Path("/proc/self/cgroup")
+LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+"""Of both versions of control groups."""
+
+
+def usable_bytes(cgroups: Path = CGROUPS, own: Path = OWN, environ: Mapping[str, str] = os.environ) -> int:
+    """The least of the machine's memory, of what each cgroup that this process is in may use, and of the job's on this node."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in own_folders("memory", cgroups, own):
+        for name in LIMITS:
+            try:
+                found.append(int((folder / name).read_text(encoding="ascii")))
+            except (OSError, ValueError):  # not there, or `max`
+                continue
+    each_cpu, cpus = _number(environ, "SLURM_MEM_PER_CPU"), _number(environ, "SLURM_CPUS_ON_NODE")
+    found += [mib * 2**20 for mib in (_number(environ, "SLURM_MEM_PER_NODE"), each_cpu * cpus)]
+    return min(size for size in found if size > 0)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """0 where it is not there or no number; Slurm's own 0 is all of the node."""
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
+
+
+# Checkpoints in host memory: read ahead in a thread, checked against their content hash, the last ones kept by that hash.
+#
+# Files are read by large sequential reads, never mapped, and hashed on the way; what was hashed lies in this process's own memory
+# from then on, so that nobody can alter it between the check and its use. Standard library only: the worker of the engine `vllm`
+# uses it in an interpreter that may lack the rest.
+
+READ_BYTES = 8 * 1024 * 1024
+"""Of one read: what a shared file system likes, and still in the processor's cache when it is hashed."""
+
+MAX_READERS = 8
+"""Threads of one reading. Hashing, at 1 to 2 GB/s a core, is what they share."""
+
+MEMORY_SHARE = 8
+"""By default the shelf takes one part in so many of the memory that this process may use."""
+
+TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class LoadedTensor(NamedTuple):
+    """One tensor of a checkpoint, with its bytes. `dtype` is safetensors' word."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytearray
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint that was checked."""
+
+    content_hash: str
+    tensors: tuple[LoadedTensor, ...]
+    size: int  # bytes
+
+
+def default_bytes() -> int:
+    """The shelf's limit where none is given: an eighth of what this process may use."""
+    return usable_bytes() // MEMORY_SHARE
+
+
+def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoint:
+    """Reads and checks a folder of safetensors.
+
+    Args:
+        wanted: its content hash.
+        tied: names that share another tensor's storage: a copy equal to another tensor is left out of the hash, as intake does.
+
+    Raises:
+        WeightsChanged: the data have another hash.
+        OSError: they can't be read.
+    """
+    tensors: list[LoadedTensor] = []
+    threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="shelf") as pool:
+            for name in weight_files(folder):
+                tensors += again(functools.partial(_read_file, folder / name, pool))
+    except Refused as error:
+        raise WeightsChanged(f"{folder} can't be read as it could when it was accepted: {error}") from error
+    others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
+    parts = [(t.name, t.dtype, t.shape, t.sha256) for t in tensors if t.name not in tied or t.sha256 not in others]
+    if content_hash(parts) != wanted:
+        if content_hash((t.name, t.dtype, t.shape, t.sha256) for t in tensors) == wanted:
+            raise WeightsChanged(
+                f"{folder} has the content {wanted} only with its tied head, which counts no more: stage it again"
+            )
+        raise WeightsChanged(f"{folder} no longer has the content {wanted}")
+    return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
+
+
+def _read_file(path: Path, pool: ThreadPoolExecutor) -> list[LoadedTensor]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        specs = sorted(read_header(fd, path.name), key=lambda spec: spec.begin)
+        futures = [pool.submit(_read_tensor, fd, spec, path) for spec in specs]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:  # none may read on when the descriptor is closed
+                if not future.cancel():
+                    future.exception()
+    finally:
+        os.close(fd)
+
+
+def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
+    data = bytearray(spec.end - spec.begin)
+    view = memoryview(data)
+    digest = hashlib.sha256()
+    position = 0
+    while position < len(data):
+        got = os.preadv(fd, [view[position : position + READ_BYTES]], spec.begin + position)
+        if got <= 0:
+            raise WeightsChanged(f"{path} is shorter than its header says")
+        digest.update(view[position : position + got])
+        position += got
+    return LoadedTensor(spec.name, spec.dtype, spec.shape, data, digest.hexdigest())
+
+
+class Shelf:
+    """Keeps the last checkpoints. One thread reads, one checkpoint at a time; a caller that waits goes before what is only
+    read ahead."""
+
+    def __init__(self, limit_bytes: int, tied: frozenset[str] = frozenset()) -> None:
+        self._limit = limit_bytes
+        self._tied = tied
+        self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._wishes: OrderedDict[str, Path] = OrderedDict()
+        self._awaited: set[str] = set()
+        self._failed: dict[str, BaseException] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._reading: str | None = None
+        self._closed = False
+
+    def prefetch(self, folder: Path, wanted: str) -> None:
+        """Has it read, unless it is kept or larger than the limit. Returns at once; what fails is read again when it is taken."""
+        with self._changed:
+            if not self._closed and wanted not in self._kept and wanted != self._reading:
+                self._wishes.setdefault(wanted, folder)
+                self._start()
+
+    def take(self, folder: Path, wanted: str, wait_s: float | None = None) -> Checkpoint | None:
+        """The checkpoint; None if it is not there after `wait_s` seconds: its reading goes on.
+
+        Raises:
+            WeightsChanged, OSError: see `read_checkpoint`.
+        """
+        with self._changed:
+            if wanted not in self._kept:
+                self._awaited.add(wanted)
+                if wanted != self._reading:
+                    self._wishes[wanted] = folder
+                    self._wishes.move_to_end(wanted, last=False)
+                    self._start()
+                done = self._changed.wait_for(
+                    lambda: self._closed or wanted in self._kept or wanted in self._failed, timeout=wait_s
+                )
+                if self._closed:
+                    raise OSError("the engine was closed while it read")
+                if not done:
+                    return None
+                self._awaited.discard(wanted)
+                if wanted in self._failed:
+                    raise self._failed.pop(wanted)
+            found = self._kept[wanted]
+            self._kept.move_to_end(wanted)
+            self._make_room(0)
+            return found
+
+    def drop(self) -> None:
+        """Forgets all that is kept."""
+        with self._changed:
+            self._kept.clear()
+
+    def close(self) -> None:
+        """Gives the memory back; what is being read is let go when it is done."""
+        with self._changed:
+            self._closed = True
+            self._kept.clear()
+            self._wishes.clear()
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="shelf", daemon=True)
+            self._thread.start()
+
+    def _make_room(self, size: int) -> None:
+        """Drops what was not used for longest, so that `size` bytes more are within the limit."""
+        kept = sum(checkpoint.size for checkpoint in self._kept.values())
+        for name in list(self._kept):
+            if kept + size <= self._limit:
+                return
+            if name not in self._awaited:
+                kept -= self._kept.pop(name).size
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed or not self._wishes:
+                    self._thread = None
+                    return
+                wanted, folder = self._wishes.popitem(last=False)
+                self._reading = wanted
+            found: Checkpoint | None = None
+            problem: BaseException | None = None
+            try:
+                found = self._read(folder, wanted)
+            except BaseException as error:  # whatever it is: the caller that waits for it has to be told
+                problem = error
+            with self._changed:
+                self._reading = None
+                awaited = wanted in self._awaited
+                if found is not None and not self._closed:
+                    self._make_room(found.size)
+                    self._kept[wanted] = found
+                elif awaited:
+                    self._failed[wanted] = problem or OSError(f"{folder} is larger than the cache")
+                self._changed.notify_all()
+
+    def _read(self, folder: Path, wanted: str) -> Checkpoint | None:
+        """None: it is only read ahead and can't be kept."""
+        size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
+        with self._changed:
+            if size > self._limit and wanted not in self._awaited:
+                return None
+            self._make_room(size)
+        return read_checkpoint(folder, wanted, self._tied)

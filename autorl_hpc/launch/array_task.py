@@ -1,0 +1,214 @@
+"""What one task of an array of agents runs on Slurm: the supervisor of its run, started over after a crash, and in
+`placement: step` a grader beside it.
+
+The scheduler's signals: before the time limit USR2 comes (`--signal`), before a preemption USR2 or TERM, at a scancel
+TERM. Each stops the agent cleanly. What then is right depends on why it came: at the time limit the task ends well, so that
+the next link of the chain may start; before a preemption it waits to be killed, since only a job that is killed is put
+back in line; and if nothing comes of it, it goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.job_table import read_submitted
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import queue as queues
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.launch.jobs import EARLY_S
+from autorl_hpc.launch.local import Stopping
+from autorl_hpc.records.cluster import ClusterProfile, Submitted
+from autorl_hpc.records.run import ExperimentRecord
+from autorl_hpc.states import EXIT_RESUME, Fault, JobState, job_state
+
+log = logging.getLogger("autorl_hpc.jobs")
+
+CRASH_PAUSE_S = 2.0
+MAX_CRASH_PAUSE_S = 60.0
+CRASHES_BEFORE_LEAVING = 6
+"""Supervisors that fail before they can begin an attempt (a full disk), in one job; those that begin are counted in the
+ledger, where `attempts` of the experiment bounds them."""
+
+KILL_WAIT_S = 300.0
+"""How long a task waits to be killed after a warning; sites grant a few minutes at most. Then it was a false alarm."""
+
+LOOK_S = 30.0
+FINISH_S = 60.0
+POLL_S = 0.2
+
+
+@dataclass
+class ArrayTask:
+    """One task of an array."""
+
+    experiment: ExperimentDir
+    record: ExperimentRecord
+    profile: ClusterProfile
+    submitted: Submitted
+    run_id: str
+    stopping: Stopping
+    _grader: subprocess.Popen[bytes] | None = None
+
+    def work(self) -> int:
+        """Runs until the run needs this job no more, or the job ends; the exit code."""
+        crashes = 0
+        while not self._served():
+            self._keep_grader()
+            child = self.stopping.start("agent", str(self.experiment.path), self.run_id, env=self._gpus()[0])
+            code = self._wait(child)
+            if code == 0 and not self.stopping.asked:
+                self._wait_for_closing()
+            if self.stopping.asked:
+                if self._served():
+                    break
+                if self._is_over():
+                    return self._end(self._leaving_code())
+                self.stopping.asked = 0
+                continue
+            if code == 0:  # sealed; or a newer attempt has the run
+                break
+            crashes = crashes + 1 if code != EXIT_RESUME else 0
+            if crashes >= CRASHES_BEFORE_LEAVING:
+                log.error("%d supervisors failed in a row, the last with %s: leaving this job", crashes, code)
+                return self._end(code if 0 < code < 128 else int(Exit.FAILED))
+            self.stopping.sleep(min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** max(0, crashes - 1)))
+        return self._end(0)
+
+    def _served(self) -> bool:
+        """Whether nothing is left for this task: the run is sealed, or with a grader beside it, closed."""
+        if self.run_id in reading.list_names(self.experiment.finished):
+            return True
+        if self._step:
+            return False
+        try:
+            return RunView.of(Ledger(self.experiment.run(self.run_id)).read()).sealed is not None
+        except (AutorlError, OSError):
+            return False  # the supervisor says what is wrong
+
+    @property
+    def _step(self) -> bool:
+        return self.record.grader.placement == "step"
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """The supervisor's exit code; a grader that ended meanwhile is started over."""
+        while True:
+            try:
+                code = child.wait(timeout=LOOK_S)
+            except subprocess.TimeoutExpired:
+                self._keep_grader()
+                continue
+            self.stopping.children.remove(child)
+            return code
+
+    def _wait_for_closing(self) -> None:
+        """With a grader beside it, a task lasts until its sealed run is closed, by this grader or another one."""
+        next_look = 0.0
+        while self._step and not self.stopping.asked and not self._served():
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + CRASH_PAUSE_S
+                self._keep_grader()
+            time.sleep(POLL_S)
+
+    def _keep_grader(self) -> None:
+        """Starts the grader of `placement: step`, and starts it over."""
+        if not self._step or self.stopping.asked:
+            return
+        if self._grader is not None:
+            if self._grader.poll() is None:
+                return
+            self.stopping.children.remove(self._grader)
+        self._grader = self.stopping.start("grader", str(self.experiment.path), env=self._gpus()[1])
+
+    def _end(self, code: int) -> int:
+        if code == 0:
+            self._let_grader_finish()
+        self._end_grader()
+        return code
+
+    def _let_grader_finish(self) -> None:
+        """A grader marks a run as closed before it clears the queue; the last one of an experiment ends by itself."""
+        deadline = time.monotonic() + FINISH_S
+        while self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
+            over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
+            mine = any(queues.run_of(name) == self.run_id for name in queues.waiting(self.experiment.queue))
+            if time.monotonic() > deadline or not (over or mine):
+                return
+            time.sleep(POLL_S)
+
+    def _end_grader(self) -> None:
+        if self._grader is not None:
+            if self._grader.poll() is None:
+                self._grader.send_signal(signal.SIGTERM)
+            self._grader.wait()
+
+    def _leaving_code(self) -> int:
+        """A task that leaves work to a next link has done its part: only then that link starts at once."""
+        return EXIT_RESUME if self.submitted.last_link else 0
+
+    def _is_over(self) -> bool:
+        """After a signal: whether this job ends. Waits for the kill of a preemption; False if none comes."""
+        self._end_grader()
+        deadline = time.monotonic() + KILL_WAIT_S
+        while time.monotonic() < deadline:
+            own = slurm.own_job()
+            if own is not None:
+                state, left_s = own
+                near_end_s = self.profile.signal_before_end_s + EARLY_S + LOOK_S
+                ours = job_state(state)
+                if ours.over or ours is JobState.WAITING or "COMPLETING" in state:
+                    return True
+                if left_s is not None and left_s <= near_end_s:
+                    log.info("the time limit is near: ending, another link goes on")
+                    return True
+            log.info("told to stop with time left (job is %s): waiting to be put back in line", own)
+            time.sleep(LOOK_S)
+        log.warning("told to stop, and nothing came of it in %.0f s: going on", KILL_WAIT_S)
+        return False
+
+    def _gpus(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The agent's and the grader's part of this job's GPUs, as the scheduler named them."""
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        mine = self.profile.agent.resources(self.record.spec.resources.agent).gpus or 0
+        if not self._step or len(visible) <= mine:
+            return {}, {}
+        return (
+            {"CUDA_VISIBLE_DEVICES": ",".join(visible[:mine])},
+            {"CUDA_VISIBLE_DEVICES": ",".join(visible[mine:])},
+        )
+
+
+def run_task(experiment: ExperimentDir, number: int) -> int:
+    """The payload of `job task`: the run that this task of the array stands for.
+
+    Raises:
+        AutorlError: this is no job of that array.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stopping = Stopping(usr2=True)
+    stopping.install()
+    record = read_experiment(experiment)
+    jobs = read_submitted(experiment)
+    submitted = next((s for s in jobs.submitted if s.number == number), None) if jobs is not None else None
+    index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if submitted is None or record.cluster is None or not index.isdigit() or int(index) >= len(submitted.runs):
+        raise AutorlError(
+            f"no run stands for task {index or '(none)'} of call {number}",
+            where=experiment.jobs,
+            fault=Fault.CLUSTER,
+            next_step="this is what `autorl-hpc launch` submits; it is not started by hand",
+            exit_code=Exit.ENVIRONMENT,
+        )
+    if submitted.asked_back:
+        log.info("the launch that submitted this job failed and is taking it back: nothing to do")
+        return 0
+    return ArrayTask(experiment, record, record.cluster, submitted, submitted.runs[int(index)], stopping).work()

@@ -1,0 +1,199 @@
+"""`launch --dry-run`: what an experiment would do and cost, without starting anything."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.agents.program_check import Looked
+from autorl_hpc.cluster.vllm_program import VllmOnHost
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.launch import drivers, expand
+from autorl_hpc.launch import plan as agents
+from autorl_hpc.launch import plan as engine
+from autorl_hpc.launch.plan import Plan, would_be
+from autorl_hpc.records.run import Science
+from autorl_hpc.scoring.stats import smallest_visible_gain, visible_of_clusters
+from autorl_hpc.states import Split
+from autorl_hpc.tasks.heldout import asked_items
+from autorl_hpc.tasks.loader import load_task
+
+# The smallest gain that each split of a task can show, before anything is measured.
+
+
+def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
+    """Of each split: items, clusters (null: items are independent, or their clusters are not known), the number of independent
+    items that they count for, and the smallest visible gain in points (null: none that is possible)."""
+    return {str(split): _of_split(root, science, Split(split)) for split in science.splits}
+
+
+def _of_split(root: Root, science: Science, split: Split) -> dict[str, Any]:
+    sizes, asked = _cluster_sizes(root, science, split), science.asked(split)
+    counted = visible_of_clusters(sizes) if sizes else asked
+    gain = smallest_visible_gain(counted)
+    return {
+        "items": asked,
+        "clusters": len(sizes) if sizes else None,
+        "independent_items": counted,
+        "points": None if gain is None else round(gain, 1),
+    }
+
+
+def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
+    """Sizes of the clusters; empty where items are independent, or are not readable here: then nothing is known of them."""
+    task = load_task(science.task).file
+    field = task.cluster_field
+    if field is None:
+        return []
+    try:
+        items = asked_items(root, science, split, task)
+    except AutorlError:
+        return []
+    named = Counter(str(item.data.get(field, f"item {item.id}")) for item in items)
+    return list(named.values()) if len(named) < len(items) else []
+
+
+def visible_line(task: str, splits: dict[str, dict[str, Any]]) -> str:
+    """The same for people, one line a task."""
+    told = ", ".join(f"{split} {_words(facts)}" for split, facts in splits.items())
+    return f"smallest gain that one run on {task} can show (80 % power): {told}"
+
+
+def _words(facts: dict[str, Any]) -> str:
+    shown = "none (too few items)" if facts["points"] is None else f"{facts['points']} points"
+    if facts["clusters"] is None:
+        return shown
+    return (
+        f"{shown} ({facts['items']} items in {facts['clusters']} clusters show as much as {facts['independent_items']})"
+    )
+
+
+ARTIFACTS_PER_RUN = 4
+"""Accepted checkpoints that a run may hold at once in this estimate; closing a run frees all but the selected one."""
+
+WORKSPACE_COPIES = 6
+"""Base model, checkpoints and optimizer states of a run in its scratch, in sizes of the base model; an estimate."""
+
+
+def describe(plan: Plan, path: Path) -> dict[str, Any]:
+    """The plan as data for people and programs.
+
+    Args:
+        path: the experiment's file.
+    """
+    spec = plan.spec
+    root = Root(plan.experiment.path.parent.parent)
+    sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
+    hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
+    kept = min(ARTIFACTS_PER_RUN, spec.budget.max_submissions or ARTIFACTS_PER_RUN)
+    visible = {
+        task: visible_gains(root, next(cell.science for cell in plan.cells if cell.science.task == task))
+        for task in spec.matrix.task
+    }
+    disk = sum(sizes[cell.science.base_model] * (kept + WORKSPACE_COPIES) for cell in plan.cells)
+    least_hours = math.ceil(len(plan.cells) / spec.parallel) * spec.budget.wall_clock_s / 3600
+    calls = Counter(cell.science.driver for cell in plan.cells)
+    return {
+        "experiment": str(plan.experiment.path),
+        "protocol": str(spec.protocol),
+        "runs": [
+            {
+                "run_id": cell.run_id,
+                "state": "finished" if cell.run_id in plan.finished else "new" if cell in plan.new else "to resume",
+            }
+            for cell in plan.cells
+        ],
+        "cluster": plan.cluster.name if plan.cluster else "local",
+        "jobs": _jobs(plan) if plan.cluster is None else _slurm_jobs(plan, path),
+        "agent_hours": round(hours, 2),
+        "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
+        "agent_gpu_hours": None if plan.cluster is None else round(hours * _agent_gpus(plan), 2),
+        "drivers": drivers.facts(spec, plan.cluster, calls, least_hours),
+        "driver_notes": drivers.notes(spec),
+        "disk_peak_bytes_estimate": disk,
+        "max_submissions": spec.budget.max_submissions,
+        "sandbox": {
+            "level": spec.sandbox.level,
+            "network": sorted({str(cell.science.network) for cell in plan.cells}),
+        },
+        "agents": [asdict(looked) for looked in agents.look_at_agents(root, spec, plan.cells, plan.cluster)],
+        "engine": None if (seen := engine.look_at_engine(spec, plan.cluster)) is None else asdict(seen),
+        "graders_need": expand.lines(spec, plan.cells),
+        "smallest_visible_gain_points": {
+            task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()
+        },
+        "smallest_visible_gain": visible,
+    }
+
+
+def _agent_gpus(plan: Plan) -> int:
+    assert plan.cluster is not None
+    return plan.cluster.agent.resources(plan.spec.resources.agent).gpus or 0
+
+
+def _size_bytes(root: Root, model: str) -> int:
+    folder = root.model(model)
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _jobs(plan: Plan) -> list[dict[str, Any]]:
+    """The commands of the jobs, as submitit will start them."""
+    path = str(plan.experiment.path)
+    return [
+        {"role": "agents", "command": f"python -m autorl_hpc job array {path}", "at_once": plan.spec.parallel},
+        *(
+            {
+                "role": f"grader-{i}",
+                "command": f"python -m autorl_hpc job chain {path}",
+                "chain": plan.spec.grader.chain,
+            }
+            for i in range(plan.spec.grader.count)
+        ),
+        {"role": "report", "command": f"python -m autorl_hpc job report {path}"},
+    ]
+
+
+def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
+    """Every script, as sbatch will get it but for the numbers of jobs."""
+    from autorl_hpc.launch.sbatch import dry_scripts
+
+    assert plan.cluster is not None
+    made = dry_scripts(plan.experiment, would_be(plan, path), plan.cluster)
+    return [{"role": script.role, "name": script.name, "script": script.text} for script in made]
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"experiment {facts['experiment']}, protocol {facts['protocol']}, {len(facts['runs'])} runs"]
+    lines += [f"  {row['state']:<9}  {row['run_id']}" for row in facts["runs"]]
+    lines.append("jobs")
+    for row in facts["jobs"]:
+        if "command" in row:
+            lines.append(f"  {row['role']:<9}  {row['command']}")
+        else:
+            lines += ["", f"----- {row['name']}", row["script"].rstrip()]
+    if facts["cluster"] != "local":
+        lines += ["", f"{len(facts['jobs'])} calls of sbatch on cluster {facts['cluster']}"]
+    lines.append(
+        f"agents use at most {facts['agent_hours']} h of wall clock, at least {facts['wall_clock_hours_at_least']} h from start to end"
+    )
+    if facts["agent_gpu_hours"]:
+        lines.append(f"agents' jobs use at most {facts['agent_gpu_hours']} GPU-hours of these budgets")
+    lines += [*drivers.lines(facts["drivers"]), *facts["driver_notes"]]
+    lines.append(f"disk peak about {facts['disk_peak_bytes_estimate'] / 2**30:.2f} GiB (estimate)")
+    level, network = facts["sandbox"]["level"], ", ".join(facts["sandbox"]["network"])
+    strongest = "the strongest sandbox that works on their node" if level == "auto" else f"sandbox level {level}"
+    lines.append(f"agents run in {strongest}, network: {network}")
+    if facts["max_submissions"] is not None:
+        lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
+    for task, splits in facts["smallest_visible_gain"].items():
+        lines.append(visible_line(task, splits))
+    lines += agents.agent_lines([Looked(**row) for row in facts["agents"]])
+    lines += engine.engine_lines(None if facts["engine"] is None else VllmOnHost(**facts["engine"]))
+    lines += facts["graders_need"]
+    lines.append("nothing was started")
+    return "\n".join(lines)

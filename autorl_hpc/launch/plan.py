@@ -1,0 +1,477 @@
+"""`launch`: makes or resumes an experiment's folder, queues what graders can do at once, and submits the jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc import __version__
+from autorl_hpc.agents import load_agent
+from autorl_hpc.agents.program_check import Looked, look, where_agents_run
+from autorl_hpc.cluster.profile import load_profile, profile_path, scratch_folder
+from autorl_hpc.cluster.vllm_program import VllmOnHost, look_for_engine
+from autorl_hpc.errors import AutorlError, Exit, from_os_error
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.files.checkpoint import walk_files
+from autorl_hpc.files.frozen_records import read_experiment
+from autorl_hpc.files.layout import PACKAGE, ExperimentDir, Root, share
+from autorl_hpc.files.ledger import now_text, sha256_hex
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, put, write_heartbeat
+from autorl_hpc.files.store import VENV, Parts, code_hash, frozen_is_whole
+from autorl_hpc.launch.drivers import check_agents_secrets, check_drivers, lay_keys
+from autorl_hpc.launch.expand import Cell, expand, read_spec
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.driver import NO_DRIVER
+from autorl_hpc.records.exchange import Heartbeat, QueueEntry
+from autorl_hpc.records.experiment import ExperimentSpec
+from autorl_hpc.records.run import ExperimentRecord, RunRecord
+from autorl_hpc.states import Fault, Protocol, QueueKind, Split
+from autorl_hpc.tasks.folders import code_files
+from autorl_hpc.tasks.loader import load_task
+
+# Freezes what queued jobs run: the package, tasks and templates, under the hash of their content.
+
+SHARED_PARTS = ("tasks", "templates")
+NOT_FROZEN = ("_share/", "models/")
+"""Base models lie in the store; the shipped copies of shared parts are frozen beside the package."""
+
+
+def parts(own: Mapping[str, Path]) -> Parts:
+    """What is frozen: the package, built-in tasks and templates, and a user's own task and agent folders among them.
+
+    Args:
+        own: folders from outside the package by their frozen place, such as `templates/agents/mine`.
+    """
+    found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
+    replaced = tuple(f"{place}/" for place in own)
+    frozen = {
+        name: (
+            folder,
+            [f for f in walk_files(folder) if not f.startswith(NOT_FROZEN) and not f"{name}/{f}".startswith(replaced)],
+        )
+        for name, folder in found.items()
+    }
+    return {**frozen, **{place: (folder, code_files(folder)) for place, folder in own.items()}}
+
+
+def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
+    """Copies the code to `code/<hash>/` and returns the hash. A folder that stands is complete: it came by rename."""
+    wanted = code_hash(frozen)
+    target = experiment.code / wanted
+    if target.is_dir():
+        return wanted
+    work = experiment.code / f".tmp-{wanted[:16]}-{os.getpid()}"
+    shutil.rmtree(work, ignore_errors=True)
+    for name, (folder, files) in frozen.items():
+        for file in files:
+            (work / name / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / file, work / name / file)  # with its execute bit
+    try:
+        os.rename(work, target)
+    except OSError:
+        shutil.rmtree(work, ignore_errors=True)
+        if not target.is_dir():
+            raise
+    return wanted
+
+
+def git_revision() -> str | None:
+    """The revision of the checkout that the package runs from, `+` when it has local changes; None outside one."""
+    try:
+        head = subprocess.run(
+            ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+        if head.returncode or not (PACKAGE.parent / ".git").exists():
+            return None
+        dirty = subprocess.run(
+            ["git", "-C", str(PACKAGE.parent), "status", "--porcelain"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+# The agents of an experiment before anything is queued: do they have the driver they need, and are their programs here?
+
+
+def idle_drivers(cells: Sequence[Cell]) -> list[Looked]:
+    """Agents that are given a driver and call none."""
+    pairs = sorted({(cell.science.agent, cell.science.driver) for cell in cells})
+    return [
+        Looked(agent, "note", f"it calls no driver, so its runs with {driver} differ from those with none in name only",
+               f"exclude: [{{agent: {agent}, driver: {driver}}}]")
+        for agent, driver in pairs
+        if driver != NO_DRIVER and load_agent(agent).file.driver is None
+    ]  # fmt: skip
+
+
+def look_at_agents(
+    root: Root, spec: ExperimentSpec, cells: Sequence[Cell], profile: ClusterProfile | None
+) -> list[Looked]:
+    """What there is to know about the agents of an experiment, programs run to learn it; nothing is raised."""
+    environment = cells[0].environment  # one for all
+    image = environment is not None and environment.kind == "image"
+    venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
+    where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image, venv=venv)
+    found = idle_drivers(cells)
+    for name in spec.matrix.agent:
+        found += look(load_agent(name), where)
+    return found
+
+
+def refuse_problems(found: Sequence[Looked]) -> None:
+    """Raises:
+    AutorlError: the first problem.
+    """
+    for looked in found:
+        if looked.state == "problem":
+            raise AutorlError(
+                f"agent {looked.agent} can't run: {looked.value}",
+                where=load_agent(looked.agent).folder,
+                fault=Fault.CLUSTER,
+                next_step=f"{looked.do_this}; or add --unchecked, if it is on the nodes and not here",
+                exit_code=Exit.ENVIRONMENT,
+            )
+
+
+def agent_lines(found: Sequence[Looked]) -> list[str]:
+    """For people."""
+    signs = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    return [
+        f"agent {looked.agent}: {signs[looked.state]}: {looked.value}"
+        + (f" ({looked.do_this})" if looked.do_this else "")
+        for looked in found
+    ]
+
+
+# The engine of an experiment's graders, looked for before anything is queued.
+
+
+def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> VllmOnHost | None:
+    """What there is to know; None where graders need nothing but this package's own environment."""
+    if spec.grader.engine != "vllm":
+        return None
+    where = where_agents_run(profile)
+    return look_for_engine(profile, where.environ, where.doubt)
+
+
+def refuse_without_engine(seen: VllmOnHost | None, where: Path) -> None:
+    """Raises:
+    AutorlError: no grader would start.
+    """
+    if seen is not None and seen.state == "problem":
+        raise AutorlError(
+            f"field `grader.engine`: `vllm` can't start: {seen.value}",
+            where=where,
+            fault=Fault.CLUSTER,
+            next_step=f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here",
+            exit_code=Exit.ENVIRONMENT,
+        )
+
+
+def engine_lines(seen: VllmOnHost | None) -> list[str]:
+    """For people."""
+    if seen is None:
+        return []
+    sign = "PROBLEM" if seen.state == "problem" else seen.state
+    return [f"engine vllm: {sign}: {seen.value}" + (f" ({seen.do_this})" if seen.do_this else "")]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch would do.
+
+    Attributes:
+        cluster: None: this machine.
+        scratch: the folder of the workspaces; None: scratch/ of the root.
+    """
+
+    spec: ExperimentSpec
+    cells: list[Cell]
+    experiment: ExperimentDir
+    new: list[Cell]
+    finished: list[str]
+    cluster: ClusterProfile | None = None
+    scratch: Path | None = None
+
+
+def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
+    """Reads and checks everything; writes nothing.
+
+    Args:
+        cluster: a profile in the place of the one that the experiment names.
+        keep_frozen: an experiment that stands goes on with its frozen tasks and agents, whatever they are by now.
+
+    Raises:
+        AutorlError: anything that would make a job fail later.
+    """
+    spec = read_spec(path)
+    profile, scratch = _cluster(spec, path, cluster)
+    experiment = root.experiment(spec.name)
+    frozen = None
+    if keep_frozen and experiment.resolved.exists():
+        frozen = experiment.code / read_experiment(experiment).code_hash
+    check_drivers(spec, experiment, profile, path)
+    cells = expand(spec, root, path, frozen)
+    check_agents_secrets(spec, frozen, path)
+    done = set(reading.list_names(experiment.finished))
+    known = set(reading.list_names(experiment.path))
+    return Plan(
+        spec,
+        cells,
+        experiment,
+        [cell for cell in cells if cell.run_id not in known],
+        [cell.run_id for cell in cells if cell.run_id in done],
+        profile,
+        scratch,
+    )
+
+
+def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[ClusterProfile | None, Path | None]:
+    """The cluster's profile (None: this machine), and the folder of the workspaces."""
+    try:
+        profile = load_profile(name or spec.cluster)
+    except AutorlError as error:
+        if name is not None or error.what.startswith("field"):
+            raise
+        raise AutorlError(f"field `cluster`: {error.what}", where=path, next_step=error.next_step) from None
+    if profile.scheduler == "local" and spec.grader.placement == "step":
+        raise AutorlError(
+            "field `grader.placement`: `step` is for jobs on a cluster; here all share one machine",
+            where=path,
+            next_step="use `job`, or a Slurm cluster",
+        )
+    scratch = scratch_folder(profile, profile_path(name or spec.cluster))
+    return (None if profile.scheduler == "local" else profile), scratch
+
+
+def prepare(
+    path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None, checked: bool = True
+) -> tuple[Plan, ExperimentRecord]:
+    """Makes the experiment's folder, or completes the one that stands.
+
+    Args:
+        checked: the programs of its agents, and vLLM where graders need it, are looked for here first.
+
+    Raises:
+        AutorlError: see `plan`; or the program of an agent, or vLLM, is not here; or the code or a task changed since the first launch; or the folder can't be written.
+    """
+    planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
+    if checked:
+        refuse_problems(look_at_agents(root, planned.spec, planned.cells, planned.cluster))
+        refuse_without_engine(look_at_engine(planned.spec, planned.cluster), path)
+    experiment = planned.experiment
+    try:
+        for folder in experiment.folders():
+            folder.mkdir(parents=True, exist_ok=True)
+        before = read_experiment(experiment) if experiment.resolved.exists() else None
+        frozen = _frozen_code(experiment, before, planned, keep_frozen)
+        atomic.write_bytes(experiment.given, reading.read_bytes(path))
+        lay_keys(planned.spec, experiment, path)
+        record = _experiment_record(planned, root, before, frozen, path)
+        for cell in planned.cells:
+            _write_run(experiment, record, cell, frozen)
+        atomic.write_json(experiment.resolved, record.model_dump(mode="json"))
+        for cell in planned.cells:
+            _queue_baselines(experiment, cell)
+    except OSError as error:
+        raise from_os_error(error, "preparing the experiment", error.filename or experiment.path) from error
+    return planned, record
+
+
+def would_be(planned: Plan, path: Path) -> ExperimentRecord:
+    """The record that `prepare` would write, for a dry run."""
+    experiment = planned.experiment
+    before = read_experiment(experiment) if experiment.resolved.exists() else None
+    frozen = before.code_hash if before else code_hash(parts(_own_folders(planned)))
+    return _experiment_record(planned, Root(experiment.path.parent.parent), before, frozen, path)
+
+
+def _own_folders(planned: Plan) -> dict[str, Path]:
+    """Task and agent folders of the user's own that the experiment uses, by their place in the frozen code."""
+    matrix = planned.spec.matrix
+    found = {f"tasks/{name}": load_task(name).folder for name in matrix.task}
+    for name in matrix.agent:
+        found |= {f"templates/agents/{folder.name}": folder for folder in load_agent(name).folders()}
+    built_in = (share("tasks"), share("templates"))
+    return {place: folder for place, folder in found.items() if not any(folder.is_relative_to(b) for b in built_in)}
+
+
+def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, planned: Plan, keep_frozen: bool) -> str:
+    if before is None:
+        return freeze(experiment, parts(_own_folders(planned)))
+    if not frozen_is_whole(experiment, before.code_hash):
+        raise AutorlError(
+            "the frozen code of this experiment was changed or is incomplete",
+            where=experiment.code / before.code_hash,
+            fault=Fault.CLUSTER,
+            next_step="launch under another name: its scores would not be those of the code that is named",
+            exit_code=Exit.FAILED,
+        )
+    if not keep_frozen and before.code_hash != code_hash(parts(_own_folders(planned))):
+        raise AutorlError(
+            "the package, a task or a template changed since this experiment was launched",
+            where=experiment.resolved,
+            next_step="add --keep-frozen to go on with the code as it was launched, or give the experiment another name",
+        )
+    return before.code_hash
+
+
+def _experiment_record(
+    planned: Plan, root: Root, before: ExperimentRecord | None, frozen: str, path: Path
+) -> ExperimentRecord:
+    runs = list(before.runs) if before else []
+    runs += [cell.run_id for cell in planned.cells if cell.run_id not in runs]
+    return ExperimentRecord(
+        spec=planned.spec,
+        spec_sha256=sha256_hex(reading.read_bytes(path)),
+        root=str(root.path.resolve()),
+        code_hash=frozen,
+        git_revision=before.git_revision if before else git_revision(),
+        created_at=before.created_at if before else now_text(),
+        runs=tuple(runs),
+        grader=planned.spec.grader,
+        cluster=planned.cluster,
+        scratch=None if planned.scratch is None else str(planned.scratch),
+        versions=_versions() | ({"autorl-hpc": before.versions["autorl-hpc"]} if before else {}),
+        host={"name": platform.node(), "system": platform.platform()},
+    )
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"autorl-hpc": __version__, "python": platform.python_version()}
+    for name in ("torch", "transformers", "trl", "accelerate", "pydantic", "submitit", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, frozen: str) -> None:
+    run = experiment.run(cell.run_id)
+    if run.record.exists():
+        return
+    for folder in (run.path, run.ledger, run.items, run.logs):
+        folder.mkdir(exist_ok=True)
+    body = RunRecord(
+        run_id=cell.run_id,
+        experiment=experiment.path.name,
+        index=record.runs.index(cell.run_id),
+        science=cell.science,
+        recipe_hash=cell.science.recipe.hash(),
+        task_hash=cell.task_hash,
+        agent_hash=cell.agent_hash,
+        environment=cell.environment,
+        code_hash=frozen,
+        created_at=now_text(),
+        sandbox=record.spec.sandbox.level,
+        versions=record.versions,
+    )
+    atomic.write_json(run.record, body.model_dump(mode="json"))
+
+
+def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
+    science = cell.science
+    done = set(reading.list_names(experiment.finished))
+    if cell.run_id in done:
+        return
+    for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
+        put(
+            experiment.queue,
+            QueueEntry(
+                kind=QueueKind.BASELINE,
+                task=science.task,
+                base_model=science.base_model,
+                recipe_hash=science.recipe.hash(),
+                split=split,
+            ),
+        )
+
+
+# One launch or cancel of an experiment at a time, on whatever login nodes: two would see no job and submit all twice.
+
+log = logging.getLogger("autorl_hpc.launch")
+
+LOCK = "launching"
+STALE_S = 30.0
+BEAT_S = 3.0
+"""A holder that gave no sign of life for ten beats is dead."""
+
+WAIT_S = 1200.0
+SAY_AFTER_S = 2.0
+
+
+@contextmanager
+def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock: a claim in jobs/ with a heartbeat, as graders hold their entries.
+
+    Raises:
+        AutorlError: another holder lives on and on.
+    """
+    folder = experiment.jobs
+    folder.mkdir(exist_ok=True)
+    me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
+    claims = Claims(folder, me, host_name(), HeartbeatWatch(folder, STALE_S))
+    ending = threading.Event()
+    thread = threading.Thread(target=_beat, args=(experiment, me, ending), name="lock", daemon=True)
+    thread.start()
+    try:
+        _take(claims, experiment, say)
+        yield
+    finally:
+        ending.set()
+        thread.join()
+        claims.drop_own()
+        atomic.unlink_quietly(folder / f"{me}.json")
+
+
+def _take(claims: Claims, experiment: ExperimentDir, say: Callable[[str], None]) -> None:
+    started = time.monotonic()
+    said = False
+    while claims.take(LOCK, claims.current()) is None:
+        waited_s = time.monotonic() - started
+        if waited_s > SAY_AFTER_S and not said:
+            say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
+            said = True
+        if waited_s > WAIT_S:
+            raise AutorlError(
+                "another launch of this experiment is still submitting its jobs",
+                where=experiment.path,
+                next_step="wait for it, then launch again",
+                exit_code=Exit.ENVIRONMENT,
+            )
+        time.sleep(0.3)
+
+
+def _beat(experiment: ExperimentDir, me: str, ending: threading.Event) -> None:
+    beat = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=0, state="starting")
+    while True:
+        beat = beat.model_copy(update={"counter": beat.counter + 1})
+        try:
+            write_heartbeat(experiment.jobs, beat)
+        except OSError as error:
+            log.warning("sign of life not written: %s", error)
+        if ending.wait(BEAT_S):
+            return

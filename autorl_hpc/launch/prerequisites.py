@@ -1,0 +1,154 @@
+"""A run's judge: found in the experiment, checked, and written into the recipe, whose hash then names it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from autorl_hpc.agents import Agent
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.store import VENV, verify_environment
+from autorl_hpc.records import canonical_json
+from autorl_hpc.records.experiment import ExperimentSpec, JudgeSpec
+from autorl_hpc.records.run import RunEnvironment
+from autorl_hpc.records.task import Recipe
+from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, read_key
+from autorl_hpc.states import Fault, SandboxLevel
+
+JUDGE_PARAMETERS: Final = "judge_parameters"
+"""The option that holds the further parameters of requests. Address and key are not in the recipe: the same model behind another
+address is the same judge to compare by, if `judge.revision` says the same; its answers are kept apart all the same."""
+
+ENDPOINT: Final = "`judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key"
+TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`"
+
+
+def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
+    """The recipe with its judge: the experiment's, else the one that the task names itself.
+
+    Raises:
+        AutorlError: it asks a judge and there is none, or the judge's key can't be read.
+    """
+    if recipe.judge == "none":
+        return recipe
+    judge = spec.judge
+    toy = JUDGE_MODEL in recipe.options and recipe.options[JUDGE_MODEL] == JudgeSpec.BUILTIN
+    if recipe.judge == "json" and (judge.url == JudgeSpec.BUILTIN if judge else toy):
+        raise AutorlError(
+            f"field `judge`: {JudgeSpec.BUILTIN} writes no JSON, and task {task} needs a judge that does (recipe {recipe.name})",
+            where=where,
+            next_step=f"name a judge model: {ENDPOINT}",
+        )
+    if judge is None:
+        if JUDGE_MODEL in recipe.options:
+            return recipe
+        raise AutorlError(
+            f"field `judge` is missing: task {task} asks a judge model (recipe {recipe.name}, {recipe.judge})",
+            where=where,
+            next_step=f"add {ENDPOINT}" + ("" if recipe.judge == "json" else TOY),
+        )
+    try:
+        read_key(judge)
+    except AutorlError as error:
+        raise AutorlError(f"{error.what} ({error.where})", where=where, next_step=error.next_step) from None
+    filled_in = (JUDGE_PARAMETERS, JUDGE_REVISION)
+    options = {name: value for name, value in recipe.options.items() if name not in filled_in}
+    options[JUDGE_MODEL] = judge.name
+    if judge.revision is not None:
+        options[JUDGE_REVISION] = judge.revision
+    if judge.parameters:
+        options[JUDGE_PARAMETERS] = canonical_json(judge.parameters).decode()
+    return recipe.model_copy(update={"options": options})
+
+
+# The environment that an experiment's agents train in, and whether it has what they need.
+
+LOOK = """import importlib.util, json, sys
+print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"""
+LOOK_TIMEOUT_S = 120.0
+"""A Python on a shared file system that has not been read yet starts in seconds, not in minutes."""
+
+
+def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
+    """What run.json says of the experiment's environment, after every file of it was checked; None: it names none.
+
+    Args:
+        level: the sandbox's, as the experiment demands it.
+
+    Raises:
+        AutorlError: it is not staged, was changed, or is an image where another level than apptainer is demanded.
+    """
+    if name is None:
+        return None
+    try:
+        manifest = verify_environment(root, name)
+    except AutorlError as error:
+        raise AutorlError(
+            f"field `environment`: {error.what}",
+            where=error.where,
+            fault=error.fault,
+            next_step=error.next_step,
+            exit_code=error.exit_code,
+        ) from None
+    facts = manifest.environment
+    assert facts is not None and manifest.content_hash is not None  # `find_environment` looked
+    if facts.kind == "image" and level not in ("auto", SandboxLevel.APPTAINER):
+        raise AutorlError(
+            f"field `sandbox.level`: {name} is an image, which runs at level apptainer and not at {level}",
+            where=where,
+            next_step="leave `sandbox.level` out, or use an environment made of wheels",
+        )
+    return RunEnvironment(name=name, kind=facts.kind, content_hash=manifest.content_hash)
+
+
+def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
+    """The Python packages that an agent needs are in the environment that it will run in.
+
+    Raises:
+        AutorlError: one is not.
+    """
+    needs = list(agent.file.needs)
+    if environment is None:
+        missing = [module for module in needs if importlib.util.find_spec(module) is None]
+        place, advice = "which is not installed here", "pip install 'autorl-hpc[train]'"
+    elif environment.kind == "image":
+        return  # what is in an image shows when it is started, on a node that can
+    else:
+        missing = _missing_in(root.environment(environment.name, environment.content_hash) / VENV, needs)
+        place = f"which environment {environment.name} doesn't have"
+        advice = f"add it to the requirements: autorl-hpc stage env:{environment.name} --requirements FILE --again"
+    if missing:
+        raise AutorlError(
+            f"agent {agent.name} needs the Python package {missing[0]}, {place}",
+            where=agent.folder / "agent.yaml",
+            fault=Fault.CLUSTER,
+            next_step=advice,
+            exit_code=Exit.ENVIRONMENT,
+        )
+
+
+def _missing_in(venv: Path, modules: list[str]) -> list[str]:
+    """Those that the venv's own Python doesn't find."""
+    python = venv / "bin" / "python"
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", LOOK, *modules],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=LOOK_TIMEOUT_S,
+        )
+        return [str(name) for name in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise AutorlError(
+            f"field `environment`: its Python doesn't start: {error}",
+            where=python,
+            fault=Fault.CLUSTER,
+            next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
+            "Python on the shared file system",
+            exit_code=Exit.ENVIRONMENT,
+        ) from None

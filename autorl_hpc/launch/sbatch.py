@@ -1,0 +1,452 @@
+"""Jobs on a Slurm cluster: submits what an experiment lacks, all of it or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autorl_hpc.cluster import profile as sites
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.job_table import JobTable, names_of, read_submitted, write_submitted
+from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_variables
+from autorl_hpc.cluster.slurm import SchedulerError, comment
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import reading
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.ledger import Ledger, now_text
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.launch.drivers import served
+from autorl_hpc.launch.jobs import DRIVER_ROLE, JobPlan, Needs, Planner, job_environment
+from autorl_hpc.launch.plan import only_one
+from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
+from autorl_hpc.records.run import ExperimentRecord
+from autorl_hpc.states import Fault, JobState
+
+# The text of each sbatch script, made by submitit from a job's plan and the cluster's profile.
+
+
+class Scripts:
+    """Makes and submits the scripts of one experiment."""
+
+    def __init__(self, experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile, uid: str) -> None:
+        self.experiment = experiment
+        self.record = record
+        self.profile = profile
+        self.uid = uid
+
+    def text(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
+        """The script, with the numbers of the jobs that it waits for."""
+        executor = self._executor(job, numbers)
+        text: str = executor._make_submission_file_text(self.command(job), "")
+        return text
+
+    def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
+        """Hands it to sbatch and returns the job's number.
+
+        Raises:
+            submitit's FailedJobError or FailedSubmissionError: with sbatch's words.
+        """
+        return str(self._executor(job, numbers).submit_command(self.command(job)).job_id)
+
+    def command(self, job: JobPlan) -> str:
+        """The payload. By exec: signals for the batch shell are then the payload's own."""
+        path = str(self.experiment.path.resolve())
+        role = job.submitted.role
+        words = {
+            "agents": ["job", "task", path, str(job.submitted.number)],
+            "report": ["job", "finish", path],
+        }.get(role, ["job", "grader", path])
+        if role.startswith(DRIVER_ROLE):
+            words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
+        argv = [*self._python(), "-m", "autorl_hpc", *words]
+        # $VARS of the profile's image and Python are those of the job; everything else is taken as it stands.
+        return "exec " + " ".join(argv[: -len(words)] + [shlex.quote(word) for word in words])
+
+    def _python(self) -> list[str]:
+        container = self.profile.container
+        if container is None:
+            return [with_variables(self.profile.python) if self.profile.python else shlex.quote(sys.executable)]
+        folders = {self.record.root, str(self.experiment.path.resolve()), *filter(None, [self.record.scratch])}
+        binds = [f"--bind={folder}" for folder in sorted(folders)]
+        options = [shlex.quote(word) for word in (*container.options, *binds)]
+        return [container.runtime, "exec", *options, with_variables(container.image), shlex.quote(container.python)]
+
+    def _executor(self, job: JobPlan, numbers: Mapping[str, str]) -> Any:
+        import submitit
+
+        class Commands(submitit.SlurmExecutor):
+            """The seam: a command in the place of a pickled function; scripts can be made where there is no Slurm."""
+
+            def submit_command(self, command: str) -> Any:
+                return self._submit_command(command)
+
+            @classmethod
+            def affinity(cls) -> int:
+                return 2
+
+        executor = Commands(folder=self.experiment.jobs)
+        kind, profile, submitted = job.kind, self.profile, job.submitted
+        given: dict[str, Any] = {
+            name: getattr(kind, name) or getattr(profile, name) or habit(name)
+            for name in ("partition", "account", "qos", "constraint")
+        }
+        more: dict[str, Any] = {
+            "signal": f"B:USR2@{profile.signal_before_end_s:.0f}",
+            ("requeue" if profile.requeue else "no-requeue"): True,
+            **gpu_options(profile, kind),
+        }
+        if kind.reservation or profile.reservation:
+            more["reservation"] = kind.reservation or profile.reservation
+        if kind.memory:
+            more["mem"] = kind.memory
+        if job.depends:
+            given["dependency"] = job.depends.format_map(dict(numbers))
+        more |= {name: value for name, value in {**profile.sbatch, **kind.sbatch}.items() if value is not False}
+        executor.update_parameters(
+            job_name=submitted.name,
+            comment=comment(self.uid, submitted.number),
+            time=job.minutes,
+            cpus_per_task=kind.cpus,
+            setup=self._setup(),
+            wckey=None,
+            stderr_to_stdout=True,
+            use_srun=False,
+            additional_parameters=more,
+            **{name: value for name, value in given.items() if value},
+        )
+        if submitted.runs:
+            executor.parameters["map_count"] = len(submitted.runs)
+            executor.parameters["array_parallelism"] = job.throttle
+        return executor
+
+    def _setup(self) -> list[str]:
+        # Slurm's warning may come before the payload can take it, and would end the shell, and with it the job, for good.
+        lines = ["trap '' USR2", *module_lines(self.profile), *self.profile.setup]
+        code = shlex.quote(str((self.experiment.code / self.record.code_hash).resolve()))
+        if self.profile.container is None and (self.profile.modules or self.profile.setup):
+            code += "${PYTHONPATH:+:$PYTHONPATH}"  # modules of some sites bring packages by it: after the frozen code
+        lines += [
+            f"export PYTHONPATH={code}",
+            "export PYTHONDONTWRITEBYTECODE=1",
+            f"export AUTORL_ROOT={shlex.quote(self.record.root)}",
+        ]
+        # `python -m` looks in the current folder first: in a checkout it would find that, not the frozen code.
+        return [*lines, f"cd {shlex.quote(str(self.experiment.path.resolve()))}"]
+
+
+# Taking back what a launch that failed had submitted, and finding again what nobody has noted any more.
+
+GONE_WAIT_S = 60.0
+"""A job that is cancelled gets TERM, and KILL after the site's KillWait (30 s by default)."""
+
+LOOK_S = 1.0
+_NAME = re.compile(
+    r"#SBATCH --job-name=\'?(?P<name>\S+\.(?P<role>agents|grader-\d+|report)(?:-\d+)?\.(?P<uid>[0-9a-f]{12}))\'?"
+)
+_NUMBER = re.compile(r"number (\d+)")
+
+
+def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submitted]) -> bool:
+    """Cancels the jobs that a launch has made; whether the scheduler says that none is left.
+
+    They are marked before they are cancelled: nobody takes their end for a person's scancel. The last of them may have been
+    accepted though sbatch failed (a time-out), so they are looked for by name.
+    """
+    asked = [submitted.model_copy(update={"asked_back": True}) for submitted in made]
+    jobs = before.model_copy(update={"submitted": (*before.submitted, *asked)})
+    write_submitted(experiment, jobs)
+    try:
+        finish_taking_back(experiment, jobs)
+    except SchedulerError:
+        return False
+    return True
+
+
+def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
+    """Cancels what is still to be taken back, and notes that it is gone.
+
+    Raises:
+        SchedulerError: the scheduler doesn't answer, or a job doesn't end.
+    """
+    if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
+        return jobs
+    deadline = time.monotonic() + GONE_WAIT_S
+    cancelled: set[str] = set()
+    while True:
+        board = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
+        left = [t.seen.job_id for t in board.alive() if t.submitted.asked_back and t.seen is not None]
+        if not left:
+            break
+        slurm.cancel([job_id for job_id in left if job_id not in cancelled])
+        cancelled |= set(left)
+        if time.monotonic() > deadline:
+            raise SchedulerError(
+                f"jobs of a launch that failed don't end: {', '.join(left)}",
+                where=experiment.path,
+                fault=Fault.CLUSTER,
+                next_step="see squeue; then launch again",
+                exit_code=Exit.ENVIRONMENT,
+            )
+        time.sleep(LOOK_S)
+    gone = [s.model_copy(update={"taken_back": True}) if s.asked_back else s for s in jobs.submitted]
+    jobs = jobs.model_copy(update={"submitted": tuple(gone)})
+    write_submitted(experiment, jobs)
+    return jobs
+
+
+def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
+    """Where slurm.json is gone: the experiment's own digits and numbers, out of the scripts in jobs/; None without any.
+
+    Raises:
+        AutorlError: jobs of the experiment still live, and nobody knows any more which run each of them stands for.
+    """
+    names: set[str] = set()
+    uid, highest = "", 0
+    for file in reading.list_names(experiment.jobs):
+        if not file.endswith("_submission.sh"):
+            continue
+        text = (experiment.jobs / file).read_text(encoding="utf-8", errors="replace")
+        found, number = _NAME.search(text), _NUMBER.search(text)
+        if found and number:
+            names.add(found["name"])
+            uid, highest = found["uid"], max(highest, int(number[1]))
+    if not names:
+        return None
+    alive = slurm.alive(slurm.jobs(names))
+    if alive:
+        raise AutorlError(
+            f"slurm.json is gone, and {len(alive)} jobs of this experiment are in the queue: launching would submit them again",
+            where=experiment.path,
+            fault=Fault.CLUSTER,
+            next_step=f"end them: scancel --name={','.join(sorted(names))}; then launch again",
+            exit_code=Exit.FAILED,
+        )
+    past = Submitted(name=f"lost.{uid}", role="report", number=highest, taken_back=True)  # numbers go on from here
+    return SlurmJobs(uid=uid, cluster=cluster, submitted=(past,))
+
+
+SUBMIT_LIMIT_S = 900.0
+NO_UID = "0" * 12
+"""In the scripts that a dry run prints: the experiment has no jobs yet."""
+
+
+@dataclass(frozen=True)
+class SbatchScript:
+    """One script as it would be handed to sbatch."""
+
+    role: str
+    name: str
+    text: str
+
+
+def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[SbatchScript]:
+    """The scripts of a launch of every run, with words in the place of job numbers.
+
+    Raises:
+        AutorlError: the budget can't be had on this cluster.
+    """
+    site = sites.ask(profile) if slurm.available() else sites.Site()
+    closed = set(reading.list_names(experiment.finished))
+    runs = [run for run in record.runs if run not in closed]
+    drivers = dict.fromkeys(served(record.spec), 1)
+    needs = Needs(runs, [1] * record.grader.count, report=True, drivers=drivers)
+    planned = Planner(record, profile, site, NO_UID, 1).plan(needs)
+    scripts = Scripts(experiment, record, profile, NO_UID)
+    numbers = {job.key: f"<{job.submitted.role} link {job.submitted.link}>" for job in planned}
+    return [SbatchScript(job.submitted.role, job.submitted.name, scripts.text(job, numbers)) for job in planned]
+
+
+def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
+    """Submits what is missing and returns every job of this launch.
+
+    sbatch is called by a process whose environment holds nothing of a job that surrounds this one.
+
+    Raises:
+        AutorlError: the scheduler refused, in its words; what this launch had submitted was taken back.
+        KeyboardInterrupt: so too, unless all had been submitted: then they go on, which is said.
+    """
+    _refuse_patterns(experiment)
+    command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
+    with only_one(experiment, say):
+        process = subprocess.Popen(
+            command,
+            env=job_environment(experiment, record),
+            cwd=experiment.path,  # becomes the working folder of the jobs too
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a ctrl-C comes to this process alone, which passes it on once
+        )
+        try:
+            output, errors = process.communicate(timeout=SUBMIT_LIMIT_S)
+        except KeyboardInterrupt:
+            say("interrupted: taking back what was submitted")
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            if process.returncode == 0:  # it had just ended
+                say(f"all jobs had been submitted and go on; to end them: autorl-hpc cancel {experiment.path}")
+            raise
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise _not_submitted(f"not done within {SUBMIT_LIMIT_S:.0f} s", experiment) from None
+        finally:
+            for left in experiment.jobs.glob(".submission_file_*.sh"):
+                left.unlink(missing_ok=True)
+    try:
+        told = json.loads(output)
+    except ValueError:
+        if process.returncode < 0:
+            raise _not_submitted("the submitting process was killed", experiment) from None
+        raise _not_submitted((errors.strip().splitlines() or ["no message"])[-1], experiment) from None
+    if process.returncode or "error" in told:
+        raise AutorlError(
+            str(told.get("error", "the jobs could not be submitted")),
+            where=told.get("where") or experiment.jobs,
+            fault=Fault(told["fault"]) if told.get("fault") else Fault.CLUSTER,
+            next_step=told.get("next"),
+            exit_code=Exit(told.get("exit_code", Exit.ENVIRONMENT)),
+        )
+    return [Submitted.model_validate(row) for row in told["submitted"]]
+
+
+def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
+    return AutorlError(
+        f"the jobs could not all be submitted: {why}",
+        where=experiment.path,
+        fault=Fault.CLUSTER,
+        next_step="launch again: every job was noted before it was submitted, so it submits what is missing",
+        exit_code=Exit.ENVIRONMENT,
+    )
+
+
+def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitted]:
+    """Runs in the submitting process: looks at what stands, and submits the rest.
+
+    Raises:
+        AutorlError: see `submit`.
+    """
+    assert record.cluster is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as a ctrl-C: what was submitted is taken back
+    jobs = read_submitted(experiment) or recovered(experiment, record.cluster.name)
+    jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
+    jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
+    needs = _missing(experiment, record, jobs)
+    site = sites.ask(record.cluster)
+    first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
+    planned = Planner(record, record.cluster, site, jobs.uid, first).plan(needs)
+    return _submit_all(experiment, jobs, planned, Scripts(experiment, record, record.cluster, jobs.uid))
+
+
+def _refuse_patterns(experiment: ExperimentDir) -> None:
+    """Slurm fills in `%j` and drops backslashes in the path of a log: the jobs would fail without one."""
+    path = str(experiment.path.resolve())
+    if "%" in path or "\\" in path or "\n" in path:
+        raise AutorlError(
+            "the path of the experiment holds a character that Slurm takes for its own (%, backslash or a line's end)",
+            where=path,
+            next_step="use another folder: --root, or $AUTORL_ROOT",
+        )
+
+
+def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
+    """What has no job of which anything may still come."""
+    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
+    closed = set(reading.list_names(experiment.finished))
+    open_runs = [run for run in record.runs if run not in closed]
+    if record.grader.placement == "job":  # sealed runs need a grader alone
+        open_runs = [run for run in open_runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
+    has_job = board.alive_runs()
+    runs = [run for run in open_runs if run not in has_job]
+    over = set(record.runs) <= closed
+    step = record.grader.placement == "step"
+    chains = [board.alive(f"grader-{i}") for i in range(record.grader.count)]
+    # A grader that is about to end may not have seen the runs that are new now: there must be a link that has not started.
+    ready = [[t for t in chain if not runs or t.state is not JobState.RUNNING] for chain in chains]
+    graders = [0 if waiting or over or step else 1 for waiting in ready]
+    waits_for = [
+        t
+        for t in board.alive()
+        if t.seen and (t.run_id is not None if step else t.submitted.role.startswith("grader-"))
+    ]
+    present = dict.fromkeys(t.seen.job_id.partition("_")[0] for t in waits_for if t.seen)
+    return Needs(
+        runs,
+        graders,
+        report=not over and (bool(runs) or any(graders) or not board.alive("report")),
+        present=tuple(present),
+        busy=len(has_job),
+        **_drivers(served(record.spec) if runs or has_job else (), board, runs),
+    )
+
+
+def _drivers(names: Sequence[str], board: JobTable, runs: list[str]) -> dict[str, dict[str, Any]]:
+    """Which drivers lack a chain, and which job of the others agents may wait for."""
+    lacks: dict[str, int] = {}
+    driving: dict[str, str] = {}
+    for name in names:
+        chain = [task for task in board.alive(f"{DRIVER_ROLE}{name}") if task.seen]
+        # One that is about to end may not have seen the runs that are new now.
+        waiting = [task for task in chain if not runs or task.state is not JobState.RUNNING]
+        lacks[name] = 0 if waiting else 1
+        first = next((t for t in chain if t.state is JobState.RUNNING), chain[0] if chain else None)
+        if first is not None and first.seen is not None:
+            driving[name] = first.seen.job_id
+    return {"drivers": lacks, "driving": driving}
+
+
+def _submit_all(
+    experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts
+) -> list[Submitted]:
+    """Each call is noted before it is made: a launch that is killed leaves no job that nobody knows."""
+    numbers: dict[str, str] = {}
+    done: list[Submitted] = []
+    for job in planned:
+        noted = job.submitted.model_copy(update={"submitted_at": now_text()})
+        try:
+            write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done, noted)}))
+            numbers[job.key] = scripts.submit(job, numbers)
+        except BaseException as error:
+            back = take_back(experiment, jobs, [*done, noted])
+            if not isinstance(error, Exception):  # ctrl-C, TERM
+                raise
+            raise _refused(job, error, experiment, len(done), back) from None
+        done.append(noted.model_copy(update={"job_id": numbers[job.key]}))
+    if done:
+        write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done)}))
+    return done
+
+
+def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: int, back: bool) -> AutorlError:
+    """The refusal in the scheduler's words, and what became of the jobs before it.
+
+    Args:
+        back: whether the scheduler has confirmed that none of them is left.
+    """
+    words = str(error).strip() or type(error).__name__
+    known = slurm.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))
+    role = f"{job.submitted.role} (link {job.submitted.link})" if job.submitted.link > 1 else job.submitted.role
+    after = f"; the {before} jobs submitted before it were taken back" if before else ""
+    if not back:
+        after = (
+            f"; it may be in the queue all the same, and {before} jobs submitted before it may be: the scheduler could not be "
+            "asked. The next launch, or `autorl-hpc cancel`, takes them back first"
+        )
+    return AutorlError(
+        f"the job `{role}` was refused{after}. {known.what}",
+        where=experiment.jobs,
+        fault=Fault.CLUSTER,
+        next_step=f"{known.next_step}; then launch again",
+        exit_code=Exit.ENVIRONMENT,
+    )

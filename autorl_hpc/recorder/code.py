@@ -1,0 +1,1594 @@
+"""Every state of an agent's code, as commits of code.git.
+
+A look each second. What has changed is committed when a look 0.4 s later finds the same, or at the latest after 0.8 s: so a
+change is settled within 2 s. A submission has its state committed at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import queue
+import re
+import secrets
+import stat
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from autorl_hpc.recorder.watch import Allowance, Leavings, LineWriter, Moment, Pace, RecorderJob
+from autorl_hpc.records.base import printable
+from autorl_hpc.records.recorded import CodeRevision
+
+# Where a link in place of `code/` leads to, as long as that lies in the workspace.
+
+MAX_LINKS = 8
+MAX_PARTS = 64
+
+
+def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
+    """The parts of the path below the workspace that `name`, at its top, stands for; None: it is the top, or lies outside.
+
+    Only names are followed here, nothing is opened: whoever opens the parts must follow no link, since they may have changed.
+    """
+    todo, done, links = [name], list[str](), 0
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return None
+            done.pop()
+            continue
+        try:
+            target = os.readlink("/".join((*done, part)), dir_fd=root_fd)
+        except OSError:  # no link, or nothing at all
+            done.append(part)
+            continue
+        links += 1
+        if target.startswith("/"):
+            top = os.readlink(f"/proc/self/fd/{root_fd}").rstrip("/") + "/"
+            if not target.startswith(top):
+                return None
+            target, done = target[len(top) :], []
+        todo += reversed(target.split("/"))
+        if links > MAX_LINKS or len(todo) > MAX_PARTS:
+            return None
+    return tuple(done) or None
+
+
+# The files of an agent's code: what lies in `code/`, and small sources at the top of the workspace.
+#
+# By descriptors, following no link, opening nothing but folders. What is near the top and looks like source comes first, so
+# that a limit cuts off the least likely. What an agent may choose, such as a folder's name, takes nothing out of sight: folders
+# that are left out by name come last, and what of them is not kept is said.
+
+CODE = "code"
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+MAX_FILES = 4000
+"""Of one revision: more than any agent writes by hand; each version of each is a file on a shared disk."""
+
+MAX_OTHERS = 500
+"""Of these, files that don't look like source: data must not take the place of code."""
+
+OTHERS_AT_ONCE = 64
+TURNS = 8
+"""Large and binary files that don't look like source, beyond the first OTHERS_AT_ONCE, and that rest in a folder that rests, are
+looked at in turns: each within so many walks. Data below `code/` must not make looks at code dear, for dear looks come seldom; but a
+small text of any name may be the program. Where looks cost more than their share, such texts take TEXT_TURNS, and never more."""
+
+TEXT_TURNS = 2
+IN_TURNS = "large or binary files are looked at in turns"
+TEXTS_IN_TURNS = "files that don't look like source are looked at by every second look"
+
+MAX_TOP_FILES = 200
+MAX_FOLDERS = 1000
+MAX_DEPTH = 20
+MAX_ASIDE_FOLDERS, MAX_ASIDE_FILES = 50, 100
+"""Looked into of those that are left out by name, and sources kept of what lies in them."""
+
+UNSEEN_NAMED = 3
+MAX_LISTED = 20_000
+"""Names read in one walk: a million files in one folder must not cost a second."""
+
+MAX_LISTED_IN_ONE = 2500
+
+SURE_S = 2.5
+"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
+
+Stamp = tuple[int, int, int]
+"""Of a folder: inode, mtime, ctime."""
+
+MAX_NAMES = 8192
+"""Whose kind is remembered from look to look."""
+
+SOURCE_SUFFIXES = (
+    *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
+    *(".cfg", ".ini", ".conf", ".jinja", ".jinja2", ".j2", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"),
+    *(".go", ".js", ".mjs", ".ts", ".jl", ".r", ".lua", ".pl", ".rb", ".java", ".sql", ".patch", ".diff", ".sbatch"),
+)
+SOURCE_NAMES = frozenset(("makefile", "dockerfile", "justfile", "readme", "license"))
+
+LEFT_OUT_FOLDERS = frozenset(
+    (
+        *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
+        *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
+    )
+)
+"""Made by programs and not written by the agent, as a rule: of them only sources that lie in the folder itself are kept. Virtual
+environments of other names are known by what lies in them."""
+
+MARKS_OF_ENVIRONMENTS = frozenset(("pyvenv.cfg", "conda-meta"))
+LIBRARIES = frozenset(("lib", "lib64"))
+PYTHONS = ("bin/python", "bin/python3")
+LEFT_OUT_FILES = frozenset((".env",))
+"""Where API keys lie."""
+
+COMPILED = (".pyc", ".pyo")
+"""In a folder that is left out by name they are not worth a word; elsewhere an agent put them there."""
+
+GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
+"""How names begin that git takes for its own, on some file system: no tree may hold them (git, path.c and utf8.c)."""
+
+IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
+
+
+class Met(NamedTuple):
+    """A file or link, while its folder is open. `status` None: it was not its turn to be looked at, and it stays as it was."""
+
+    path: bytes
+    folder_fd: int
+    name: str
+    status: os.stat_result | None
+
+
+@dataclass
+class Tally:
+    """What a walk left out.
+
+    Attributes:
+        more: there are more than could be counted.
+        missed: what may have gone unseen whatever the walk found: said with the next commit, if this walk leads to none.
+    """
+
+    files: int = 0
+    by_name: int = 0
+    more: bool = False
+    reasons: dict[str, int] = field(default_factory=dict)
+    missed: set[str] = field(default_factory=set)
+    unseen: list[str] = field(default_factory=list)
+
+    def say(self, reason: str, count: int = 1) -> None:
+        """Counts something that is not exact."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+    def close(self) -> None:
+        """The walk has ended."""
+        if self.unseen:
+            named = ", ".join(printable(name)[:80] for name in sorted(self.unseen)[:UNSEEN_NAMED])
+            others = len(self.unseen) - UNSEEN_NAMED
+            self.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
+
+
+class Listed(NamedTuple):
+    """A folder's entries, sorted once: it may hold thousands, and is walked through each second.
+
+    Attributes:
+        files: sources first.
+        sources: how many of them look like source.
+        aside: folders left out by their names.
+        by_name: files and folders left out by their names.
+        names: how many entries were read.
+        more: these are not all.
+    """
+
+    folders: Sequence[str]
+    files: Sequence[str]
+    sources: int
+    aside: Sequence[str]
+    by_name: int
+    is_environment: bool
+    names: int
+    more: bool
+
+    @classmethod
+    def of(cls, entries: Mapping[str, bool], more: bool) -> Listed:
+        """From names, and whether each is a folder's."""
+        ordered = sorted(entries, key=lambda name: (not is_source(name), name))
+        folders = [name for name in ordered if entries[name] and not _is_left_out_folder(name)]
+        files = [name for name in ordered if not entries[name] and not _is_left_out(name)]
+        return cls(
+            folders=folders,
+            files=files,
+            sources=sum(map(is_source, files)),
+            aside=[name for name in ordered if entries[name] and _is_left_out_folder(name)],
+            by_name=len(ordered) - len(folders) - len(files),
+            is_environment=not (MARKS_OF_ENVIRONMENTS.isdisjoint(ordered) or LIBRARIES.isdisjoint(folders))
+            and "bin" in folders,
+            names=len(ordered),
+            more=more,
+        )
+
+
+@dataclass
+class Listings:
+    """Folders' entries of earlier walks: a folder with the times that it had is not listed again.
+
+    As with files, times are coarse and not ours: a listing counts once the folder has rested for SURE_S before it.
+    """
+
+    now_s: float = 0.0
+    walks: int = 0
+    _before: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
+    _met: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """A walk begins; folders that the last one did not meet are forgotten."""
+        self._before, self._met, self.now_s = self._met, {}, time.monotonic()
+        self.walks += 1
+
+    def kept(self, folder: str, stamp: Stamp) -> Listed | None:
+        """The entries, if they are surely the same."""
+        seen = self._before.get(folder)
+        if seen is None or seen[0] != stamp:
+            seen = (stamp, self.now_s, None)
+        self._met[folder] = seen
+        return seen[2]
+
+    def keep(self, folder: str, listed: Listed) -> None:
+        """What a folder whose stamp was asked about holds."""
+        stamp, since_s, _ = self._met[folder]
+        if self.now_s - since_s >= SURE_S:
+            self._met[folder] = (stamp, since_s, listed)
+
+
+class CodeWalk:
+    """One walk.
+
+    Args:
+        known: gives names of files that were kept before, by folder: looked for even if a listing is cut short.
+        turns: by one look in how many a file may be looked at; None: by each.
+    """
+
+    def __init__(
+        self,
+        root_fd: int,
+        laid: frozenset[str],
+        known: Callable[[], Mapping[str, Sequence[str]]],
+        listings: Listings,
+        turns: Callable[[bytes], int] | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self._root, self._laid, self._known = root_fd, laid, known
+        self._listings, self._turns = listings, turns
+        listings.begin()
+        self._by_folder: Mapping[str, Sequence[str]] | None = None
+        self._device = os.fstat(root_fd).st_dev
+        self._listed = self._files = self._others = self._of_aside = 0
+        self._is_new = False
+        self._code: tuple[str, ...] = (CODE,)
+        self._aside: list[tuple[str, ...]] = []
+
+    def run(self) -> Iterator[Met]:
+        """The files and links, each to be read before the next is asked for. Raises OSError if the workspace can't be read."""
+        yield from self._top()
+        folders: deque[tuple[str, ...]] = deque([(CODE,)])
+        met = 0
+        while folders:
+            parts = folders.popleft()
+            met += 1
+            if met > MAX_FOLDERS or len(parts) > MAX_DEPTH or self._listed >= MAX_LISTED:
+                self.tally.more = True
+                self.tally.say("folders beyond the limits")
+                continue
+            fd = self._open(parts)
+            if fd is None:
+                continue
+            try:
+                yield from self._folder(fd, parts, folders)
+            except OSError:
+                self.tally.say("folders that could not be read")
+            finally:
+                os.close(fd)
+        yield from self._left_out()
+        self.tally.close()
+
+    def _top(self) -> Iterator[Met]:
+        """Small sources at the top; `code` itself, if it is no folder."""
+        status = _status(self._root, CODE)
+        if status is not None and not stat.S_ISDIR(status.st_mode) and not self._is_elsewhere(status):
+            yield Met(CODE.encode(), self._root, CODE, status)
+        taken = 0
+        listed = self._list(self._root, "")
+        for name in listed.files[: listed.sources]:
+            if name in self._laid or name.startswith("."):
+                continue
+            status = _status(self._root, name)
+            if status is None or not stat.S_ISREG(status.st_mode) or status.st_dev != self._device:
+                continue
+            taken += 1
+            if taken > MAX_TOP_FILES:
+                self.tally.files += 1
+                continue
+            yield Met(os.fsencode(name), self._root, name, status)
+
+    def _is_elsewhere(self, status: os.stat_result) -> bool:
+        """Whether `code` is a link to another folder of the workspace, which is then walked in its place."""
+        if not stat.S_ISLNK(status.st_mode):
+            return False
+        self._code = inside(self._root, CODE) or (CODE,)
+        fd = self._open((CODE,))  # follows no link
+        if fd is None:
+            self._code = (CODE,)
+            self.tally.missed.add("code is a link to what is no folder of the workspace: nothing of it is kept")
+            return False
+        os.close(fd)
+        where = printable("/".join(self._code))[:200]
+        self.tally.missed.add(f"code is a link: what lies in {where} is kept as code")
+        return True
+
+    def _left_out(self) -> Iterator[Met]:
+        """Sources that lie in folders that are left out by name; what else does is told."""
+        for at, parts in enumerate(self._aside):
+            over = at >= MAX_ASIDE_FOLDERS or self._listed >= MAX_LISTED or _is_gits(parts[-1])
+            fd = None if over else self._open(parts)
+            if fd is None:
+                if over:
+                    self.tally.unseen.append("/".join(parts))
+                continue
+            try:
+                yield from self._sources(fd, parts)
+            except OSError:
+                self.tally.unseen.append("/".join(parts))
+            finally:
+                os.close(fd)
+
+    def _sources(self, fd: int, parts: tuple[str, ...]) -> Iterator[Met]:
+        listed = self._list(fd, "/".join(parts))
+        others = [name for name in listed.files[listed.sources :] if not name.endswith(COMPILED)]
+        unseen = bool(listed.folders or listed.aside or others or listed.more)
+        prefix = os.fsencode("/".join((*parts, "")))
+        for name in listed.files[: listed.sources]:
+            if self._of_aside >= MAX_ASIDE_FILES or self._files >= MAX_FILES:
+                unseen = True
+                break
+            if (met := self._file(fd, prefix, name, may_wait=False)) is not None:
+                self._of_aside += 1
+                self._files += 1
+                yield met
+        if unseen:
+            self.tally.unseen.append("/".join(parts))
+
+    def _folder(self, fd: int, parts: tuple[str, ...], folders: deque[tuple[str, ...]]) -> Iterator[Met]:
+        listed = self._list(fd, "/".join(parts))
+        if len(parts) > 1 and listed.is_environment and any(_status(fd, name) is not None for name in PYTHONS):
+            self.tally.by_name += 1
+            self._aside.append(parts)
+            return
+        self.tally.by_name += listed.by_name
+        self._aside += [(*parts, name) for name in listed.aside]
+        folders.extend([(*parts, name) for name in listed.folders])
+        prefix = os.fsencode("/".join((*parts, "")))
+        for at, name in enumerate(listed.files):
+            other = at >= listed.sources
+            if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
+                self.tally.files += len(listed.files) - at  # after the sources, all are others
+                return
+            may_wait = other and not self._is_new and self._others >= OTHERS_AT_ONCE
+            if (met := self._file(fd, prefix, name, may_wait)) is not None:
+                self._files += 1
+                self._others += other
+                yield met
+
+    def _file(self, fd: int, prefix: bytes, name: str, may_wait: bool) -> Met | None:
+        path = prefix + os.fsencode(name)
+        if may_wait and self._turns is not None and (turns := self._turns(path)) > 1:
+            self.tally.missed.add(IN_TURNS if turns > TEXT_TURNS else TEXTS_IN_TURNS)
+            if (hash(path) + self._listings.walks) % turns:
+                return Met(path, fd, name, None)
+        status = _status(fd, name)
+        if status is None or status.st_dev != self._device:
+            return None
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            return None
+        return Met(path, fd, name, status)
+
+    def _list(self, fd: int, folder: str) -> Listed:
+        """Not all of a folder that holds very many. `_is_new`: it has changed, or not rested since."""
+        status = os.fstat(fd)
+        listed = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+        left = MAX_LISTED - self._listed
+        self._is_new = listed is None
+        if listed is None or listed.names > left:
+            listed = self._read_list(fd, folder, min(MAX_LISTED_IN_ONE, left))
+            if left >= MAX_LISTED_IN_ONE:  # else where it was cut depends on other folders
+                self._listings.keep(folder, listed)
+        if listed.more:
+            self.tally.more = True
+            self.tally.say("folders with too many files to list")
+        self._listed += listed.names
+        return listed
+
+    def _read_list(self, fd: int, folder: str, most: int) -> Listed:
+        found: dict[str, bool] = {}
+        more = False
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if len(found) >= most:
+                    more = True
+                    found |= dict.fromkeys(self._kept_in(folder), False)
+                    break
+                found[entry.name] = entry.is_dir(follow_symlinks=False)
+        return Listed.of(found, more)
+
+    def _kept_in(self, folder: str) -> Sequence[str]:
+        if self._by_folder is None:
+            self._by_folder = self._known()
+        return self._by_folder.get(folder, ())
+
+    def _open(self, parts: tuple[str, ...]) -> int | None:
+        """A folder of the code, on the workspace's own device; None: it went away, is no folder any more, or is closed."""
+        fd = os.dup(self._root)
+        try:
+            for part in (*self._code, *parts[1:]):
+                following = os.open(part, FOLDER_FLAGS, dir_fd=fd)
+                os.close(fd)
+                fd = following
+            if os.fstat(fd).st_dev == self._device:
+                return fd
+            self.tally.say("folders on another device")
+        except PermissionError:
+            self.tally.say("folders that could not be read")
+        except OSError:
+            pass
+        os.close(fd)
+        return None
+
+
+@lru_cache(maxsize=MAX_NAMES)
+def is_source(name: str) -> bool:
+    """Whether a file's name is one of source, settings or prose."""
+    lower = name.lower()
+    return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
+
+
+@lru_cache(maxsize=MAX_NAMES)
+def _is_left_out(name: str) -> bool:
+    return name in LEFT_OUT_FILES or _is_gits(name)
+
+
+def _is_left_out_folder(name: str) -> bool:
+    return name.lower() in LEFT_OUT_FOLDERS or _is_gits(name)
+
+
+def _is_gits(name: str) -> bool:
+    return (name if name.isascii() else name.translate(IGNORED_BY_HFS)).lower().startswith(GITS_OWN)
+
+
+def _status(fd: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except OSError:
+        return None  # it went away
+
+
+# A git repository of loose objects, written and read without git: the states of an agent's code.
+#
+# Only what code.git needs: blobs, trees, commits, one ref an attempt. `git log`, `git diff` and `git fsck` read it. Objects
+# are named by their content and appear whole or not at all, so two writers can't harm each other; they are not synced, so a
+# node that loses its power may cost the last ones. Every object is checked against its name when it is read.
+#
+# Format: git's documentation, gitformat-loose, and the book Pro Git, chapter 10.2.
+
+Kind = Literal["blob", "tree", "commit"]
+FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
+"""The modes that a tree's entry may have."""
+
+Files = dict[bytes, tuple[int, str]]
+"""By path, mode and object id."""
+
+AUTHOR = "autorl-hpc recorder <recorder@localhost>"
+CONFIG = (
+    b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
+    b"[gc]\n\tauto = 0\n"  # packed objects are not read here
+)
+MAX_OBJECT_BYTES = 32 << 20
+"""Inflated. None that is written here comes near."""
+
+MAX_TREE_DEPTH = 64
+MAX_TREE_FILES = 50_000
+BLOCK_BYTES = 4096
+"""What the smallest file takes on a disk."""
+
+_ID = re.compile(r"[0-9a-f]{40}")
+_REF_PREFIX = b"ref: "
+
+
+class GitDamage(Exception):
+    """An object or ref is missing, is not what its name says, or is none that this suite writes."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit. `at_s`: seconds of the Unix clock."""
+
+    revision: str
+    tree: str
+    parent: str | None
+    at_s: int
+    message: str
+
+
+def object_id(kind: Kind, data: bytes) -> str:
+    """The name of an object."""
+    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).hexdigest()
+
+
+class Repository:
+    """A bare repository. Not for several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._known: set[str] = set()
+
+    @classmethod
+    def create(cls, path: Path) -> Repository:
+        """Makes it, or completes one whose making was cut short; `size_bytes` is what its objects take. Raises OSError."""
+        for folder in ("objects", "refs/heads"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        repository = cls(path)
+        for name, data in (("config", CONFIG), ("HEAD", b"ref: refs/heads/main\n")):
+            if not (path / name).exists():
+                repository._replace(path / name, data)
+        with os.scandir(path / "objects") as folders:
+            for each in folders:
+                if each.is_dir(follow_symlinks=False) and len(each.name) == 2:
+                    repository.size_bytes += _folder_bytes(each.path)
+        return repository
+
+    # ---------------------------------------------------------------- writing
+
+    def write(self, kind: Kind, data: bytes) -> str:
+        """Writes an object unless it is there; its id. Raises OSError."""
+        name = object_id(kind, data)
+        if name in self._known:
+            return name
+        folder = self.path / "objects" / name[:2]
+        final = folder / name[2:]
+        if not _stands(final):
+            # Level 1: thrice as fast as the default, and code is small.
+            packed = zlib.compress(b"%s %d\0" % (kind.encode(), len(data)) + data, 1)
+            folder.mkdir(exist_ok=True)
+            self._replace(final, packed, 0o444)
+            self.size_bytes += _on_disk(len(packed))
+        self._known.add(name)
+        return name
+
+    def write_files(self, files: Mapping[bytes, tuple[int, str]]) -> str:
+        """Writes the trees of these files; the id of the topmost. Raises OSError."""
+        folders: dict[bytes, Files] = {b"": {}}
+        for path, entry in files.items():
+            folder, _, name = path.rpartition(b"/")
+            above = folder
+            while above not in folders:
+                folders[above] = {}
+                above = above.rpartition(b"/")[0]
+            folders[folder][name] = entry
+        for folder in sorted(folders, key=lambda path: (path.count(b"/"), path), reverse=True):
+            written = self.write("tree", _tree_bytes(folders[folder]))
+            if not folder:
+                break
+            above, _, name = folder.rpartition(b"/")
+            folders[above][name] = (FOLDER, written)
+        return written
+
+    def commit(self, tree: str, parent: str | None, message: str, at_s: int) -> str:
+        """Writes a commit; its id. The clock's zone is UTC. Raises OSError."""
+        stamp = f"{AUTHOR} {max(0, at_s)} +0000"
+        lines = [f"tree {tree}", *([f"parent {parent}"] if parent else []), f"author {stamp}", f"committer {stamp}"]
+        return self.write("commit", ("\n".join(lines) + f"\n\n{message}\n").encode())
+
+    def set_ref(self, name: str, revision: str) -> None:
+        """Points `refs/heads/<name>` to a commit. Raises OSError."""
+        self._replace(self.path / "refs" / "heads" / name, revision.encode() + b"\n")
+
+    def set_head(self, name: str) -> None:
+        """Makes `refs/heads/<name>` what `git log` begins with. Raises OSError."""
+        self._replace(self.path / "HEAD", b"ref: refs/heads/" + name.encode() + b"\n")
+
+    def _replace(self, final: Path, data: bytes, mode: int = 0o644) -> None:
+        temporary = self.path / f"tmp_obj_{secrets.token_hex(8)}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+            finally:
+                os.close(fd)  # NFS may report a full quota here
+            os.rename(temporary, final)
+        except OSError:
+            try:
+                os.unlink(temporary)
+            except OSError:
+                pass
+            raise
+
+    # ---------------------------------------------------------------- reading
+
+    def head_name(self) -> str | None:
+        """The name of the ref that HEAD is."""
+        try:
+            data = _read_small(self.path / "HEAD")
+        except GitDamage:
+            return None
+        prefix = _REF_PREFIX + b"refs/heads/"
+        return data[len(prefix) :].strip().decode("ascii", "replace") if data.startswith(prefix) else None
+
+    def ref(self, name: str) -> str | None:
+        """The commit that `refs/heads/<name>` points to; None: there is no such ref, or it is damaged."""
+        try:
+            text = _read_small(self.path / "refs" / "heads" / Path(name).name).decode("ascii", "replace").strip()
+        except GitDamage:
+            return None
+        return text if _ID.fullmatch(text) else None
+
+    def head(self) -> str | None:
+        """The newest commit; None: there is none."""
+        name = self.head_name()
+        return None if name is None else self.ref(name)
+
+    def read(self, name: str, kind: Kind, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
+        """The object of that id.
+
+        Raises:
+            GitDamage: it is missing, of another kind, larger than `max_bytes`, or not what its name says.
+        """
+        if not _ID.fullmatch(name):
+            raise GitDamage(f"{name[:60]!r} is no object's name")
+        packed = _read_small(self.path / "objects" / name[:2] / name[2:], max_bytes + 4096)
+        unpacker = zlib.decompressobj()
+        try:
+            data = unpacker.decompress(packed, max_bytes + 64)
+        except zlib.error as error:
+            raise GitDamage(f"object {name} can't be unpacked: {error}") from None
+        if not unpacker.eof:
+            raise GitDamage(f"object {name} breaks off, or unpacks to more than {max_bytes} bytes")
+        head, _, body = data.partition(b"\0")
+        if len(body) > max_bytes:
+            raise GitDamage(f"object {name} is larger than {max_bytes} bytes")
+        if head != b"%s %d" % (kind.encode(), len(body)) or object_id(kind, body) != name:
+            raise GitDamage(f"object {name} is not the {kind} that its name says")
+        return body
+
+    def commit_of(self, revision: str) -> Commit:
+        """The commit of that id. Raises GitDamage."""
+        text = self.read(revision, "commit", 1 << 20).decode("utf-8", "replace")
+        head, _, message = text.partition("\n\n")
+        fields = dict(reversed([line.partition(" ")[::2] for line in head.split("\n")]))
+        stamp = fields.get("committer", "").rsplit(" ", 2)
+        at_s = int(stamp[1]) if len(stamp) == 3 and stamp[1].isascii() and stamp[1].isdigit() else 0
+        return Commit(revision, fields.get("tree", ""), fields.get("parent"), at_s, message.rstrip("\n"))
+
+    def history(self, revision: str | None, most: int = 100_000) -> Iterator[Commit]:
+        """A commit and those before it, the newest first. Raises GitDamage where it breaks off."""
+        while revision is not None and most > 0:
+            commit = self.commit_of(revision)
+            yield commit
+            revision, most = commit.parent, most - 1
+
+    def files(self, revision: str) -> Files:
+        """All files of a commit. Raises GitDamage, also beyond MAX_FILES or MAX_DEPTH."""
+        found: Files = {}
+        folders = [(b"", self.commit_of(revision).tree, 0)]
+        while folders:
+            prefix, tree, depth = folders.pop()
+            for mode, name, entry in _tree_entries(self.read(tree, "tree")):
+                path = prefix + name
+                if mode == FOLDER:
+                    if depth >= MAX_TREE_DEPTH:
+                        raise GitDamage("a tree is nested too deeply")
+                    folders.append((path + b"/", entry, depth + 1))
+                else:
+                    found[path] = (mode, entry)
+                if len(found) + len(folders) > MAX_TREE_FILES:
+                    raise GitDamage(f"a tree holds more than {MAX_TREE_FILES} files")
+        return found
+
+
+def _tree_bytes(entries: Files) -> bytes:
+    """git sorts folders as if their names ended in a slash."""
+    ordered = sorted(entries.items(), key=lambda item: item[0] + (b"/" if item[1][0] == FOLDER else b""))
+    return b"".join(b"%o %s\0" % (mode, name) + bytes.fromhex(entry) for name, (mode, entry) in ordered)
+
+
+def _tree_entries(data: bytes) -> Iterator[tuple[int, bytes, str]]:
+    at = 0
+    while at < len(data):
+        zero = data.find(b"\0", at)
+        mode, space, name = data[at : max(at, zero)].partition(b" ")
+        if zero < 0 or not space or not name or len(data) < zero + 21 or b"/" in name or name in (b".", b".."):
+            raise GitDamage("a tree can't be read")
+        try:
+            number = int(mode, 8)
+        except ValueError:
+            raise GitDamage("a tree's entry has no mode") from None
+        yield number, name, data[zero + 1 : zero + 21].hex()
+        at = zero + 21
+
+
+def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
+    """A regular file's bytes. Whoever could write here may have put a FIFO or a link in its place."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise GitDamage(f"{path.name} is no file")
+            parts, left = [], max_bytes + 1
+            while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
+                parts.append(part)
+                left -= len(part)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        why = "is a link" if error.errno == errno.ELOOP else f"can't be read: {error.strerror}"
+        raise GitDamage(f"{path.parent.name}/{path.name} {why}") from None
+    if left <= 0:
+        raise GitDamage(f"{path.parent.name}/{path.name} is larger than {max_bytes} bytes")
+    return b"".join(parts)
+
+
+def _stands(path: Path) -> bool:
+    """Whether a file is there that is not empty: a lost node leaves names without content."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_size > 0
+    except OSError:
+        return False
+
+
+def _folder_bytes(path: str) -> int:
+    with os.scandir(path) as entries:
+        return sum(_on_disk(entry.stat(follow_symlinks=False).st_size) for entry in entries)
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+# The difference of two texts by lines, in bounded work: texts are an agent's, and difflib takes cubic time on bad ones.
+#
+# Myers, "An O(ND) difference algorithm and its variations" (1986), greedy and forward, given up beyond so many steps: then what
+# lies between the equal beginnings and ends counts as replaced. No clock decides, so the same texts give the same answer.
+
+CONTEXT_LINES = 3
+MAX_EDITS = 1000
+"""Edits between two texts that are looked for one by one. Memory grows with its square: 4 MB here."""
+
+Equal = tuple[int, int, int]
+"""First line in the old text, in the new text, number of lines."""
+
+
+@dataclass
+class Work:
+    """Steps that may still be made. One for all files of a comparison."""
+
+    steps: int = 2_000_000
+    given_up: int = field(default=0)
+
+
+def equal_blocks(old: Sequence[str], new: Sequence[str], work: Work) -> list[Equal]:
+    """Runs of equal lines in order, the last one empty at the ends of both texts."""
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    middle = _snakes(old[start : len(old) - end], new[start : len(new) - end], work)
+    blocks = [(0, 0, start), *((a + start, b + start, n) for a, b, n in middle), (len(old) - end, len(new) - end, end)]
+    return [*(block for block in blocks if block[2]), (len(old), len(new), 0)]
+
+
+def _snakes(old: Sequence[str], new: Sequence[str], work: Work) -> list[Equal]:
+    """The equal runs of a shortest edit script; none if it takes too many steps to find."""
+    if not old or not new:
+        return []
+    most = min(len(old) + len(new), MAX_EDITS)
+    reach = array("i", bytes(4 * (2 * most + 3)))  # by diagonal, which may be negative: the farthest old line
+    trace: list[array[int]] = []
+    for edits in range(most + 1):
+        trace.append(reach[most + 1 - edits - 1 : most + 1 + edits + 2])
+        for diagonal in range(-edits, edits + 1, 2):
+            at = most + 1 + diagonal
+            down = diagonal == -edits or (diagonal != edits and reach[at - 1] < reach[at + 1])
+            x = begun = reach[at + 1] if down else reach[at - 1] + 1
+            y = x - diagonal
+            while x < len(old) and y < len(new) and old[x] == new[y]:
+                x, y = x + 1, y + 1
+            reach[at] = x
+            work.steps -= 1 + x - begun
+            if x >= len(old) and y >= len(new):
+                return _walk_back(trace, len(old), len(new))
+        if work.steps <= 0:
+            break
+    work.given_up += 1
+    return []
+
+
+def _walk_back(trace: list[array[int]], x: int, y: int) -> list[Equal]:
+    found: list[Equal] = []
+    for edits in range(len(trace) - 1, -1, -1):
+        reach, diagonal = trace[edits], x - y
+        at = edits + 1 + diagonal
+        down = diagonal == -edits or (diagonal != edits and reach[at - 1] < reach[at + 1])
+        before = diagonal + 1 if down else diagonal - 1
+        from_x = reach[at + 1] if down else reach[at - 1]
+        after_x = from_x if down else from_x + 1  # where the edit leads: equal lines follow
+        if x > after_x:
+            found.append((after_x, after_x - diagonal, x - after_x))
+        x, y = from_x, from_x - before
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class LineDiff:
+    """`text`: the hunks of a unified diff, without the lines that name the files."""
+
+    added: int
+    removed: int
+    text: str
+
+
+def line_diff(old: str, new: str, work: Work) -> LineDiff:
+    """The difference of two texts. A last line without an end is told as diff does."""
+    before, after = _lines(old), _lines(new)
+    blocks = equal_blocks(before, after, work)
+    same = sum(block[2] for block in blocks)
+    text = "".join(_hunk(before, after, group) for group in _groups(blocks))
+    return LineDiff(len(after) - same, len(before) - same, text)
+
+
+def _lines(text: str) -> list[str]:
+    """By line feeds alone: str.splitlines parts lines at signs that no editor and no git takes for an end."""
+    lines = [line + "\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+Change = tuple[int, int, int, int]
+"""Old lines from, to; new lines from, to."""
+
+
+def _groups(blocks: list[Equal]) -> Iterator[list[Change]]:
+    """Changes with fewer than two contexts of equal lines between them stand in one hunk."""
+    group: list[Change] = []
+    a = b = 0
+    for at_a, at_b, count in blocks:
+        if at_a > a or at_b > b:
+            if group and a - group[-1][1] > 2 * CONTEXT_LINES:
+                yield group
+                group = []
+            group.append((a, at_a, b, at_b))
+        a, b = at_a + count, at_b + count
+    if group:
+        yield group
+
+
+def _hunk(before: Sequence[str], after: Sequence[str], group: list[Change]) -> str:
+    first, last = group[0], group[-1]
+    lead = min(CONTEXT_LINES, first[0], first[2])
+    a, b = first[0] - lead, first[2] - lead
+    end_a, end_b = min(len(before), last[1] + CONTEXT_LINES), min(len(after), last[3] + CONTEXT_LINES)
+    lines, at = [f"@@ -{_range(a, end_a)} +{_range(b, end_b)} @@\n"], a
+    for from_a, to_a, from_b, to_b in group:
+        lines += [_line(" ", text) for text in before[at:from_a]]
+        lines += [_line("-", text) for text in before[from_a:to_a]]
+        lines += [_line("+", text) for text in after[from_b:to_b]]
+        at = to_a
+    lines += [_line(" ", text) for text in before[at:end_a]]
+    return "".join(lines)
+
+
+def _range(first: int, end: int) -> str:
+    count = end - first
+    return f"{first + (count > 0)}" if count == 1 else f"{first + (count > 0)},{count}"
+
+
+def _line(sign: str, text: str) -> str:
+    return sign + text if text.endswith("\n") else f"{sign}{text}\n\\ No newline at end of file\n"
+
+
+# code.git as the report reads it: the files of a revision, and what changed between two.
+#
+# Files whose content is kept stand under their paths; of those that are large or binary a small JSON text says size and hash,
+# under the same path below `by-hash/`, a folder that no file of an agent can stand in.
+
+BY_HASH = b"by-hash/"
+MAX_READ_BYTES = 64 << 20
+"""Of one revision. The recorder keeps less."""
+
+MAX_DIFF_BYTES = 256 << 10
+"""Of one file: longer ones are told without their lines."""
+
+MAX_TEXT_CHARS = 1 << 20
+"""Of the unified diff of two revisions."""
+
+MAX_POINTER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A file of which no content is kept.
+
+    Attributes:
+        why: `large`, `binary`, `link` (`target` says where to), or `unread`: what is kept of it can't be read here.
+        sha256: None: not computed; `note` says why.
+    """
+
+    why: Literal["large", "binary", "link", "unread"]
+    size_bytes: int | None = None
+    sha256: str | None = None
+    note: str | None = None
+    target: str | None = None
+
+    def data(self, mtime_ns: int | None = None) -> bytes:
+        """What stands in code.git for it."""
+        value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
+        kept = {name: each for name, each in value.items() if each is not None}
+        return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One file that differs. Lines are None where there are none to count: pointers, and texts too long to compare."""
+
+    path: str
+    what: Literal["added", "changed", "removed"]
+    added_lines: int | None
+    removed_lines: int | None
+
+
+@dataclass(frozen=True)
+class RevisionDiff:
+    """Two revisions compared. `text`: a unified diff of the texts, raw: escape it before it is shown.
+
+    Attributes:
+        cut: something was too long: lines that are not counted, or a shortened text.
+    """
+
+    files: tuple[FileChange, ...] = ()
+    added_lines: int = 0
+    removed_lines: int = 0
+    text: str = ""
+    cut: bool = False
+
+
+def open_history(code_git: Path | Repository) -> Repository:
+    """The repository to read from: hand on one to several calls. Nothing is opened yet."""
+    return code_git if isinstance(code_git, Repository) else Repository(code_git)
+
+
+def files_at(code_git: Path | Repository, revision: str) -> dict[str, bytes | Pointer]:
+    """The files of a revision by their paths in the workspace, sorted; bytes that are no UTF-8 as surrogates.
+
+    Raises:
+        GitDamage: the revision can't be read as a whole.
+    """
+    repository = open_history(code_git)
+    left, found = MAX_READ_BYTES, {}
+    for path, (mode, entry) in sorted(repository.files(revision).items()):
+        value = _content(repository, path, mode, entry, left)
+        left -= len(value) if isinstance(value, bytes) else 0
+        found[_shown(path)] = value
+    return found
+
+
+def changes(code_git: Path | Repository, before: str | None, after: str, work: Work | None = None) -> RevisionDiff:
+    """What changed from one revision to another; from nothing, if `before` is None.
+
+    Args:
+        work: bound of the steps that comparing lines may take, for several calls together.
+
+    Raises:
+        GitDamage: a revision can't be read.
+    """
+    repository = open_history(code_git)
+    old = {} if before is None else _by_path(repository.files(before))
+    new = _by_path(repository.files(after))
+    told = _Told(work or Work())
+    for path in sorted(old.keys() | new.keys()):
+        if old.get(path) != new.get(path):
+            told.add(path, _read(repository, old.get(path)), _read(repository, new.get(path)))
+    return RevisionDiff(
+        tuple(told.files),
+        sum(f.added_lines or 0 for f in told.files),
+        sum(f.removed_lines or 0 for f in told.files),
+        "".join(told.texts),
+        told.cut,
+    )
+
+
+Place = tuple[bytes, int, str]
+"""Path in the repository, mode, object id."""
+
+
+def _by_path(files: Files) -> dict[str, Place]:
+    return {_shown(path): (path, mode, entry) for path, (mode, entry) in files.items()}
+
+
+def _shown(path: bytes) -> str:
+    return path.removeprefix(BY_HASH).decode("utf-8", "surrogateescape")
+
+
+def _read(repository: Repository, place: Place | None) -> bytes | Pointer | None:
+    return None if place is None else _content(repository, *place, MAX_DIFF_BYTES)
+
+
+def _content(repository: Repository, path: bytes, mode: int, entry: str, left: int) -> bytes | Pointer:
+    try:
+        if path.startswith(BY_HASH):
+            return _pointer(repository.read(entry, "blob", MAX_POINTER_BYTES))
+        data = repository.read(entry, "blob", max(0, left))
+    except GitDamage as error:
+        return Pointer("unread", note=str(error))
+    return Pointer("link", target=data.decode("utf-8", "surrogateescape")) if mode == LINK else data
+
+
+def _pointer(data: bytes) -> Pointer:
+    try:
+        value: Any = json.loads(data)
+        why, size, digest, note = (value.get(name) for name in ("why", "size_bytes", "sha256", "note"))
+    except (ValueError, RecursionError, AttributeError):
+        return Pointer("unread", note="what is kept of it can't be read")
+    return Pointer(
+        why if why in ("large", "binary") else "unread",
+        size if isinstance(size, int) else None,
+        digest if isinstance(digest, str) else None,
+        note if isinstance(note, str) else None,
+    )
+
+
+@dataclass
+class _Told:
+    """Gathers the changes of one comparison within its bounds."""
+
+    work: Work
+    files: list[FileChange] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    chars: int = 0
+    cut: bool = False
+
+    def add(self, path: str, old: bytes | Pointer | None, new: bytes | Pointer | None) -> None:
+        """Adds one file."""
+        what: Literal["added", "changed", "removed"] = (
+            "added" if old is None else "removed" if new is None else "changed"
+        )
+        if isinstance(old, Pointer) or isinstance(new, Pointer):
+            unread = any(isinstance(each, Pointer) and each.why == "unread" for each in (old, new))
+            self.cut = self.cut or unread
+            self.files.append(FileChange(path, what, None, None))
+            return
+        given_up = self.work.given_up
+        diff = line_diff(_text(old), _text(new), self.work)
+        self.cut = self.cut or self.work.given_up > given_up
+        self.files.append(FileChange(path, what, diff.added, diff.removed))
+        names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
+        text = f"--- {names[0]}\n+++ {names[1]}\n{diff.text}"
+        if self.chars + len(text) > MAX_TEXT_CHARS:
+            self.cut = True
+        else:
+            self.texts.append(text)
+            self.chars += len(text)
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode("utf-8", "replace")
+
+
+# What is kept of one file of an agent's code, and how little of it has to be read again at the next look.
+#
+# A file is read again when its size, times or inode are others. Times are coarse, and a file server's clock is not ours: a
+# file that was read soon after it changed is read once more when it has rested for SURE_S of our own clock.
+
+MAX_TEXT_BYTES = 1 << 20
+"""Larger files are kept by hash."""
+
+MAX_TEXTS_BYTES = 32 << 20
+"""Of all texts in one revision."""
+
+BINARY_LOOK_BYTES = 8000
+"""A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)."""
+
+HASH_AT_ONCE_BYTES = 8 << 20
+MAX_HASHED_BYTES = 256 << 20
+"""Beyond it only size and time are kept: checkpoints have hashes of their own when they are submitted."""
+
+SLICE_BYTES = 16 << 20
+"""Of large files that are hashed in one look: about 0.03 s."""
+
+CHUNK_BYTES = 1 << 20
+RESTLESS_CHANGES = 20
+"""So many changes, each within RESTLESS_GAP_S of the last, make a file restless: a log. Never one that looks like source, whatever it
+costs: a minute in which nobody looks is enough to train with something else. How often it is committed is bounded anyway."""
+
+RESTLESS_GAP_S = 10.0
+RESTLESS_EVERY_S = 60.0
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
+
+Identity = tuple[int, int, int, int, int, int]
+"""Device, inode, mode, size, mtime, ctime."""
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the last looks learned of a file. Times are of the own monotonic clock."""
+
+    identity: Identity
+    seen_s: float
+    mode: int = FILE
+    entry: str = ""
+    pointer: Pointer | None = None
+    sure: bool = False
+    changed_s: float = 0.0
+    read_s: float = 0.0
+    streak: int = 0
+    hashing: Any = None
+    hashed_bytes: int = 0
+    text_bytes: int = 0
+
+    @property
+    def restless(self) -> bool:
+        return self.streak >= RESTLESS_CHANGES
+
+
+@dataclass
+class CodeFiles:
+    """Gathers the files of look after look.
+
+    Attributes:
+        files: of the present look, as a commit will hold them.
+        fresh: content that has been read and not yet written to code.git, by object id.
+    """
+
+    files: Files = field(default_factory=dict)
+    fresh: dict[str, bytes] = field(default_factory=dict)
+    by_hash: int = 0
+    _known: dict[bytes, _Known] = field(default_factory=dict)
+    _met: dict[bytes, _Known] = field(default_factory=dict)
+    _exact: bool = False
+    _dear: bool = False
+    _texts_bytes: int = 0
+    _slice_left: int = 0
+    _now: float = 0.0
+
+    def begin(self, *, exact: bool, dear: bool) -> None:
+        """A look begins. `exact`: everything that may have changed unseen is read again. `dear`: looks cost more than their share."""
+        self._dear = dear
+        self.files, self.by_hash, self._met = {}, 0, {}
+        self._exact, self._texts_bytes, self._slice_left, self._now = exact, 0, SLICE_BYTES, time.monotonic()
+
+    def end(self) -> None:
+        """A look has ended: what it did not meet is forgotten."""
+        self._known = self._met
+        if not self.fresh:
+            return
+        needed = {known.entry for known in self._met.values()}
+        self.fresh = {entry: data for entry, data in self.fresh.items() if entry in needed}
+
+    def kept(self) -> dict[str, list[str]]:
+        """Names of the files of the last look, by folder."""
+        found: dict[str, list[str]] = {}
+        for path in self._known:
+            folder, _, name = os.fsdecode(path).rpartition("/")
+            found.setdefault(folder, []).append(name)
+        return found
+
+    def add(self, met: Met, tally: Tally) -> None:
+        """Takes a file into this look; one that went away is passed over."""
+        try:
+            known = self._looked_at(met, met.status, tally) if met.status is not None else self._known.get(met.path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            tally.files += 1
+            tally.say("files that could not be read")
+            return
+        if known is None:
+            return
+        if known.pointer is None and (self._texts_bytes + known.text_bytes) > MAX_TEXTS_BYTES:
+            tally.files += 1
+            return
+        self._met[met.path] = known
+        self._texts_bytes += known.text_bytes
+        if known.pointer is not None:
+            self.by_hash += 1
+            if known.pointer.note is not None:
+                tally.say(f"files by size alone, {known.pointer.note}")
+        self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
+
+    def turns(self, path: bytes) -> int:
+        """By one look in how many a file that doesn't look like source may be looked at. What is not known for sure never waits."""
+        known = self._known.get(path)
+        if known is None or not known.sure or _waits_for_hash(known):
+            return 1
+        return TURNS if known.pointer is not None else TEXT_TURNS if self._dear else 1
+
+    def _looked_at(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
+        return self._link(met, status) if stat.S_ISLNK(status.st_mode) else self._file(met, status, tally)
+
+    def _link(self, met: Met, status: os.stat_result) -> _Known:
+        known = _Known(_identity(status), self._now, LINK)
+        known.entry = self._keep(os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd)))
+        return known
+
+    def _file(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
+        known, identity = self._known.get(met.path), _identity(status)
+        if known is None or known.mode == LINK:
+            return self._read(met, status, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
+        if known.identity == identity:
+            if known.hashing is not None or _waits_for_hash(known):
+                return self._hash_on(met, known)
+            rested = self._now - known.seen_s >= SURE_S
+            return known if known.sure or not (rested or self._exact) else self._read(met, status, known, tally)
+        if known.restless and not (self._exact or is_source(met.name)) and self._now - known.read_s < RESTLESS_EVERY_S:
+            tally.missed.add("files that never rest are read once a minute")
+            return known
+        close = self._now - known.changed_s < (RESTLESS_EVERY_S + RESTLESS_GAP_S if known.restless else RESTLESS_GAP_S)
+        streak = known.streak + 1 if close else 0
+        return self._read(met, status, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
+
+    def _read(self, met: Met, status: os.stat_result, known: _Known, tally: Tally) -> _Known | None:
+        if status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + status.st_size > MAX_TEXTS_BYTES:
+            tally.files += 1
+            return None
+        fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
+        try:
+            before = os.fstat(fd)
+            if not stat.S_ISREG(before.st_mode):
+                return None
+            known.mode = PROGRAM if before.st_mode & stat.S_IXUSR else FILE
+            known.read_s = self._now
+            if before.st_size > MAX_TEXT_BYTES:
+                self._read_large(fd, known, before)
+            else:
+                self._read_small(fd, known)
+            same = _identity(os.fstat(fd)) == _identity(before) == known.identity
+        finally:
+            os.close(fd)
+        # What it was before it was read stands for what was read: if that is past, the next look sees another identity.
+        if known.identity != _identity(before):
+            known.identity, known.seen_s = _identity(before), self._now
+        known.sure = same and self._now - known.seen_s >= SURE_S
+        return known
+
+    def _read_small(self, fd: int, known: _Known) -> None:
+        data = _read_at_most(fd, MAX_TEXT_BYTES)
+        known.pointer, known.hashing, known.text_bytes = None, None, 0
+        if b"\0" in data[:BINARY_LOOK_BYTES]:
+            self._point(known, Pointer("binary", len(data), hashlib.sha256(data).hexdigest()))
+        else:
+            known.entry = self._keep(data)
+            known.text_bytes = len(data)
+
+    def _read_large(self, fd: int, known: _Known, before: os.stat_result) -> None:
+        if before.st_size > self._slice_left and _identity(before) == known.identity and known.pointer is not None:
+            return  # what was learned of it stands; to be sure of it must wait for its turn
+        known.hashing, known.text_bytes = None, 0
+        digest, note = None, "for they have not rested yet"
+        if before.st_size > MAX_HASHED_BYTES:
+            note = f"for they are larger than {MAX_HASHED_BYTES >> 20} MiB"
+        elif before.st_size <= min(HASH_AT_ONCE_BYTES, self._slice_left):
+            hasher, done = hashlib.sha256(), 0
+            while done < before.st_size and (chunk := os.read(fd, CHUNK_BYTES)):
+                hasher.update(chunk)
+                done += len(chunk)
+            self._slice_left -= done
+            if _identity(os.fstat(fd)) == _identity(before):
+                digest = hasher.hexdigest()
+        size = before.st_size
+        pointer = Pointer("large", size, digest) if digest else Pointer("large", size, note=note)
+        self._point(known, pointer, before.st_mtime_ns)
+
+    def _hash_on(self, met: Met, known: _Known) -> _Known | None:
+        """Hashes a further slice of a large file that rests."""
+        if self._now - known.seen_s < SURE_S or self._slice_left <= 0:
+            return known
+        fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
+        try:
+            if _identity(os.fstat(fd)) != known.identity:
+                return known  # the next look sees what it has become
+            if known.hashing is None:
+                known.hashing, known.hashed_bytes = hashlib.sha256(), 0
+            os.lseek(fd, known.hashed_bytes, os.SEEK_SET)
+            size = known.identity[3]
+            while known.hashed_bytes < size and self._slice_left > 0 and (chunk := os.read(fd, CHUNK_BYTES)):
+                known.hashing.update(chunk)
+                known.hashed_bytes += len(chunk)
+                self._slice_left -= len(chunk)
+            if known.hashed_bytes == size and _identity(os.fstat(fd)) == known.identity:
+                self._point(known, Pointer("large", size, known.hashing.hexdigest()))
+                known.hashing, known.sure = None, True
+        finally:
+            os.close(fd)
+        return known
+
+    def _point(self, known: _Known, pointer: Pointer, mtime_ns: int | None = None) -> None:
+        known.pointer = pointer
+        known.entry = self._keep(pointer.data(None if pointer.sha256 else mtime_ns))
+
+    def _keep(self, data: bytes) -> str:
+        entry = object_id("blob", data)
+        self.fresh[entry] = data
+        return entry
+
+
+def _waits_for_hash(known: _Known) -> bool:
+    return (
+        known.pointer is not None
+        and known.pointer.why == "large"
+        and known.pointer.sha256 is None
+        and known.identity[3] <= MAX_HASHED_BYTES
+    )
+
+
+def _read_at_most(fd: int, most: int) -> bytes:
+    """What is there, up to `most` bytes: a file may grow while it is read."""
+    parts, left = [], most
+    while left > 0 and (part := os.read(fd, left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+LOOK_S = 1.0
+SETTLE_S = 0.4
+RESTING_LOOK_S = 1.5
+RESTS_S = 60.0
+"""Without a change for so long, looks come less often: one, and one after SETTLE_S, still are less than 2 s."""
+
+OVERDUE_S = 1.5
+"""Since the last look that saw no change: what it may have missed for so long is committed by the next look in any case, the second
+or the third that sees it."""
+
+SHARE = 0.005
+"""Of a core, as long as the other watches leave as much of WHOLE_SHARE; LEAST_SHARE in any case."""
+
+WHOLE_SHARE, LEAST_SHARE, WINDOW_S = 0.0085, 0.003, 30.0
+
+BURST_S = 0.4
+AT_START = 0.125
+"""Of that: so the first minute stays under 0.01 too."""
+
+SLOWEST_S = 30.0
+MOST_DEBT_S = 10.0
+"""CPU time spent beyond the share at which submissions' questions are no longer answered: a flood of manifests must not buy looks."""
+
+COMMITS_AT_ONCE = 300
+COMMIT_EVERY_S = 20.0
+"""Beyond them, one a COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk with objects."""
+
+MAX_REPOSITORY_BYTES = 512 << 20
+RESERVED_BYTES = 64 << 20
+"""Of these, for submissions alone."""
+
+MAX_MISSED = 20
+"""Kept from looks that led to no commit, until the next."""
+
+PREFIX = "attempt-"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A submission asks for the state right now. `answer` is called once, with the commit or None."""
+
+    submission_id: int
+    answer: Callable[[str | None], None]
+
+
+class RepositoryFull(Exception):
+    """code.git has reached its bound: the code of the run is no longer kept."""
+
+
+class Revisions:
+    """The watch. Each attempt has a ref of its own, which goes on from the one before: two at once can't disturb each other."""
+
+    name = "revisions"
+
+    def __init__(self, job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> None:
+        self.every_s = LOOK_S
+        self.head: str | None = None
+        self._job, self._asks = job, asks
+        self._lines = LineWriter(job.run.recorded(self.name))
+        self._repository = Repository.create(job.run.code_git)
+        self._files = CodeFiles()
+        self._listings = Listings()
+        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S, at_start=AT_START)
+        self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, SHARE, WINDOW_S)
+        self._allowance = Allowance(COMMITS_AT_ONCE, COMMIT_EVERY_S)
+        self._committed: Files | None = None
+        self._seen: Files | None = None
+        self._since: float | None = None
+        self._unchanged_s = self._changed_s = time.monotonic()
+        self._owed: list[CodeRevision] = []
+        self._reasons: list[str] = []
+        self._missed: set[str] = set()
+        self._said: set[str] = set()
+        self._full = self._dear = False
+        self._go_on()
+
+    def look(self, now: Moment) -> None:
+        """Looks once. Raises what the file system raises; the next look begins anew."""
+        asks, revision = self._asked(), None
+        try:
+            if not asks or self._pace.credit_s > -MOST_DEBT_S:
+                self._look(now, asks[-1].submission_id if asks else None, exact=bool(asks))
+                revision = self.head if self._files.files == self._committed else None
+        finally:
+            for ask in asks:
+                ask.answer(revision)
+
+    def close(self, now: Moment) -> None:
+        """The agent has ended."""
+        try:
+            self._look(now, None, exact=True, last=True)
+            if self._files.files != self._committed:
+                self.head = None  # of the last state, nothing is kept
+        finally:
+            self._lines.close()
+
+    def _asked(self) -> list[Ask]:
+        asks = []
+        while True:
+            try:
+                asks.append(self._asks.get_nowait())
+            except queue.Empty:
+                return asks
+
+    def _go_on(self) -> None:
+        """Goes on from this attempt's last commit, or from the attempt's before."""
+        own, before = f"{PREFIX}{self._job.attempt}", self._repository.head_name()
+        revision = self._repository.ref(own) or (None if before is None else self._repository.ref(before))
+        try:
+            self._committed = None if revision is None else self._repository.files(revision)
+            self.head = revision
+        except GitDamage as error:
+            self._reasons.append(f"what was kept before can't be read: {error}")
+
+    def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
+        self._pace.share = self._leavings.share()
+        self._pace.begin()
+        try:
+            tally = self._gather(exact)
+            self._tell_owed()
+            if self._due(exact) or (last and not self._missed <= self._said):
+                self._commit(now, tally, submission_id, exact)
+        finally:
+            rests = time.monotonic() - self._changed_s >= RESTS_S
+            self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
+            pause_s = self._pace.end()
+            self._dear = pause_s > self._pace.least_s
+            self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
+
+    def _gather(self, exact: bool) -> Tally:
+        root = os.open(self._job.workspace, FOLDER_FLAGS)
+        try:
+            turns = None if exact else self._files.turns
+            walk = CodeWalk(root, self._job.laid, self._files.kept, self._listings, turns)
+            self._files.begin(exact=exact, dear=self._dear)
+            for met in walk.run():
+                self._files.add(met, walk.tally)
+            self._files.end()
+        finally:
+            os.close(root)
+        for missed in sorted(walk.tally.missed):
+            if len(self._missed) < MAX_MISSED:
+                self._missed.add(missed)
+        return walk.tally
+
+    def _due(self, exact: bool) -> bool:
+        """Whether the state that was just seen is to be committed now."""
+        files, at_s = self._files.files, time.monotonic()
+        if files == self._committed:
+            self._seen = self._since = None
+            self._unchanged_s = at_s
+            self._files.fresh.clear()
+            return False
+        if exact or self._committed is None:
+            return True
+        settled = files == self._seen or (self._since is not None and at_s - self._unchanged_s >= OVERDUE_S)
+        self._seen, self._since = files, at_s if self._since is None else self._since
+        self._changed_s = at_s
+        return settled and self._allowance.left()
+
+    def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
+        most = MAX_REPOSITORY_BYTES - (0 if exact else RESERVED_BYTES)
+        if self._repository.size_bytes + sum(map(len, self._files.fresh.values())) > most:
+            if exact or self._full:
+                return
+            self._full = True
+            raise RepositoryFull(f"code.git has {most >> 20} MiB: from now on only states of submissions are kept")
+        files, own, parent = self._files.files, f"{PREFIX}{self._job.attempt}", self.head
+        for data in self._files.fresh.values():
+            self._repository.write("blob", data)
+        tree = self._repository.write_files(files)
+        asked = "" if submission_id is None else f", submission {submission_id}"
+        message = f"{now.elapsed_s:.1f} s, attempt {now.attempt}{asked}"
+        revision = self._repository.commit(tree, parent, message, int(time.time()))
+        self._repository.set_ref(own, revision)
+        if self._is_newest():
+            self._repository.set_head(own)
+        before, self._committed, self.head = self._committed or {}, files, revision
+        self._seen = self._since = None
+        self._unchanged_s = self._changed_s = time.monotonic()
+        self._files.fresh.clear()
+        self._allowance.take()
+        self._owed.append(
+            CodeRevision.model_validate(
+                {
+                    **now.told(),
+                    "revision": revision,
+                    "parent": parent,
+                    "submission_id": submission_id,
+                    "files": len(files),
+                    "changed": _changed(before, files),
+                    "by_hash": self._files.by_hash,
+                    "left_out": tally.files,
+                    "by_name": tally.by_name,
+                    "reason": self._reason(tally),
+                }
+            )
+        )
+        self._reasons.clear()
+        self._said, self._missed = self._missed, set()
+        self._tell_owed()
+
+    def _is_newest(self) -> bool:
+        """Whether no later attempt has begun to write."""
+        name = self._repository.head_name() or ""
+        number = name.removeprefix(PREFIX)
+        return not (number.isascii() and number.isdigit()) or int(number) < self._job.attempt
+
+    def _reason(self, tally: Tally) -> str | None:
+        """What is not exact about the state that is being committed."""
+        said = [*self._reasons, *(f"{count} {what}" for what, count in sorted(tally.reasons.items()))]
+        if tally.more:
+            said.append("more was left out than could be counted")
+        if self.every_s > 2 * LOOK_S:
+            said.append(f"looked at every {self.every_s:.0f} s: more often costs too much")
+        if not self._allowance.left():
+            said.append(f"changes without end: one commit in {COMMIT_EVERY_S:.0f} s")
+        said += sorted(self._missed)
+        return "; ".join(said)[:1000] or None
+
+    def _tell_owed(self) -> None:
+        """Writes the lines of commits; those that could not be written come with the next look."""
+        while self._owed:
+            self._lines.add(self._owed[0])
+            self._owed.pop(0)
+
+
+def _changed(before: Files, after: Files) -> int:
+    return sum(before.get(path) != after.get(path) for path in before.keys() | after.keys())

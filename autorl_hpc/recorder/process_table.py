@@ -1,0 +1,598 @@
+"""The agent's processes, look by look: who began, who ended and how, and the CPU seconds of all together.
+
+/proc has no list of one tree. A look lists the process numbers of the node if any was born since the last one, and reads new
+ones; the agent's are read when one of them has ended, else each READ_S. What once was a stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a
+sandbox's first process's, so the tree holds together; what got away all the same is known by its mark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.files.redact import command_text
+from autorl_hpc.recorder.watch import LineWriter, Moment, Pace
+from autorl_hpc.records.recorded import ProcessSeen
+
+# Whether any process was born on this node since the last look: one number instead of a list of all.
+
+_LOADAVG = "/proc/loadavg"
+
+
+def last_number() -> bytes | None:
+    """The process number that was given last in our PID namespace (proc(5), /proc/loadavg, fifth field); None: not told.
+
+    It changes with each birth, of threads and in namespaces below ours too.
+    """
+    try:
+        fd = os.open(_LOADAVG, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fields = os.read(fd, 256).split()
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    return fields[4] if len(fields) == 5 else None
+
+
+def are_told() -> bool:
+    """Whether that number really moves here, tried with a thread: some containers show a file of their own making."""
+    before = last_number()
+    thread = threading.Thread(target=_nothing)
+    thread.start()
+    thread.join()
+    return before is not None and last_number() != before
+
+
+def _nothing() -> None:
+    pass
+
+
+# How a process ended, learned by one who isn't its parent: from a pidfd, which Linux 6.15 and later tell it.
+
+PIDFD_GET_INFO = 0xC040FF0B
+"""_IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version; include/uapi/linux/pidfd.h."""
+
+PIDFD_INFO_EXIT = 1 << 3
+_INFO = struct.Struct("=QQ11Ii")
+"""mask, cgroup, eleven ids (pid, tgid, ppid, real, effective, saved and file system user and group), wait status."""
+
+
+def open_process(pid: int) -> int | None:
+    """A descriptor of a living process; None where the kernel or the limit of descriptors has none for us."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def exit_status(pidfd: int) -> int | None:
+    """The wait status of a process that has ended and been collected; None where the kernel doesn't tell."""
+    buffer = bytearray(_INFO.pack(PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
+    except OSError:
+        return None
+    fields = _INFO.unpack(buffer)
+    return fields[-1] if fields[0] & PIDFD_INFO_EXIT else None
+
+
+def exit_code(status: int | None) -> int | None:
+    """A wait status as Python tells it: negative is the signal's number."""
+    if status is None:
+        return None
+    try:
+        return os.waitstatus_to_exitcode(status)
+    except ValueError:
+        return None
+
+
+MAX_PROCESSES = 4096
+"""That are followed at once. Of a fork bomb the rest is only counted."""
+
+MAX_PIDFDS = 400
+"""Of 1,024 descriptors that most sites give a process."""
+
+STRANGERS_AGAIN_S = 60.0
+"""After this, strangers are read anew: a number may have gone round to a process of the agent's."""
+
+READ_S = 2.0
+"""Between two readings of all the agent's processes, while none of them is young or has ended; those that work are read at each look."""
+
+LIST_AGAIN_S = 5.0
+"""The node's processes are listed as often in any case."""
+
+YOUNG_LOOKS = 8
+"""A program that becomes another (exec) does so soon after its birth, most often."""
+
+MAX_COMMAND_BYTES = 4096
+MAX_ENVIRONMENT_BYTES = 1 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Process:
+    """One process of the agent. CPU in clock ticks.
+
+    Attributes:
+        began_ticks: since boot. With pid, who it is.
+        children: of those that it has waited for, and those they waited for.
+        status: wait status, once known.
+        name: the program's, up to 15 bytes (comm).
+        ended: its last thread is gone; a zombie has ended.
+        told: its end stood in the changes of a look.
+    """
+
+    pid: int
+    parent: int
+    began_ticks: int
+    own: int = 0
+    children: int = 0
+    name: bytes = b""
+    argv: bytes = b""
+    looks: int = 0
+    pidfd: int | None = None
+    status: int | None = None
+    ended: bool = False
+    told: bool = False
+
+    @property
+    def ticks(self) -> int:
+        """CPU of it and of what it waited for."""
+        return self.own + self.children
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of its own."""
+        return self.own / TICKS
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.began_ticks / TICKS)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: the signal. None: not known."""
+        return exit_code(self.status)
+
+
+@dataclass
+class ProcessChanges:
+    """What one look found."""
+
+    began: list[Process] = field(default_factory=list)
+    became: list[Process] = field(default_factory=list)
+    ended: list[Process] = field(default_factory=list)
+
+
+class ProcessTable:
+    """The agent's processes as of the last look. Thread-safe: several watches share one.
+
+    Args:
+        root: the keeper, which is none of them.
+        mark: what stands in the environment of every process that was the agent's once.
+    """
+
+    def __init__(self, root: int, mark: str) -> None:
+        self.root = root
+        self.processes: dict[int, Process] = {}
+        self.beyond = 0
+        self._looked_at = -math.inf
+        self._changes = ProcessChanges()
+        self._crowd: set[int] = set()
+        self._lock = threading.RLock()
+        self._mark = f"{MARK_VARIABLE}={mark}".encode()
+        self._strangers: set[int] = set()
+        self._strangers_at = 0.0
+        self._births_are_told = are_told()
+        self._last_born: bytes | None = None
+        self._listed_at = self._read_at = -math.inf
+        self._ends = select.poll()
+        self._young = self._unwatched = False
+        self._busy: list[Process] = []
+        self._kept = Process(root, 0, 0)
+        self._lost = 0
+        self._most = 0
+        self._pidfds = 0
+
+    @property
+    def living(self) -> set[int]:
+        """Numbers of those that still run."""
+        return {process.pid for process in self.still_running()}
+
+    def still_running(self) -> list[Process]:
+        """Those that have not ended."""
+        with self._lock:
+            return [process for process in self.processes.values() if not process.ended]
+
+    @property
+    def count(self) -> int:
+        """How many run, those that are not followed among them."""
+        with self._lock:
+            return len(self.still_running()) + len(self._crowd)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all the agent's processes of this attempt, ended ones among them.
+
+        The kernel adds an ended process's time to its parent's `cutime` when that waits for it, however short it lived. Where
+        a parent doesn't (SIGCHLD ignored), what was seen when it was read last is added here; only what such children used since
+        then, or if they never were looked at, is missing.
+        """
+        with self._lock:
+            ticks = self._kept.children + self._lost + sum(process.ticks for process in self.processes.values())
+            self._most = max(self._most, ticks)
+            return self._most / TICKS
+
+    def look(self, patience_s: float = 0.0, *, last: bool = False) -> None:
+        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read.
+
+        Args:
+            last: everything is read, however lately it was.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at >= patience_s:
+                self._looked_at = now
+                if last:
+                    self._listed_at = self._read_at = -math.inf
+                self._look(now)
+
+    def _look(self, now: float) -> None:
+        born = last_number() if self._births_are_told else None  # before the list: what is born later is seen later
+        is_full = born is None or born != self._last_born or now - self._listed_at >= LIST_AGAIN_S
+        present = {int(name) for name in os.listdir("/proc") if name.isdigit()} if is_full else None
+        if now - self._read_at >= READ_S or self._young or self._some_ended():
+            self._read_at = now
+            self._follow(self._changes)
+        else:
+            self._read_busy()
+        if present is not None:
+            self._last_born, self._listed_at = born, now
+            self._look_for_new(present, now)
+
+    def _read_busy(self) -> None:
+        """What those that work have used, in case that nobody waits for them; of their children `_follow` keeps account."""
+        for process in self._busy:
+            children = process.children
+            _read(process)
+            process.children = children
+
+    def _some_ended(self) -> bool:
+        """Whether one has ended since it was read; one without a descriptor may have."""
+        return bool(self._unwatched or self._ends.poll(0))
+
+    def _look_for_new(self, present: set[int], now: float) -> None:
+        if now - self._strangers_at > STRANGERS_AGAIN_S:
+            self._strangers, self._strangers_at = set(), now
+        self._strangers &= present
+        self._crowd &= present
+        new = present - self._strangers - self._crowd - self.processes.keys() - {self.root, os.getpid()}
+        self._add(new, self._changes)
+
+    def take_changes(self) -> ProcessChanges:
+        """What looks have found since the last call."""
+        with self._lock:
+            changes, self._changes = self._changes, ProcessChanges()
+            return changes
+
+    def close(self) -> None:
+        """Lets go of all descriptors."""
+        with self._lock:
+            for process in self.processes.values():
+                self._release(process)
+
+    def _follow(self, changes: ProcessChanges) -> None:
+        """Reads those that are known; what those that are gone had used is looked for at who waited for them."""
+        gone: dict[int, Process] = {}
+        before = {self.root: self._kept.children}
+        self._young = self._unwatched = False
+        self._busy = []
+        for process in list(self.processes.values()):
+            before[process.pid], own = process.children, process.own
+            if not _read(process):
+                gone[process.pid] = self.processes.pop(process.pid)
+            elif process.ended:
+                self._tell_end(process, changes)
+            else:
+                self._read_command(process, changes)
+                self._unwatched |= process.pidfd is None
+                self._young |= process.looks < YOUNG_LOOKS
+                if process.own != own:
+                    self._busy.append(process)
+        self._read_heirs(gone)
+        self._account(gone, before)
+        for process in gone.values():
+            process.ended = True
+            self._tell_end(process, changes)
+            self._release(process)
+
+    def _read_heirs(self, gone: dict[int, Process]) -> None:
+        """Reads again who may have waited for those that are gone: what was read before its child went lacks the child's time, which
+        would be counted once as lost and once more at the next look. One that went meanwhile is gone too."""
+        left = list(gone.values())
+        while left:
+            heir = self.processes.get(left.pop().parent)
+            if heir is not None and not _read(heir):
+                gone[heir.pid] = self.processes.pop(heir.pid)
+                left.append(heir)
+        _read(self._kept)
+
+    def _tell_end(self, process: Process, changes: ProcessChanges) -> None:
+        if not process.told:  # as a zombie it may stay for long
+            process.told = True
+            if process.status is None and process.pidfd is not None:  # collected, if only since it was read as a zombie
+                process.status = exit_status(process.pidfd)
+            self._stop_waiting(process)
+            changes.ended.append(process)
+
+    def _account(self, gone: dict[int, Process], before: dict[int, int]) -> None:
+        expected: dict[int, int] = {}
+        for process in gone.values():
+            heir, steps = process.parent, 0
+            while heir in gone and steps < len(gone):
+                heir, steps = gone[heir].parent, steps + 1
+            expected[heir] = expected.get(heir, 0) + process.ticks
+        for heir, ticks in expected.items():
+            waited = self._kept if heir == self.root else self.processes.get(heir)
+            gained = waited.children - before.get(heir, 0) if waited is not None else 0
+            self._lost += max(0, ticks - gained)
+
+    def _add(self, new: set[int], changes: ProcessChanges) -> None:
+        """Sorts new numbers into the agent's and strangers'."""
+        found: dict[int, Process] = {}
+        for pid in new:
+            process = Process(pid, 0, 0)
+            if _read(process):
+                found[pid] = process
+        born: dict[int, list[int]] = {}
+        for pid, process in found.items():
+            born.setdefault(process.parent, []).append(pid)
+        known = [self.root, *self.processes]
+        mine: set[int] = set()
+        rest = set(found)
+        while rest:
+            while known:
+                for pid in born.get(known.pop(), ()):
+                    if pid in rest:
+                        rest.discard(pid)
+                        mine.add(pid)
+                        known.append(pid)
+            marked = next((pid for pid in rest if pid not in self._strangers and self._is_marked(pid)), None)
+            if marked is None:
+                break
+            rest.discard(marked)
+            mine.add(marked)
+            known.append(marked)
+        self._strangers |= rest
+        for pid in sorted(mine, key=lambda pid: (found[pid].began_ticks, pid)):
+            self._take(found[pid], changes)
+
+    def _is_marked(self, pid: int) -> bool:
+        """Whether a process was the agent's; who isn't goes to the strangers."""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if any(part.startswith(self._mark) for part in file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")):
+                    return True
+        except OSError:
+            pass
+        self._strangers.add(pid)
+        return False
+
+    def _take(self, process: Process, changes: ProcessChanges) -> None:
+        if len(self.processes) >= MAX_PROCESSES:
+            self.beyond += 1
+            self._crowd.add(process.pid)
+            return
+        self.processes[process.pid] = process
+        if self._pidfds < MAX_PIDFDS and not process.ended:
+            process.pidfd = open_process(process.pid)
+            if process.pidfd is not None:
+                self._pidfds += 1
+                self._ends.register(process.pidfd, select.POLLIN)
+        self._young = True
+        process.argv = _argv(process.pid)
+        changes.began.append(process)
+        if process.ended:
+            self._tell_end(process, changes)
+
+    def _read_command(self, process: Process, changes: ProcessChanges) -> None:
+        process.looks += 1
+        if process.looks > YOUNG_LOOKS and process.looks % 32:
+            return
+        argv = _argv(process.pid)
+        if argv and argv != process.argv:
+            process.argv = argv
+            changes.became.append(process)
+
+    def _release(self, process: Process) -> None:
+        if process.pidfd is not None:
+            self._stop_waiting(process)
+            os.close(process.pidfd)
+            process.pidfd = None
+            self._pidfds -= 1
+
+    def _stop_waiting(self, process: Process) -> None:
+        if process.pidfd is not None:
+            try:
+                self._ends.unregister(process.pidfd)
+            except KeyError:
+                pass
+
+
+def _read(process: Process) -> bool:
+    """Reads /proc/<pid>/stat (proc(5)); False if the process is gone, or its number another's."""
+    try:
+        fd = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head, _, rest = os.read(fd, 2048).rpartition(b")")
+            fields = rest.split()
+            began = int(fields[19])
+            if process.began_ticks not in (0, began):
+                return False
+            process.began_ticks, process.parent = began, int(fields[1])
+            process.name = head.partition(b"(")[2]
+            process.own = int(fields[11]) + int(fields[12])
+            process.children = int(fields[13]) + int(fields[14])
+            # With other threads left, one whose first thread has ended is shown as a zombie and goes on.
+            if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
+                process.ended = True
+                if process.status is None and _may_know(process.pid):
+                    process.status = int(fields[49])
+        finally:
+            os.close(fd)
+    except (OSError, IndexError, ValueError):
+        return False
+    return True
+
+
+def _may_know(pid: int) -> bool:
+    """Whether the kernel shows us a process's exit code: it shows 0 to those who might not trace it (fs/proc/array.c), which also
+    can't read this link. A program can make itself such a one (prctl PR_SET_DUMPABLE)."""
+    try:
+        os.readlink(f"/proc/{pid}/ns/user")
+    except OSError:
+        return False
+    return True
+
+
+def _argv(pid: int) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, MAX_COMMAND_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+
+
+# Which programs the agent ran, from when to when, and how they ended.
+
+LOOK_S = 0.5
+SLOWEST_LOOK_S = 10.0
+SHARE = 0.0015
+BURST_S = 0.04
+"""Of a core, and what can be saved up. With hundreds of processes, or many births a second, looks come less often."""
+
+MAX_BYTES = 32 * 2**20
+BURST = 20_000
+LINES_A_SECOND = 1.0
+"""Processes are written as long as they come no faster; a loop in a shell starts hundreds a second."""
+
+LONG_S = 10.0
+"""One that lives as long is written all the same, as long as the file has room."""
+
+
+class Processes:
+    """Writes a line when a process began, when it became another program, and when it was gone; see `ProcessSeen`.
+
+    Args:
+        table: looked at here; `Usage` takes its figures from it.
+        path: where the lines go.
+        events: where it is told, at the end, how many processes were not written.
+    """
+
+    name = "processes"
+
+    def __init__(self, table: ProcessTable, path: Path, events: Path) -> None:
+        self.table = table
+        self.every_s = LOOK_S
+        self.left_out = 0
+        self._lines = LineWriter(path, MAX_BYTES)
+        self._events = events
+        self._written: dict[tuple[int, int], float] = {}
+        self._waiting: dict[tuple[int, int], Process] = {}
+        self._room = float(BURST)
+        self._last_look = time.monotonic()
+        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_LOOK_S)
+
+    def look(self, now: Moment) -> None:
+        """Looks once."""
+        self._look(now)
+
+    def _look(self, now: Moment, *, last: bool = False) -> None:
+        begun = time.monotonic()
+        self._room = min(BURST, self._room + (begun - self._last_look) * LINES_A_SECOND)
+        self._last_look = begun
+        self._pace.begin()
+        try:
+            self.table.look(last=last)
+            self._write(self.table.take_changes(), now)
+        finally:
+            self.every_s = self._pace.end()
+
+    def close(self, now: Moment) -> None:
+        """A last look. What still runs goes out of sight."""
+        try:
+            self._look(now, last=True)
+            left = self.table.still_running()
+            self._lines.add(*(self._seen(process, "unseen", now) for process in left if _who(process) in self._written))
+        finally:
+            self.table.close()
+            self._lines.close()
+            if missing := self.left_out + self.table.beyond:
+                append_event(self._events, "recorder_left_out", watch=self.name, processes=missing)
+
+    def _write(self, changes: ProcessChanges, now: Moment) -> None:
+        records: list[ProcessSeen] = []
+        for process in changes.began:
+            self._began(process, now, records)
+        for who, process in list(self._waiting.items()):
+            if process.age_s >= LONG_S and not process.ended:
+                del self._waiting[who]
+                self._note(process, now, records)
+        for process in changes.became:
+            if _who(process) in self._written and self._room >= 1:
+                self._room -= 1
+                records.append(self._seen(process, "began", now))
+        for process in changes.ended:
+            if _who(process) in self._written:
+                records.append(self._seen(process, "ended", now))
+                del self._written[_who(process)]
+            else:
+                self.left_out += 1
+                self._waiting.pop(_who(process), None)
+        self._lines.add(*records)
+
+    def _began(self, process: Process, now: Moment, records: list[ProcessSeen]) -> None:
+        if self._lines.full:
+            return
+        if self._room >= 2:
+            self._room -= 2
+            self._note(process, now, records)
+        else:
+            self._waiting[_who(process)] = process
+
+    def _note(self, process: Process, now: Moment, records: list[ProcessSeen]) -> None:
+        self._written[_who(process)] = max(0.0, now.elapsed_s - process.age_s)
+        records.append(self._seen(process, "began", now))
+
+    def _seen(self, process: Process, what: str, now: Moment) -> ProcessSeen:
+        argv = process.argv.rstrip(b"\0").decode("utf-8", "backslashreplace").split("\0") if process.argv else []
+        return ProcessSeen.model_validate(
+            {
+                **now.told(),
+                "pid": process.pid,
+                "parent": process.parent,
+                "what": what,
+                "command": command_text(argv or [f"[{process.name.decode('utf-8', 'backslashreplace')}]"]),
+                "began_s": round(self._written[_who(process)], 2),
+                "cpu_s": round(process.cpu_s, 2),
+                "exit_code": process.exit_code,
+            }
+        )
+
+
+def _who(process: Process) -> tuple[int, int]:
+    return process.pid, process.began_ticks

@@ -1,0 +1,354 @@
+"""The recorder: `python -m autorl_hpc.recorder`. A process beside the supervisor, which starts it and can do without it.
+
+Protocol: one JSON line in, the job; then lines `{"elapsed_s": ..., "ping": n}`, `{"elapsed_s": ..., "ask": n, "submission_id": k}`
+(the state of the code now, please) and `{"stop": true}`. JSON lines out: `begun`; `pong` n; `answer` n with `revision`; `ended`
+with the last `revision`. It ends with its standard input, and takes no notice of TERM and its like, as the keeper.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import now_text
+from autorl_hpc.files.processes import deny_inspection
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.recorder.code import Ask, Revisions
+from autorl_hpc.recorder.process_table import Processes, ProcessTable
+from autorl_hpc.recorder.traces.follow import Traces
+from autorl_hpc.recorder.trainings import OutputStamps, Trainings
+from autorl_hpc.recorder.usage import NvmlGpus, Sweep, UsageSampler
+from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
+from autorl_hpc.records.base import printable
+
+# Each watch has a thread of its own, in which it is looked at again and again: one that fails or hangs stops no other.
+
+log = logging.getLogger("autorl_hpc.recorder")
+
+BEAT_S = 0.5
+"""Watches wake soon after each other, at multiples of this and a little later: a core whose caches have gone elsewhere takes 0.2 ms
+for the first of them and much less for the next."""
+
+APART_S = 0.006
+"""Between two watches of one beat: at once they would wait for each other."""
+
+SLOWEST_S = 60.0
+"""The longest pause after failures: a disk that was full may have room again."""
+
+TROUBLE_EVERY_S = 60.0
+MAX_TROUBLES = 200
+"""Written in one process: the events must stay readable, whatever an agent does to its files."""
+
+HANGS_S = 60.0
+"""A look of this length is told of."""
+
+
+class Elapsed:
+    """The budget used, as the supervisor last told it, and our own monotonic clock since. Thread-safe.
+
+    Args:
+        at_s: when it was told, by the monotonic clock, which all processes of a host share.
+        suspension_s: a longer gap between two ticks doesn't count.
+    """
+
+    def __init__(
+        self, elapsed_s: float, at_s: float, suspension_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._elapsed_s, self._suspension_s, self._now = elapsed_s, suspension_s, now
+        self._last = min(at_s, now())
+        self._lock = threading.Lock()
+
+    def tick(self) -> float:
+        """Adds the time since the last tick; the sum."""
+        with self._lock:
+            now = self._now()
+            gap, self._last = now - self._last, now
+            if gap <= self._suspension_s:
+                self._elapsed_s += gap
+            return self._elapsed_s
+
+    def told(self, elapsed_s: float) -> None:
+        """The supervisor's clock, which is the one that counts; it never goes back."""
+        with self._lock:
+            self._elapsed_s, self._last = max(self._elapsed_s, elapsed_s), self._now()
+
+
+@dataclass
+class Troubles:
+    """Writes `recorder_trouble` events, a few of each watch. Thread-safe enough: one line is one write."""
+
+    events: Path
+    _next_s: dict[str, float] = field(default_factory=dict)
+    _unsaid: dict[str, int] = field(default_factory=dict)
+    _said: int = 0
+
+    def say(self, watch: str, message: str) -> None:
+        """Tells of a trouble, unless the same watch had one within a minute."""
+        log.warning("%s: %s", watch, message)
+        now = time.monotonic()
+        if now < self._next_s.get(watch, 0.0) or self._said >= MAX_TROUBLES:
+            self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
+            return
+        self._next_s[watch] = now + TROUBLE_EVERY_S
+        self._said += 1
+        unsaid = self._unsaid.pop(watch, 0)
+        append_event(
+            self.events, "recorder_trouble", watch=watch, message=printable(message)[:500], unsaid_before=unsaid
+        )
+
+
+def to_beat(pause_s: float, now_s: float) -> float:
+    """Seconds from `now_s` to the beat that is nearest to the end of a pause; a pause shorter than BEAT_S stays as it is."""
+    if pause_s < BEAT_S:
+        return pause_s
+    beat_s = round((now_s + pause_s) / BEAT_S) * BEAT_S
+    return beat_s - now_s if beat_s > now_s + BEAT_S / 4 else pause_s
+
+
+class Looker(threading.Thread):
+    """Looks at one watch until it is told to end; then closes it.
+
+    Args:
+        make: makes the watch; tried again as a look is, when it fails.
+        place: among the watches, from 0.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Watch], elapsed: Elapsed, attempt: int, troubles: Troubles, place: int = 0
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.watch: Watch | None = None
+        self.closed_well = False
+        self._make, self._elapsed, self._attempt, self._troubles = make, elapsed, attempt, troubles
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._later_s = place * APART_S
+        self._begun_s: float | None = None
+        self._failures = 0
+
+    def wake(self) -> None:
+        """Has it looked at now."""
+        self._wake.set()
+
+    def end(self) -> None:
+        """Has it closed after the present look."""
+        self._ending.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        while True:  # once at least: an agent may live for less time than this process takes to start
+            pause_s = self._look()
+            if self._ending.is_set():
+                break
+            self._wake.wait(to_beat(pause_s, time.monotonic() - self._later_s))
+            if self._ending.is_set():
+                break
+            self._wake.clear()
+        if self.watch is None:
+            return
+        try:
+            self.watch.close(self._moment())
+            self.closed_well = True
+        except Exception as error:
+            self._trouble(error)
+
+    def hangs(self) -> None:
+        """Tells of a look that takes too long."""
+        begun_s = self._begun_s
+        if begun_s is not None and time.monotonic() - begun_s > HANGS_S:
+            self._troubles.say(self.name, f"a look has been going on for {time.monotonic() - begun_s:.0f} s")
+
+    def _look(self) -> float:
+        """One look; seconds until the next."""
+        self._begun_s = time.monotonic()
+        try:
+            if self.watch is None:
+                self.watch = self._make()
+            self.watch.look(self._moment())
+            self._failures = 0
+            return self.watch.every_s
+        except Exception as error:
+            self._failures += 1
+            self._trouble(error)
+            least_s = 1.0 if self.watch is None else max(1.0, self.watch.every_s)
+            return min(SLOWEST_S, least_s * 2.0 ** min(self._failures, 10))
+        finally:
+            self._begun_s = None
+
+    def _trouble(self, error: Exception) -> None:
+        self._troubles.say(self.name, f"{type(error).__name__}: {error}")
+
+    def _moment(self) -> Moment:
+        return Moment(round(self._elapsed.tick(), 3), now_text(), self._attempt)
+
+
+# The watches over what an agent does. Each may be made and looked at in a thread of its own.
+
+
+def observers(
+    run: RunDir, workspace: Path, agent_log: Path, keeper_pid: int, mark: str, environment: Mapping[str, str]
+) -> dict[str, Callable[[], Watch]]:
+    """By name, what makes the watches over the agent's output, use, processes and trainings; nothing is opened before.
+
+    Args:
+        keeper_pid: whose descendants are the agent's.
+        mark: of the agent's processes, in their environment.
+        environment: of the job: which GPUs are the agent's.
+    """
+    table = ProcessTable(keeper_pid, mark)
+    sweep = Sweep(workspace, run.events)
+    return {
+        "output": lambda: OutputStamps(agent_log, run.agent_times),
+        "usage": lambda: UsageSampler(table, sweep, NvmlGpus(environment), run.recorded("usage")),
+        "processes": lambda: Processes(table, run.recorded("processes"), run.events),
+        "workspace": lambda: sweep,
+        "trainings": lambda: Trainings(agent_log, sweep, run.recorded("training"), run.events),
+    }
+
+
+OOM_SCORE = "500"
+"""Where memory runs out, the recorder goes before the agent or its supervisor."""
+
+TICK_S = 1.0
+HANG_LOOK_S = 10.0
+COLLECT_EVERY = 20_000
+"""Objects more than there were, before some are looked for that only hold each other."""
+
+CLOSE_S = 3.0
+"""For all watches together, at the end."""
+
+PR_SET_PDEATHSIG = 1
+DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
+def watches(job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> dict[str, Callable[[], Watch]]:
+    """What is watched, by name: each entry makes its watch, in the thread that looks at it. Add one line for another."""
+    return {
+        "revisions": lambda: Revisions(job, asks),
+        **observers(job.run, job.workspace, job.agent_log, job.keeper_pid, job.mark, os.environ),
+        "traces": lambda: Traces(job.run, job.workspace, job.agent_log, job.trace_format),
+    }
+
+
+def main() -> int:
+    """Records one attempt to its end."""
+    _step_back()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
+    lines = _lines(sys.stdin.fileno())
+    job = RecorderJob.told(next(line for line in lines if line))
+    elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
+    asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+    lookers = {
+        name: Looker(name, make, elapsed, job.attempt, troubles, place)
+        for place, (name, make) in enumerate(watches(job, asks).items())
+    }
+    _collect_less()
+    for looker in lookers.values():
+        looker.start()
+    _say({"begun": True})
+    _serve(lines, elapsed, asks, lookers)
+    _say({"ended": True, "revision": _close(lookers)})
+    sys.stdout.flush()
+    os._exit(0)  # a thread that hangs in a file must not keep the process
+
+
+def _step_back() -> None:
+    """Makes this process one that stands in nobody's way and can't be stopped by what is meant for others."""
+    for number in DEAF_TO:  # a handler and not SIG_IGN, which children would inherit
+        signal.signal(number, lambda *_: None)
+    try:
+        # A recorder that was stopped goes on when its supervisor is gone, and then sees the end of its standard input.
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(OOM_SCORE)
+    except (OSError, AttributeError):
+        pass
+    deny_inspection()
+
+
+def _collect_less() -> None:
+    """A look makes thousands of objects and drops them without a cycle: to search among all modules for some costs and finds none."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY)
+
+
+def _serve(
+    lines: Iterator[bytes | None], elapsed: Elapsed, asks: queue.SimpleQueue[Ask], lookers: dict[str, Looker]
+) -> None:
+    """Answers the supervisor until it says stop or is gone."""
+    next_look_s, supervisor = 0.0, os.getppid()
+    for line in lines:
+        elapsed.tick()
+        if os.getppid() != supervisor:
+            return
+        if time.monotonic() >= next_look_s:
+            next_look_s = time.monotonic() + HANG_LOOK_S
+            for looker in lookers.values():
+                looker.hangs()
+        if line is None:
+            continue
+        value: dict[str, Any] = json.loads(line)
+        if "stop" in value:
+            return
+        elapsed.told(value["elapsed_s"])
+        if "ping" in value:
+            _say({"pong": value["ping"]})
+        if "ask" in value:
+            asks.put(Ask(value["submission_id"], functools.partial(_answer, value["ask"])))
+            lookers["revisions"].wake()
+
+
+def _answer(number: int, revision: str | None) -> None:
+    _say({"answer": number, "revision": revision})
+
+
+def _close(lookers: dict[str, Looker]) -> str | None:
+    """Closes all watches, of those that hang only the hope; the last state of the code, None if it was not kept."""
+    for looker in lookers.values():
+        looker.end()
+    deadline = time.monotonic() + CLOSE_S
+    for looker in lookers.values():
+        looker.join(max(0.0, deadline - time.monotonic()))
+    last = lookers["revisions"]
+    return last.watch.head if last.closed_well and isinstance(last.watch, Revisions) else None
+
+
+def _lines(fd: int) -> Iterator[bytes | None]:
+    """The lines that come in, and None each TICK_S without one, until the end."""
+    buffer = b""
+    while True:
+        if not select.select([fd], [], [], TICK_S)[0]:
+            yield None
+            continue
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return
+        *whole, buffer = (buffer + data).split(b"\n")
+        yield from whole
+
+
+_OUT = threading.Lock()
+
+
+def _say(value: dict[str, Any]) -> None:
+    """One line to the supervisor; if that is gone, nobody is told."""
+    with _OUT:
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(value).encode() + b"\n")
+        except OSError:
+            pass

@@ -1,0 +1,185 @@
+"""What a line of a trace tells, and how values are taken from it: whoever wrote it may have written anything."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from autorl_hpc.files.redact import masked
+from autorl_hpc.records.base import printable
+from autorl_hpc.records.recorded import TraceKind
+
+MAX_COUNT = 10**12
+"""No session uses a million million tokens or calls: such a number is an error or a forgery, and it would hide all others."""
+
+MAX_USD = 10.0**7
+MAX_DURATION_S = 10.0**7
+MAX_NAME_CHARS = 200
+MAX_COMMAND_CHARS = 500
+MAX_TEXT_CHARS = 500
+LARGE_CHARS = 64 * 1024
+"""While so much is parsed the collector rests: it would walk over a million new lists again and again, for seconds."""
+
+MASKED_CHARS = 4096
+"""So much is masked before the beginning is cut off: a secret that the cut goes through is masked all the same."""
+
+
+@dataclass(frozen=True)
+class ParsedLine:
+    """The fields of a TraceEvent that the line itself gives. `wall` is its own time stamp, in seconds since 1970."""
+
+    kind: TraceKind
+    model: str | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_cached: int | None = None
+    cost_usd: float | None = None
+    is_total: bool = False
+    session: str | None = None
+    calls: int | None = None
+    tool_calls: int | None = None
+    tool_failures: int | None = None
+    call_id: str | None = None
+    tool: str | None = None
+    command: str | None = None
+    exit_code: int | None = None
+    ok: bool | None = None
+    text: str | None = None
+    duration_s: float | None = None
+    chars: int | None = None
+    wall: float | None = None
+
+    def has_figures(self) -> bool:
+        """Whether a usage tells anything."""
+        return not (self.tokens_in is self.tokens_out is self.tokens_cached is self.cost_usd is self.calls is None)
+
+
+Table = dict[str, Any]
+
+_DECODER = json.JSONDecoder(
+    parse_constant=lambda name: None,
+    parse_int=lambda digits: int(digits) if len(digits) <= 20 else None,
+    parse_float=lambda digits: float(digits) if len(digits) <= 400 else None,
+)
+"""NaN and infinities are no numbers, and what has more than 20 digits is none of ours (4,300 make Python refuse)."""
+
+
+def parsed(text: str, at: int = 0) -> Any:
+    """The JSON value that begins at `at`; what follows it is left out. None for what is none, and for one nested too deep."""
+    collecting = len(text) > LARGE_CHARS and gc.isenabled()
+    if collecting:
+        gc.disable()
+    try:
+        return _DECODER.raw_decode(text, at)[0]
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def table(value: Any) -> Table:
+    """An object, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def tables(value: Any) -> list[Table]:
+    """The objects in a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def count(value: Any) -> int | None:
+    """A number of tokens or calls: whole, not negative, believable. A string is no number, nor is `true`."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_COUNT else None
+
+
+def total(*values: int | None) -> int | None:
+    """The sum of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return min(sum(known), MAX_COUNT) if known else None
+
+
+def real(value: Any, most: float) -> float | None:
+    """A number from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 <= value <= most and math.isfinite(value) else None
+
+
+def dollars(value: Any) -> float | None:
+    """A cost."""
+    return real(value, MAX_USD)
+
+
+def seconds(value: Any, per: float = 1.0) -> float | None:
+    """A duration, given in units of which `per` make a second."""
+    found = real(value, MAX_DURATION_S * per)
+    return None if found is None else found / per
+
+
+def exit_code(value: Any) -> int | None:
+    """What a program returned, or minus its signal."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and -256 <= value <= 2**32 else None
+
+
+def name(value: Any) -> str | None:
+    """An id or a name: a short text, or a number."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18:
+        return str(value)
+    if not isinstance(value, str) or not value:
+        return None
+    value = value[:MAX_NAME_CHARS]
+    return value if value.isprintable() else printable(value)[:MAX_NAME_CHARS]
+
+
+def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:
+    """The beginning of a text, without secrets, escaped."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    shown = printable(masked(value.strip()[:MASKED_CHARS])[: limit + 1])  # a character is escaped by one at least
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def length(value: Any) -> int:
+    """Characters of a text."""
+    return len(value) if isinstance(value, str) else 0
+
+
+def wall(value: Any) -> float | None:
+    """A time stamp in seconds since 1970: ISO 8601 (without a zone: this host's), seconds, or milliseconds."""
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return None
+    found = real(value, 1e14)
+    return None if found is None else found / 1000 if found > 1e11 else found
+
+
+_RUNS = ("command", "cmd", "code", "script", "commands")
+_WRITTEN = ("file_path", "filePath", "path", "notebook_path", "absolute_path", "filename")
+_WRITES = re.compile(r"write|edit|patch|replace|create|insert|notebook", re.IGNORECASE)
+
+
+def command(tool: str | None, given: Any) -> str | None:
+    """The beginning of what a tool call runs, or the file that it writes; None for a call that does neither."""
+    for key in _RUNS:
+        value = table(given).get(key)
+        if isinstance(value, list):
+            value = " ".join(part for part in value[:1000] if isinstance(part, str))
+        if isinstance(value, str) and value.strip():
+            return beginning(value, MAX_COMMAND_CHARS)
+    if tool is not None and _WRITES.search(tool):
+        return next(
+            (beginning(table(given).get(key), MAX_COMMAND_CHARS) for key in _WRITTEN if table(given).get(key)), None
+        )
+    return None

@@ -1,0 +1,392 @@
+"""A run's ledger as far as it can be believed: what stands before any damage, and what the damage is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import baseline_key, read_baseline
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Ledger, WholeEntry, read_whole, sha256_hex
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.base import NewerVersion
+from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed, Submission
+from autorl_hpc.records.exchange import Baseline
+from autorl_hpc.records.recorded import RECORDED
+from autorl_hpc.records.run import Science
+from autorl_hpc.report.format import clean
+from autorl_hpc.report.hidden_items import Hidden, hidden_of
+from autorl_hpc.report.summary import Found, RunSummary
+from autorl_hpc.states import SandboxLevel, Split
+
+LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
+EMPTIED = "the ledger has no entry, but the run went on: {} is there"
+
+
+@dataclass(frozen=True)
+class ReadableLedger:
+    """The readable part of a ledger.
+
+    Attributes:
+        damage: what is wrong, None for a whole chain. A damaged run is shown and never counted.
+        hashes: of the entries, in order: two copies of one run begin alike.
+        entries: with writer and time of each.
+    """
+
+    view: RunView
+    damage: str | None
+    genesis: str
+    hashes: tuple[str, ...]
+    entries: tuple[WholeEntry, ...] = ()
+
+
+def genesis_of(run: RunDir) -> str:
+    """What the chain begins with: the hash of run.json.
+
+    Raises:
+        AutorlError: it can't be read.
+    """
+    try:
+        return sha256_hex(reading.read_bytes(run.record))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise AutorlError(f"run.json can't be read: {why}", where=run.record, next_step=LOOK) from None
+
+
+def read_chain(run: RunDir) -> ReadableLedger:
+    """Reads the ledger, damaged or not.
+
+    Raises:
+        AutorlError: run.json can't be read, so that not even the chain's beginning is known; or a newer autorl-hpc wrote
+            the ledger, which is no damage.
+    """
+    ledger, genesis = Ledger(run), genesis_of(run)
+    whole = read_whole(run, genesis)
+    if whole == [] and (left := left_of_a_run(run)) is not None:
+        whole = read_whole(run, genesis)  # it may have begun between the two looks
+        if whole == []:
+            return _chain([], EMPTIED.format(left), genesis)
+    if whole is not None:
+        return _chain(whole, None, genesis)
+    damage = None
+    try:
+        ledger.read()
+    except NewerVersion:
+        raise
+    except AutorlError as error:
+        damage = error.what
+    except (OSError, ValueError) as error:
+        damage = f"the ledger can't be read: {error}"
+    entries = [WholeEntry(one.kind, one.entry.at, one.entry.writer, one.body, one.sha256) for one in ledger.entries]
+    damage = damage or _shorter_than_sealed(run, tuple(entry.sha256 for entry in entries))
+    return _chain(entries, damage, genesis)
+
+
+def left_of_a_run(run: RunDir) -> str | None:
+    """The name of something that only comes after the first entry; None: there is nothing of it."""
+    for path in (run.items, run.code_git, *map(run.recorded, RECORDED)):
+        try:
+            there = bool(reading.list_names(path)) if path == run.items else path.exists()
+        except OSError:
+            continue
+        if there:
+            return str(path.relative_to(run.path))
+    return None
+
+
+def _chain(entries: Sequence[WholeEntry], damage: str | None, genesis: str) -> ReadableLedger:
+    hashes = tuple(entry.sha256 for entry in entries)
+    return ReadableLedger(RunView.of(entries), damage, genesis, hashes, tuple(entries))
+
+
+def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
+    """Entries missing at the end break no link: the copy written at the run's end tells."""
+    try:
+        lines = [line + b"\n" for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"ledger.jsonl can't be read: {error}"
+    if not lines:
+        return "ledger.jsonl is empty: it was altered"
+    sealed = tuple(map(sha256_hex, lines))
+    if sealed == hashes[: len(sealed)]:
+        return None
+    if hashes == sealed[: len(hashes)]:
+        return f"ledger.jsonl has {len(sealed)} entries and ledger/ only {len(hashes)}: entries were removed"
+    return "ledger/ and its sealed copy ledger.jsonl differ: one of them was altered"
+
+
+# The base models' scores of an experiment, taken only if they are what their names and the run say.
+
+SUFFIX = ".json"
+
+
+@dataclass
+class Bases:
+    """The baselines folder of one experiment, read once."""
+
+    folder: Path
+    _known: dict[str, Baseline] | None = field(default=None)
+    _digests: dict[str, str] = field(default_factory=dict)
+
+    def by_engine(self, science: Science, split: Split, engine_hash: str) -> Baseline | None:
+        """The base model's score on a split by one engine."""
+        found = self._all().get(baseline_key(science, split, engine_hash))
+        return found if found is not None and _fits(found, science, split) else None
+
+    def any_engine(self, science: Science, split: Split) -> Baseline | None:
+        """The base model's score on a split where no engine is known yet; None if there are several engines."""
+        engines = {b.evaluation.engine_hash for b in self._all().values() if b.evaluation.engine_hash}
+        found = [b for engine in sorted(engines) if (b := self.by_engine(science, split, engine)) is not None]
+        return found[0] if len(found) == 1 else None
+
+    def digest(self, baseline: Baseline) -> str:
+        """`Baseline.digest`, computed once: each run of the experiment asks for it."""
+        if baseline.key not in self._digests:
+            self._digests[baseline.key] = baseline.digest()
+        return self._digests[baseline.key]
+
+    def items_path(self, baseline: Baseline) -> Path:
+        """Where its outcomes lie."""
+        return self.folder / f"{baseline.key}.items.jsonl.gz"
+
+    def _all(self) -> dict[str, Baseline]:
+        if self._known is None:
+            keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
+            read = {key: read_baseline(self.folder, key) for key in keys}
+            self._known = {
+                key: baseline
+                for key, baseline in read.items()
+                if baseline is not None
+                and baseline.key == key
+                and baseline.evaluation.engine_hash == baseline.engine.digest()
+            }
+        return self._known
+
+
+def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
+    evaluation = baseline.evaluation
+    return (
+        evaluation.split is split
+        and evaluation.content_hash == science.base_model_content_hash
+        and evaluation.recipe_hash == science.recipe.hash()
+        and evaluation.n == science.asked(split)
+    )
+
+
+# Items files (`items/<submission>.<split>.jsonl.gz`): outcomes per item, used only if they are what was scored.
+
+_NOTHING: Mapping[str, Any] = {}
+"""One for all items of which nothing was noted: most."""
+
+SCORE_TOLERANCE = 1e-6
+"""Points; a mean of the same outcomes summed in another order differs by far less."""
+
+
+class Unusable(Exception):
+    """Why an items file can't be used."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """Outcomes of one model on one split, in the split's order.
+
+    Attributes:
+        facts: of each item, what its scorer noted for the statistics; empty where it noted nothing.
+        lc_c: for length-controlled win rates, the penalty that the score was fitted with.
+        clusters: what each item belongs to, where items are not independent; None where each stands for itself.
+    """
+
+    ids: tuple[str, ...]
+    outcomes: tuple[float, ...]
+    commonest_output_share: float
+    facts: tuple[Mapping[str, Any], ...] = ()
+    lc_c: float | None = None
+    clusters: tuple[str, ...] | None = None
+
+    @property
+    def binary(self) -> bool:
+        """Whether every outcome is right or wrong."""
+        return set(self.outcomes) <= {0.0, 1.0}
+
+
+class ItemsReader:
+    """Reads items files, each once."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, str], Items | Unusable] = {}
+
+    def read(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items:
+        """The items behind a score.
+
+        Args:
+            keep: for the next who asks; not for what only one asks for.
+
+        Raises:
+            Unusable: absent, altered (its sha256 is not the one that the record gives), or not adding up to the score.
+        """
+        wanted = evaluation.items_sha256
+        if wanted is None:
+            raise Unusable("the score names no items file")
+        key = (str(path), wanted)
+        items = self._read.get(key)
+        if items is None:
+            try:
+                items = _parse(path, wanted)
+            except Unusable as error:
+                items = error
+            if keep:
+                self._read[key] = items
+        if isinstance(items, Unusable):
+            raise items
+        score = 100.0 * sum(items.outcomes) / len(items.outcomes)
+        recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
+        if evaluation.score is None or recorded is None or abs(score - recorded) > SCORE_TOLERANCE:
+            raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
+        return replace(items, lc_c=evaluation.metrics.get("lc_c"))
+
+
+def clusters_of(base: Items, new: Items) -> tuple[str, ...] | None:
+    """The clusters of the items that both models were scored on.
+
+    Raises:
+        Unusable: the two files disagree.
+    """
+    if base.clusters and new.clusters and base.clusters != new.clusters:
+        raise Unusable("the items of base model and checkpoint are not in the same clusters")
+    return base.clusters or new.clusters
+
+
+def same_items(base: Items, new: Items) -> None:
+    """Raises Unusable unless both hold the same items in the same order."""
+    if base.ids != new.ids:
+        raise Unusable("the base model and the checkpoint were not scored on the same items")
+
+
+def _parse(path: Path, wanted: str) -> Items:
+    try:
+        data = reading.read_bytes(path)
+    except FileNotFoundError:
+        raise Unusable(f"{path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{path.name} can't be read: {error}") from None
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
+    try:
+        lines = reading.gunzip(data).rstrip(b"\n").replace(b"\n", b",")
+        rows = from_json(b"[" + lines + b"]")  # one call: a tenth of the time of one a line
+        ids = tuple([str(row["id"]) for row in rows])
+        outcomes = tuple([float(row["outcome"]) for row in rows])
+        outputs = Counter([row.get("output_sha256") for row in rows])
+        facts = tuple([row.get("facts") or _NOTHING for row in rows]) if _may_hold(lines, "facts") else ()
+        clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
+    except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
+    if not rows or len(set(ids)) != len(ids):
+        raise Unusable(f"{path.name} is empty or has an item twice")
+    return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)
+
+
+def _may_hold(data: bytes, name: str) -> bool:
+    """False: no object in this JSON has such a field, however it is written."""
+    return name.encode() in data or b"\\" in data
+
+
+def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:
+    """Names of clusters; an item without one is one of its own. None if no two items share one."""
+    if not any(name is not None for name in named):
+        return None
+    clusters = tuple(f"item {key}" if name is None else str(name) for key, name in zip(ids, named, strict=True))
+    return clusters if len(set(clusters)) < len(clusters) else None
+
+
+# What stands beside a score: the sandbox that was in force, where weights come from, what of the held-out items lay about.
+
+NEVER_RANKS = (str(SandboxLevel.NONE),)
+"""Sandbox levels that stop nothing: an agent could have read what it is scored on."""
+
+UNRANKING = ("untrained_copy", "foreign_weights")
+"""Flags of the selected checkpoint with which a run does not rank: its score is that of a model which the agent did not make."""
+
+UNSEEN = (
+    "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
+    "see it."
+)
+MANY_FILES = 20
+"""Files named in a run's summary for one look; the ledger names more."""
+
+
+def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:
+    """What each attempt's agent ran in, as it was proven on its node; texts made harmless."""
+    return tuple(_clean_sandbox(used) for used in view.sandboxes)
+
+
+def _clean_sandbox(used: SandboxUsed) -> SandboxUsed:
+    refused = {clean(name) or "": clean(why) or "" for name, why in used.refused.items()}
+    return used.model_copy(update={"holes": tuple(clean(hole) or "" for hole in used.holes), "refused": refused})
+
+
+def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
+    """A submission's fingerprint, its texts made harmless."""
+    known = view.fingerprint_of(submission)
+    if known is None:
+        return None
+    texts = {
+        name: clean(getattr(known, name)) for name in ("reason", "largest_tensor", "nearest_model", "exchanged_of")
+    }
+    if all(text is getattr(known, name) or text == getattr(known, name) for name, text in texts.items()):
+        return known
+    return known.model_copy(update=texts)
+
+
+def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:
+    """The look at the workspace when submission `number` was made, None for that at the end; the first, if there are more."""
+    known = next((one for one in view.contaminations if one.submission_id == number), None)
+    return None if known is None else shown_look(known, hidden or hidden_of(view.contaminations))
+
+
+def shown_look(known: Contamination, hidden: Hidden) -> Contamination:
+    """A look as the report shows it. File names are the agent's: made harmless, and not shown if items stood in them."""
+    if not known.found and known.reason is None:
+        return known
+    files = tuple(one.model_copy(update={"file": clean(masked(hidden.name(one.file))) or "?"}) for one in known.found)
+    more = known.found_unlisted + max(0, len(files) - MANY_FILES)
+    update = {"found": files[:MANY_FILES], "found_unlisted": more, "reason": clean(known.reason)}
+    return known.model_copy(update=update)
+
+
+def worst_found(looks: Iterable[Contamination]) -> tuple[Found, ...]:
+    """By split, the most held-out items that any look found, and at which look first: what was deleted later was there."""
+    most: dict[Split, Found] = {}
+    for look in looks:
+        for split in Split:
+            count, of = look.items.get(split, 0), look.of.get(split, 0)
+            if count and (split not in most or count > most[split].items):
+                most[split] = Found(split=split, items=count, of=of, submission_id=look.submission_id)
+    return tuple(most[split] for split in Split if split in most)
+
+
+def looks(run: RunSummary) -> list[Contamination]:
+    """All looks at a run's workspace, in order."""
+    found = [point.contamination for point in run.trajectory]
+    return [look for look in (*found, run.contamination_end) if look is not None]
+
+
+def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
+    """That of the selected checkpoint."""
+    return next((p.fingerprint for p in run.trajectory if p.submission_id == run.selected), None)
+
+
+def ranks(sandbox: str, flags: Sequence[str]) -> bool:
+    """Whether a run's score may stand in a ranking."""
+    return sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)

@@ -1,0 +1,438 @@
+"""What a run's page shows of its story, as rows of words and numbers: the same for HTML and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from autorl_hpc.records.entries import Contaminated, Contamination, Timings
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report import plot
+from autorl_hpc.report.axes import NAMES, axes_of
+from autorl_hpc.report.format import html
+from autorl_hpc.report.story_records import Change, EvidenceLine, Iteration, ReferenceMetrics, ResourcesUsed, Story
+from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.states import FailureKind, Route, SubmissionState
+
+BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
+"""Failures that the ledger tells, and the table of submissions shows."""
+
+
+class TableRow(NamedTuple):
+    """One line of a table: a name, what is known, and what it means."""
+
+    name: str
+    shown: str
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """What HTML and Markdown both show of a run, in words; made once for the two.
+
+    Attributes:
+        at, score, between: of each submission.
+        facts: of each iteration; empty where `recorded` is false.
+    """
+
+    run: RunSummary
+    at: Sequence[str]
+    score: Sequence[str]
+    between: Sequence[str]
+    status: Sequence[str]
+    facts: Sequence[Sequence[TableRow]]
+    recorded: bool
+    rest: Mapping[str, Any]
+
+
+def shown(run: RunSummary) -> RunPage:
+    """The words of one run's pages."""
+    story, points = run.story, run.trajectory
+    recorded = is_recorded(story)
+    return RunPage(
+        run=run,
+        at=[fmt.duration(point.elapsed_s) for point in points],
+        score=[fmt.points(point.score) for point in points],
+        between=[fmt.between(point.low, point.high) for point in points],
+        status=[_status(point, run) for point in points],
+        facts=[iteration_rows(one) for one in story.iterations] if recorded else [],
+        recorded=recorded,
+        rest={
+            "run": run,
+            "story": story,
+            "metrics": metric_rows(story.metrics),
+            "budget": budget_rows(run),
+            "used": used_rows(story.resources),
+            "skill": skill_rows(story),
+            "mode_told": mode_told(run),
+            "places": "; ".join(story.jobs + story.nodes),
+            "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
+            "recorded": recorded,
+        },
+    )
+
+
+def _status(point: Point, run: RunSummary) -> str:
+    parts = [str(point.status)]
+    parts += ["selected"] if point.submission_id == run.selected else []
+    parts += ["final"] if point.final else []
+    parts += ["base model"] if point.is_base else []
+    parts += [f"same as {point.same_as}"] if point.same_as is not None else []
+    return ", ".join(parts)
+
+
+def lines(parts: Iterable[str]) -> str:
+    """Parts that end their lines, as one text in a line of a template."""
+    return "".join(parts).removesuffix("\n")
+
+
+def looks_of(run: RunSummary) -> list[tuple[int | None, Contamination]]:
+    """The looks for held-out items: at each submission (its number), and at the end (None)."""
+    found: list[tuple[int | None, Contamination]] = [
+        (point.submission_id, point.contamination) for point in run.trajectory if point.contamination
+    ]
+    return found + ([(None, run.contamination_end)] if run.contamination_end else [])
+
+
+def is_recorded(story: Story) -> bool:
+    """Whether there is more to tell of the iterations than what stands in the table of submissions."""
+    return any(
+        one.revision
+        or (one.failure and one.failure.kind not in BY_LEDGER)
+        or one.training_steps
+        or one.tokens is not None
+        or one.gpu_hours is not None
+        or (one.route.executed, one.route.planned) != (Route.UNKNOWN, Route.UNKNOWN)
+        for one in story.iterations
+    )
+
+
+def mode_told(run: RunSummary) -> str:
+    """The mode that was asked for against the route that was executed."""
+    kept = run.story.mode_kept
+    words = {True: "kept", False: "not kept", None: "nothing tells whether it was kept"}[kept]
+    if kept is None and run.story.route.disputed is not None:
+        words += ": logs and code disagree"
+    return f"{run.mode}: any route" if run.mode == "free" else f"{run.mode}: {words}"
+
+
+def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
+    """AutoRL-Bench's metrics, by its names."""
+    return [
+        TableRow("valid_submission_rate", share(metrics.valid_submission_rate), "submissions that got a score"),
+        TableRow("first_valid_idx", number(metrics.first_valid_idx), "the first of them, counting from 1"),
+        TableRow("first_valid_delay", time(metrics.first_valid_delay), "when it was submitted"),
+        TableRow(
+            "time_to_first_improvement", time(metrics.time_to_first_improvement), "first feedback score above the base"
+        ),
+        TableRow("time_to_best", time(metrics.time_to_best), "when the best was submitted"),
+        TableRow("monotonic_ratio", share(metrics.monotonic_ratio), "steps from score to score that go up"),
+        TableRow("copy_model_count", number(metrics.copy_model_count), "submissions that are the base model"),
+        TableRow("time_used_ratio", share(metrics.time_used_ratio), "of the budget and what was given back"),
+        TableRow("last_submit_gap", time(metrics.last_submit_gap), "from the last submission to the end"),
+    ]
+
+
+def budget_rows(run: RunSummary) -> list[TableRow]:
+    """Each part of the budget that was limited or used, for a run's page."""
+    more = f", {fmt.duration(run.given_back_s)} given back" if run.given_back_s else ""
+    rows = [TableRow("time", fmt.duration(run.elapsed_s), f"of {fmt.duration(run.budget_s)}{more}")]
+    for name, words in NAMES.items():
+        used, limit = run.used.get(name), run.limits.get(name)
+        if used or limit is not None:
+            amount = fmt.UNKNOWN if used is None else _amount(name, used)
+            rows.append(TableRow(words, amount, "no limit" if limit is None else f"of {_amount(name, limit)}"))
+    if run.reprompts:
+        rows.append(TableRow("starts", str(run.starts), f"{run.reprompts} after an end of its own with budget left"))
+    return rows
+
+
+def _amount(name: str, value: float) -> str:
+    if name == "cost_usd":
+        return f"{value:.2f} USD" if value >= 0.1 else f"{value:.4f} USD"
+    return f"{value:.2f}" if name == "gpu_hours" else f"{value:,.0f}"
+
+
+def used_rows(used: ResourcesUsed) -> list[TableRow]:
+    """What was used, as far as it was measured."""
+    gpus = fmt.gpus(used.gpus, used.gpu_model)
+    cached = f"{count(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
+    failures = f"{used.tool_failures} failed" if used.tool_failures else ""
+    told = {"gateway": "counted by the gateway", "trace": "as the agent's trace says", None: ""}
+    priced = {**told, "gateway": "counted by the gateway, at the experiment's prices"}
+    tokens = "; ".join(part for part in (told[used.tokens_from], cached) if part)
+    rows = [
+        TableRow("GPU-hours", fmt.UNKNOWN if used.gpu_hours is None else f"{used.gpu_hours:.2f}", gpus),
+        TableRow("GPU use", share(used.gpu_use), "mean share of the time that kernels ran"),
+        TableRow("CPU", fmt.UNKNOWN if used.cpu_hours is None else f"{used.cpu_hours:.2f} core-hours"),
+        TableRow("memory", fmt.UNKNOWN if used.memory_peak_bytes is None else fmt.size(used.memory_peak_bytes), "peak"),
+        TableRow("disk", fmt.UNKNOWN if used.disk_peak_bytes is None else fmt.size(used.disk_peak_bytes), "peak"),
+        TableRow("tokens in", count(used.tokens_in), tokens),
+        TableRow("tokens out", count(used.tokens_out)),
+        TableRow("cost", fmt.UNKNOWN if used.cost_usd is None else f"{used.cost_usd:.2f} USD", priced[used.cost_from]),
+        TableRow("driver calls", number(used.driver_calls), _calls_beside(used)),
+        TableRow("tool calls", number(used.tool_calls), failures),
+        TableRow("idle", time(used.idle_s), "no core, GPU or driver at work"),
+        TableRow("waits for scores", time(used.wait_s), "together"),
+        TableRow("revisions of code", number(used.revisions)),
+    ]
+    return [row for row in rows if row.shown != fmt.UNKNOWN]
+
+
+def _calls_beside(used: ResourcesUsed) -> str:
+    """What the gateway saw beside the calls that were answered."""
+    beside = [
+        (used.calls_refused, "refused by the gateway"),
+        (used.calls_failed, "not answered by the driver"),
+        (used.tokens_estimated, "whose tokens are estimated"),
+    ]
+    return ", ".join(f"{number} {words}" for number, words in beside if number)
+
+
+def skill_rows(story: Story) -> list[TableRow]:
+    """The reference's summarization skill."""
+    alone = {True: "yes", False: "no", None: fmt.UNKNOWN}[story.skill.without_human_help]
+    return [
+        TableRow("without human help", alone),
+        TableRow("recovered from", number(story.skill.recovered_from), "failures before the last scored submission"),
+        TableRow("stage reached", story.skill.stage_reached, "of design, implementation, execution, evaluation"),
+    ]
+
+
+def iteration_rows(one: Iteration) -> list[TableRow]:
+    """The figures of one iteration that are known."""
+    noise = fmt.signed_between(one.improvement_low, one.improvement_high)
+    items = f"{one.won} items won, {one.lost} lost" if one.won is not None else ""
+    says = "; ".join(part for part in (noise, items) if part)
+    trained = "" if one.last_loss is None else f"last loss {one.last_loss:.4g}"
+    trained += "" if one.last_reward is None else f"{', ' if trained else ''}last reward {one.last_reward:.4g}"
+    cost = "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"
+    rows = [
+        TableRow("improvement on the base", fmt.signed(one.improvement), says or "no interval"),
+        TableRow("best so far", fmt.points(one.best_so_far)),
+        TableRow("took", time(one.duration_s), f"submitted at {fmt.duration(one.elapsed_s)}"),
+        TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
+        TableRow(
+            "training steps",
+            "not logged" if trained and one.training_steps is None else number(one.training_steps),
+            trained,
+        ),
+        TableRow("waited for its score", time(one.waited_s), timed(one.timings)),
+        TableRow("tokens so far", count(one.tokens), cost),
+        TableRow("GPU-hours so far", fmt.UNKNOWN if one.gpu_hours is None else f"{one.gpu_hours:.2f}"),
+    ]
+    return [row for row in rows if row.shown != fmt.UNKNOWN]
+
+
+def timed(timings: Timings | None) -> str:
+    """Where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
+    if timings is None:
+        return ""
+    named = (
+        ("in the queue", timings.waiting_s),
+        ("loading", timings.load_s),
+        ("swapping", timings.swap_s),
+        ("generating", timings.generate_s),
+        ("scoring", timings.score_s),
+    )
+    return ", ".join(f"{name} {value:.1f} s" for name, value in named if value is not None)
+
+
+def share(value: float | None) -> str:
+    """`71 %`."""
+    return fmt.UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def time(value: float | None) -> str:
+    """`3.4 h`."""
+    return fmt.UNKNOWN if value is None else fmt.duration(value)
+
+
+def number(value: int | None) -> str:
+    """`12`."""
+    return fmt.UNKNOWN if value is None else str(value)
+
+
+def count(value: int | None) -> str:
+    """`3.4 M`: of tokens."""
+    if value is None:
+        return fmt.UNKNOWN
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return str(value)
+
+
+# The long parts of a run's page: submissions, looks, iterations. Built here and not by templates: a run of fifty submissions
+# has thousands of cells, and a report thousands of runs. Whatever is not a number or a word of ours goes through `html`.
+
+BAD = (SubmissionState.REFUSED, SubmissionState.FAILED)
+HOW_FOUND = {"ngram": "13 words in a row", "exact": "the whole text"}
+LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk"}
+
+
+def html_parts(shown: RunPage) -> dict[str, Any]:
+    """Everything that run.html.j2 needs."""
+    from markupsafe import Markup
+
+    run = shown.run
+    return {
+        **shown.rest,
+        "plots": [(name, Markup(drawing)) for name, drawing in plot.trajectories(run, axes_of(run))],
+        "submissions": Markup(lines(_submissions(shown))),
+        "looks": Markup(lines(_look(number, look) for number, look in looks_of(run))),
+        "iterations": Markup(lines(_iterations(shown))),
+        "rows": lambda rows: Markup(rows_html(rows)),
+        "evidence": lambda lines: Markup(evidence(lines)),
+    }
+
+
+def rows_html(rows: Iterable[TableRow]) -> str:
+    """Rows as a list of terms."""
+    told = "".join(
+        f"<div><dt>{html(row.name)}</dt><dd>{html(row.shown)}"
+        f"{f' <small>{html(row.says)}</small>' if row.says else ''}</dd></div>\n"
+        for row in rows
+    )
+    return f'<dl class="facts tight">\n{told}</dl>'
+
+
+def evidence(lines: Iterable[EvidenceLine]) -> str:
+    """The lines that a finding rests on."""
+    told = "".join(f"<li><code>{html(line.where)}</code> {html(line.says)}</li>\n" for line in lines)
+    return f'<ul class="evidence">\n{told}</ul>\n' if told else ""
+
+
+def _submissions(shown: RunPage) -> Iterable[str]:
+    run = shown.run
+    columns = zip(run.trajectory, shown.at, shown.score, shown.between, shown.status, strict=True)
+    for point, at, score, between, status in columns:
+        reason = ""
+        if point.reason:
+            reason = f' <span class="warn">{html(point.fault or "")}: {html(point.reason)}</span>'
+        yield (
+            f'<tr>\n<td class="n" data-name="no.">{point.submission_id}</td>\n'
+            f'<td data-name="manifest">{html(point.manifest_id)}</td>\n'
+            f'<td class="n" data-name="at">{at}</td>\n'
+            f'<td class="n" data-name="feedback"><span>{score} <small>{between}</small></span></td>\n'
+            f'<td data-name="status"><span>{status}</span></td>\n'
+            f'<td data-name="weights"{_empty(point.fingerprint)}><span>{_weights(point, run)}</span></td>\n'
+            f'<td data-name="path"{_empty(point.model_path)}>{html(point.model_path or fmt.UNKNOWN)}</td>\n'
+            f'<td data-name="note or reason"{_empty(point.note or point.reason)}>'
+            f"<span>{html(point.note or '')}{reason}</span></td>\n</tr>\n"
+        )
+
+
+def _empty(value: object) -> str:
+    return "" if value else ' class="empty"'
+
+
+def _weights(point: Point, run: RunSummary) -> str:
+    """Where a checkpoint's weights come from, as its fingerprint has it."""
+    found = point.fingerprint
+    if found is None:
+        return fmt.UNKNOWN
+    flags = f'<span class="warn">{", ".join(found.flags)}</span> ' if found.flags else ""
+    if found.reason:
+        return f'{flags}<small class="warn">not known: {html(found.reason)}</small>'
+    near = ""
+    if found.nearest_model and found.nearest_model != run.base_model:
+        near = f"{fmt.delta(found.nearest_delta)} from {html(found.nearest_model)}; "
+    parent = "the base" if found.parent is None else f"submission {found.parent} ({fmt.delta(found.parent_delta)})"
+    alike = ""
+    if "degenerate_outputs" in found.flags:
+        shares = fmt.percent(found.commonest_output_share), fmt.percent(found.base_output_share)
+        alike = f"; {shares[0]} of the answers are one (base {shares[1]})"
+    return f"{flags}{fmt.delta(found.relative_delta)} <small>{near}from {parent}{alike}</small>"
+
+
+def _look(number: int | None, look: Contamination) -> str:
+    """One look at the workspace for held-out items."""
+    ended = "" if not look.reason else f" <small>{html(look.reason)}</small>"
+    if not look.complete:
+        ended = f' <small class="warn">cut short{f": {html(look.reason)}" if look.reason else ""}</small>'
+    skipped = f" <small>{look.files_skipped} skipped</small>" if look.files_skipped else ""
+    found = "".join(_found(one) for one in look.found) or fmt.UNKNOWN
+    more = f" <small>and {look.found_unlisted} more files</small>" if look.found_unlisted else ""
+    return (
+        f'<tr>\n<td class="head">{"the end" if number is None else f"submission {number}"}{ended}</td>\n'
+        f"{_items(look, 'feedback')}{_items(look, 'report')}"
+        f'<td class="n" data-name="files"><span>{look.files_scanned}{skipped}</span></td>\n'
+        f'<td class="n" data-name="scanned">{fmt.size(look.bytes_scanned)}</td>\n'
+        f'<td class="n" data-name="unchanged">{fmt.size(look.bytes_unchanged)}</td>\n'
+        f'<td class="n" data-name="skipped">{fmt.size(look.bytes_skipped)}</td>\n'
+        f'<td data-name="found in"{_empty(look.found)}>'
+        f"<span>{found}{more}</span></td>\n</tr>\n"
+    )
+
+
+def _items(look: Contamination, split: Any) -> str:
+    told = fmt.UNKNOWN
+    if split in look.of or split in look.items:
+        warned = ' class="warn"' if look.items.get(split) else ""
+        told = f"<span{warned}>{look.items.get(split, 0)}</span> <small>of {look.of.get(split, 0)}</small>"
+    return f'<td class="n" data-name="{split}"><span>{told}</span></td>\n'
+
+
+def _found(one: Contaminated) -> str:
+    which = html(", ".join(map(str, one.first_items)))
+    return f"{html(one.file)} <small>{one.items} of {one.split}, {HOW_FOUND[one.how]}: {which}</small>"
+
+
+def _iterations(shown: RunPage) -> Iterable[str]:
+    points = {point.submission_id: place for place, point in enumerate(shown.run.trajectory)}
+    for one, facts in zip(shown.run.story.iterations, shown.facts, strict=False):
+        between = shown.between[points[one.submission_id]]
+        yield _iteration(one, facts, between, one.submission_id == shown.run.selected)
+
+
+def _iteration(one: Iteration, facts: Sequence[TableRow], between: str, selected: bool) -> str:
+    """One section of the page."""
+    badge = " bad" if one.status in BAD else " good" if selected else ""
+    score = "" if one.score is None else f" {fmt.points(one.score)} <small>{between}</small>"
+    failure = ""
+    if one.failure:
+        failure = f'<p class="warn">{one.failure.kind}</p>\n{evidence(one.failure.evidence)}\n'
+    return (
+        f'<section class="iteration">\n<h3>Submission {one.submission_id} '
+        f'<span class="badge{badge}">{one.status!s}{", selected" if selected else ""}</span>{score}</h3>\n'
+        f"{failure}{rows_html(facts)}\n{_settings(one)}"
+        f"{_changes(one)}{_diff(one)}</section>\n"
+    )
+
+
+def _settings(one: Iteration) -> str:
+    told = "".join(
+        f"<li>{html(setting.name)} <b>{html(setting.value)}</b> <small>{html(setting.where)}</small></li>\n"
+        for setting in one.settings
+    )
+    return f'<ul class="settings">\n{told}</ul>\n' if told else ""
+
+
+def _changes(one: Iteration) -> str:
+    if not one.changes:
+        return '<p class="soft"><small>The code is as it was.</small></p>\n' if one.revision else ""
+    more = f"<li><small>and {one.more_changes} more files</small></li>\n" if one.more_changes else ""
+    return f'<ul class="files">\n{"".join(map(_change, one.changes))}{more}</ul>\n'
+
+
+def _change(change: Change) -> str:
+    told = f"<small>{'link' if change.what == 'link' else 'changed, kept by hash'}</small>"
+    if change.what not in ("binary", "link"):
+        what = f" <small>{change.what}</small>" if change.what != "changed" else ""
+        told = f'<span class="plus">+{change.added}</span> <span class="minus">{fmt.MINUS}{change.removed}</span>{what}'
+    return f"<li><b>{html(change.path)}</b> {told}</li>\n"
+
+
+def _diff(one: Iteration) -> str:
+    return f'<pre class="diff" tabindex="0"><code>{diff_html(one.diff)}</code></pre>\n' if one.diff else ""
+
+
+def diff_html(diff: str) -> str:
+    """The lines of a diff, each marked as what it is."""
+    lines = []
+    for line in diff.split("\n"):
+        kind = "file" if line.startswith(("--- ", "+++ ")) else LINE_KINDS.get(line[:1], "same")
+        lines.append(f'<span class="{kind}">{html(line) or " "}\n</span>')
+    return "".join(lines)

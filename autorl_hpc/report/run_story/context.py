@@ -1,0 +1,452 @@
+"""What a story is told from: one run's records, read once."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.files.safe_open import DriverTotals, read_totals
+from autorl_hpc.recorder.code import BY_HASH, LINK, GitDamage, Repository, Work, line_diff
+from autorl_hpc.recorder.traces.totals import Span, TraceTotals, add_up
+from autorl_hpc.records.entries import Contamination, Submission, Writer
+from autorl_hpc.records.exchange import Engine
+from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, TraceEvent
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.format import clean, clean_code
+from autorl_hpc.report.hidden_items import CODE_FOLDER, IN_FILE, NOTHING, Hidden, hidden_of
+from autorl_hpc.report.paired import PairedItems
+from autorl_hpc.report.run_story.logs import AgentLog, Recorded, read_events, read_recorded
+from autorl_hpc.report.run_story.resources import UsageSeries, attempts_of, failed, usage_of, with_counted
+from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Change
+from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.states import EntryKind
+
+# What changed in the agent's code between two of its states: counts by file, and the beginning of a unified diff.
+#
+# Shown for people: cleaned, masked and bounded. A file in which held-out items were found is named and not shown.
+
+MAX_CHANGES = 50
+"""Files that are named; an agent that unpacks a library into its code would fill the page."""
+
+MAX_DIFF_LINES = 120
+"""About two screens: what an iteration changed is most often less, and the whole lies in code.git."""
+
+MAX_LINE_CHARS = 160
+MAX_TEXT_BYTES = 200_000
+"""A larger file is data, or made by a program: its lines are counted and not shown."""
+
+CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".md")
+"""Named first: what an agent writes."""
+
+Files = Mapping[str, "bytes | None"]
+"""By path in the workspace; None: only its hash is known, it is a link, or it is binary."""
+
+
+class CodeChange(NamedTuple):
+    """One step of the code."""
+
+    changes: tuple[Change, ...] = ()
+    more_changes: int = 0
+    diff: str | None = None
+
+
+class _FileChange(NamedTuple):
+    change: Change
+    lines: list[str]
+
+
+class Differ:
+    """Compares states of one run's code; a pair of contents is compared once."""
+
+    def __init__(self, hidden: Hidden = NOTHING) -> None:
+        """`hidden`: what must not be shown."""
+        self._hidden = hidden
+        self._work = Work()
+        self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
+
+    def between(
+        self, old: Files, new: Files, changed: Collection[str] | None = None, links: Collection[str] = ()
+    ) -> CodeChange:
+        """Changes from `old` to `new`.
+
+        Args:
+            changed: paths that may differ, where it is known; else all of them are looked at.
+            links: paths that are links, before or after.
+        """
+        paths = [path for path in (changed if changed is not None else {*old, *new}) if _differs(path, old, new)]
+        paths.sort(key=lambda path: (not path.endswith(CODE_SUFFIXES), path))
+        found = [self._file(path, old, new, path in links) for path in paths[:MAX_CHANGES]]
+        return CodeChange(tuple(one.change for one in found), max(0, len(paths) - MAX_CHANGES), _joined(found))
+
+    def _file(self, path: str, old: Files, new: Files, is_link: bool) -> _FileChange:
+        is_old, is_new = path in old, path in new
+        before, after = old.get(path), new.get(path)
+        what = "changed" if is_old and is_new else "added" if is_new else "removed"
+        name = clean(masked(self._hidden.name(path))) or "(no name)"
+        if (is_old and before is None) or (is_new and after is None):
+            return _FileChange(Change(path=name, added=0, removed=0, what="link" if is_link else "binary"), [])
+        added, removed, lines = self._texts(before, after)
+        if self._hidden.file(path):
+            lines = [IN_FILE]
+        head = [f"--- {name if is_old else 'nothing'}", f"+++ {name if is_new else 'nothing'}"]
+        return _FileChange(Change(path=name, added=added, removed=removed, what=what), [*head, *lines])
+
+    def _texts(self, before: bytes | None, after: bytes | None) -> tuple[int, int, list[str]]:
+        key = (before, after)
+        if key not in self._known:
+            self._known[key] = _compared(before or b"", after or b"", self._work)
+        return self._known[key]
+
+
+def _differs(path: str, old: Files, new: Files) -> bool:
+    if path in old and path in new:
+        return old[path] is None or old[path] != new[path]
+    return path in old or path in new
+
+
+def _compared(before: bytes, after: bytes, work: Work) -> tuple[int, int, list[str]]:
+    """Lines added and removed, and the diff."""
+    old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
+    if work.steps <= 0 or max(len(before), len(after)) > MAX_TEXT_BYTES:
+        gone, come = Counter(old.splitlines()), Counter(new.splitlines())
+        return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]
+    found = line_diff(old, new, work)
+    return found.added, found.removed, found.text.removesuffix("\n").split("\n")
+
+
+def _joined(found: Sequence[_FileChange]) -> str | None:
+    """The beginning of the whole diff; what is left out is said."""
+    kept: list[str] = []
+    total = sum(len(one.lines) for one in found)
+    for one in found:
+        kept += one.lines[: max(0, MAX_DIFF_LINES - len(kept))]
+        if len(kept) >= MAX_DIFF_LINES:
+            break
+    if not kept:
+        return None
+    # Masked together: a key may be announced on one line and stand on the next, and a mask ends at a line's end.
+    shown = [clean_code(line, MAX_LINE_CHARS) for line in masked("\n".join(kept)).split("\n")]
+    if total > len(kept):
+        shown.append(f"({total - len(kept)} more lines)")
+    return "\n".join(shown)
+
+
+# The agent's code at each of its revisions, out of code.git: listings first, contents only where they are asked for.
+
+MAX_BLOB_BYTES = 1 << 20
+"""Nobody writes a program of a megabyte; the recorder keeps larger files by hash anyway."""
+
+BY_HASH_MARK, LINK_MARK = "=", "@"
+"""Before the object id of a pointer, or of where a link leads: it tells one content from another, and holds none."""
+
+MAX_CACHED_BYTES = 32 << 20
+MAX_SOURCES = 300
+MAX_SOURCE_BYTES = 4 << 20
+"""Of one revision, what is read to find routes and settings: an agent that copied a library into its code is told from the
+first files by depth and name."""
+
+
+class Code:
+    """The states of one run's code. What is damaged or missing is None, and said in `troubles`."""
+
+    def __init__(self, code_git: Path, revisions: Sequence[CodeRevision], differ: Differ) -> None:
+        self.troubles: list[str] = []
+        self.revisions = sorted(revisions, key=lambda r: r.elapsed_s)
+        self._repository = Repository(code_git) if code_git.is_dir() and not code_git.is_symlink() else None
+        self._trees: dict[str, dict[str, str] | None] = {}
+        self._blobs: dict[str, bytes | None] = {}
+        self._cached_bytes = 0
+        self._differ = differ
+
+    def at(self, elapsed_s: float) -> str | None:
+        """The last revision that was recorded by then; None: none was."""
+        found = None
+        for revision in self.revisions:
+            if revision.elapsed_s > elapsed_s:
+                break
+            found = revision.revision
+        return found
+
+    def tree(self, revision: str | None) -> Mapping[str, str] | None:
+        """Object ids by path in the workspace; of what no content is kept of (large, binary, links), other marks."""
+        if revision is None or self._repository is None:
+            return None
+        if revision not in self._trees:
+            try:
+                files = self._repository.files(revision)
+                self._trees[revision] = dict(_placed(path, mode, name) for path, (mode, name) in files.items())
+            except GitDamage as error:
+                self._trees[revision] = None
+                self.troubles.append(f"code.git: {error}")
+        return self._trees[revision]
+
+    def blob(self, name: str) -> bytes | None:
+        """The content of an object; None: it is not kept, too large, or damaged."""
+        if name.startswith((BY_HASH_MARK, LINK_MARK)):
+            return None
+        if name not in self._blobs:
+            assert self._repository is not None
+            try:
+                data: bytes | None = self._repository.read(name, "blob", MAX_BLOB_BYTES)
+            except GitDamage:
+                data = None
+            self._cached_bytes += len(data or b"")
+            if self._cached_bytes > MAX_CACHED_BYTES:
+                self._blobs.clear()
+                self._cached_bytes = len(data or b"")
+            self._blobs[name] = data
+        return self._blobs[name]
+
+    def sources(self, revision: str | None) -> dict[str, bytes]:
+        """Programs and configurations of a revision, by path relative to code/."""
+        tree = self.tree(revision)
+        if tree is None:
+            return {}
+        found: dict[str, bytes] = {}
+        total = 0
+        paths = sorted((p for p in tree if p.endswith(CODE_SUFFIXES)), key=lambda p: (p.count("/"), p))
+        for path in paths[:MAX_SOURCES]:
+            data = self.blob(tree[path])
+            total += len(data or b"")
+            if total > MAX_SOURCE_BYTES:
+                break
+            if data is not None:
+                found[path.removeprefix(CODE_FOLDER)] = data
+        return found
+
+    def change(self, before: str | None, after: str | None) -> CodeChange:
+        """From one revision to another; from nothing where `before` is None."""
+        new, old = self.tree(after), self.tree(before) if before is not None else {}
+        if new is None or old is None or before == after:
+            return CodeChange()
+        changed = [path for path in {*old, *new} if old.get(path) != new.get(path)]
+        links = {path for path in changed for tree in (old, new) if tree.get(path, "").startswith(LINK_MARK)}
+        return self._differ.between(
+            {path: self.blob(old[path]) for path in changed if path in old},
+            {path: self.blob(new[path]) for path in changed if path in new},
+            changed,
+            links,
+        )
+
+
+def _placed(path: bytes, mode: int, name: str) -> tuple[str, str]:
+    """Path and object id of one file; the id is marked where the object is a pointer and no content."""
+    mark = LINK_MARK if mode == LINK else BY_HASH_MARK if path.startswith(BY_HASH) else ""
+    return path.removeprefix(BY_HASH).decode("utf-8", "replace"), mark + name
+
+
+# Where a run ran and with what: jobs, nodes, versions, and how long submissions waited, from its ledger.
+
+
+class Written(Protocol):
+    """A ledger entry as far as it is needed here."""
+
+    @property
+    def kind(self) -> EntryKind: ...
+    @property
+    def at(self) -> str: ...
+    @property
+    def writer(self) -> Writer: ...
+    @property
+    def body(self) -> Any: ...
+
+
+AGENT_VERSION = "agent_version"
+"""The event with what the agent's program says of its version, of each attempt."""
+
+MAX_VERSIONS = 4
+MAX_NAMED = 40
+"""Of jobs, nodes and models; a run that was requeued for weeks is told by its last ones."""
+
+
+def jobs_of(entries: Sequence[Written]) -> tuple[str, ...]:
+    """`supervisor 123_4`, `grader 456`: each job that wrote into the ledger, in order."""
+    return _named(f"{writer.role} {writer.job_id}" for writer in _writers(entries) if writer.job_id)
+
+
+def nodes_of(entries: Sequence[Written]) -> tuple[str, ...]:
+    """`supervisor on node7`: in order."""
+    return _named(f"{writer.role} on {writer.host}" for writer in _writers(entries) if writer.host)
+
+
+def _writers(entries: Sequence[Written]) -> Iterable[Writer]:
+    """Who wrote the entries, in order; the same object, which hundreds of entries share, once."""
+    return {id(e.writer): e.writer for e in entries}.values()
+
+
+def _named(names: Iterable[str]) -> tuple[str, ...]:
+    distinct = list(dict.fromkeys(clean(name) or "" for name in names))
+    return tuple(distinct[-MAX_NAMED:])
+
+
+def versions_of(
+    record: RunRecord,
+    engine: Engine | None,
+    trace: Sequence[TraceEvent],
+    events: Sequence[Mapping[str, Any]] = (),
+    hidden: Hidden = NOTHING,
+) -> dict[str, str]:
+    """Of the suite and what it ran on, of the engine that scored, of the agent's program, and what the agent's trace says of itself.
+
+    Args:
+        events: lines of events.jsonl.
+    """
+    found = {clean(name) or "": clean(value) or "" for name, value in sorted(record.versions.items())}
+    if engine is not None:
+        found["engine"] = clean(f"{engine.backend}, {engine.dtype} on {engine.device}") or ""
+        found |= {f"engine: {clean(name)}": clean(value) or "" for name, value in sorted(engine.versions.items())}
+    told = [e["version"] for e in events if e["event"] == AGENT_VERSION and isinstance(e.get("version"), str)]
+    if told:
+        named = CHANGED.join(list(dict.fromkeys(told))[-MAX_VERSIONS:])
+        found[AGENT_PROGRAM] = clean(hidden.said(masked(f"{record.science.agent} {named}"))) or ""
+    models = sorted({event.model for event in trace if event.model})
+    if models:
+        found["driver's model, by the trace"] = clean(hidden.said(masked(", ".join(models)))) or ""
+    formats = sorted({event.format for event in trace} - {""})
+    if formats:
+        found["trace"] = clean(", ".join(formats)) or ""
+    return found
+
+
+def waits_of(entries: Sequence[Written]) -> dict[int, float]:
+    """Seconds from each submission's entry to its score's, by number.
+
+    By the wall clocks of two nodes, which may differ by some seconds: shown, and nothing is decided by it.
+    """
+    taken: dict[int, str] = {}
+    waits: dict[int, float] = {}
+    for linked in entries:
+        if linked.kind is EntryKind.SUBMISSION:
+            taken.setdefault(linked.body.submission_id, linked.at)
+        elif linked.kind is EntryKind.SCORE and linked.body.submission_id in taken:
+            seconds = _between(taken[linked.body.submission_id], linked.at)
+            if seconds is not None:
+                waits.setdefault(linked.body.submission_id, max(0.0, seconds))
+    return waits
+
+
+def _between(begin: str, end: str) -> float | None:
+    try:
+        return (dt.datetime.fromisoformat(end) - dt.datetime.fromisoformat(begin)).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run.
+
+    Attributes:
+        summary: its figures, without the story.
+        pair_of: base model and a submission on the feedback items; raises Unusable.
+        engine: who scored it.
+    """
+
+    run: RunDir
+    record: RunRecord
+    view: RunView
+    entries: Sequence[Written]
+    summary: RunSummary
+    pair_of: Callable[[Submission], PairedItems]
+    engine: Engine | None = None
+
+    @cached_property
+    def recorded(self) -> Recorded:
+        """What the recorder wrote."""
+        return read_recorded(self.run)
+
+    @cached_property
+    def events(self) -> Sequence[dict[str, Any]]:
+        """Lines of events.jsonl."""
+        return read_events(self.run.events)
+
+    @cached_property
+    def log(self) -> AgentLog:
+        """agent.log."""
+        return AgentLog(self.run.agent_log, self.run.agent_times)
+
+    @cached_property
+    def code(self) -> Code:
+        """The agent's code."""
+        differ = Differ(self.hidden)
+        return Code(self.run.code_git, self.recorded.revisions.records, differ)
+
+    @cached_property
+    def attempts(self) -> Mapping[int, Span]:
+        """When each attempt ran."""
+        return attempts_of(self.view, self.summary.elapsed_s)
+
+    @cached_property
+    def usage(self) -> UsageSeries:
+        """The samples of usage, taken together."""
+        samples = self.recorded.usage
+        return usage_of(samples.records, self.attempts, samples.every)
+
+    @cached_property
+    def counted(self) -> DriverTotals | None:
+        """What the gateway counted; None: the agent asked its driver past one, or never."""
+        return read_totals(self.run.driver_log)
+
+    @cached_property
+    def spent(self) -> TraceTotals:
+        """What the driver cost, and when it and the tools were at work: counted by the gateway, else told by the agent."""
+        told = add_up(self.recorded.trace.records, self.summary.elapsed_s if self.view.sealed else None)
+        return with_counted(told, self.counted)
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """Every submission."""
+        return self.summary.trajectory
+
+    @cached_property
+    def hidden(self) -> Hidden:
+        """What must not be shown."""
+        return hidden_of(self.view.contaminations)
+
+    @cached_property
+    def commands(self) -> Sequence[ProcessSeen | TraceEvent]:
+        """Command lines that were really seen, in their order."""
+        seen: list[ProcessSeen | TraceEvent] = [p for p in self.recorded.processes.records if p.what == "began"]
+        seen += [e for e in self.recorded.trace.records if e.kind == "tool_call" and e.command]
+        return sorted(seen, key=lambda one: one.elapsed_s)
+
+    @cached_property
+    def failed_programs(self) -> Sequence[ProcessSeen]:
+        """Programs of the agent that ended with an error, in their order."""
+        return sorted((p for p in self.recorded.processes.records if failed(p)), key=lambda p: p.elapsed_s)
+
+    @cached_property
+    def waits(self) -> Mapping[int, float]:
+        """By submission, seconds from its entry to its score's."""
+        return waits_of(self.entries)
+
+    @cached_property
+    def failed_calls(self) -> Sequence[tuple[TraceEvent, str]]:
+        """Results of tools that failed by the agent's trace, with the command, in their order."""
+        commands = {e.call_id: e.command for e in self.recorded.trace.records if e.kind == "tool_call" and e.command}
+        results = [e for e in self.recorded.trace.records if e.kind == "tool_result"]
+        failed_ones = [e for e in results if e.exit_code not in (0, None) or (e.exit_code is None and e.ok is False)]
+        told = [(e, e.command or commands.get(e.call_id) or "") for e in failed_ones]
+        return sorted(told, key=lambda pair: pair[0].elapsed_s)
+
+    @cached_property
+    def looks_at(self) -> Mapping[int | None, Sequence[Contamination]]:
+        """By submission, the looks for held-out items that were made for it."""
+        found: dict[int | None, list[Contamination]] = {}
+        for look in self.view.contaminations:
+            found.setdefault(look.submission_id, []).append(look)
+        return found
+
+    @cached_property
+    def score_entries(self) -> Mapping[int, int]:
+        """By submission, the number of the ledger entry that scored it."""
+        scores = [(i, e.body) for i, e in enumerate(self.entries, 1) if e.kind is EntryKind.SCORE]
+        return {body.submission_id: number for number, body in reversed(scores)}

@@ -1,0 +1,216 @@
+"""What an agent did, as a run's report tells it: from the ledger, and from what the recorder saw.
+
+Nothing here enters a score. Scores and gains are points; times are seconds of budget; null means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from pydantic import Field
+
+from autorl_hpc.records.base import Strict
+from autorl_hpc.records.entries import Timings
+from autorl_hpc.report.format import lean
+from autorl_hpc.states import FailureKind, Route, SubmissionState
+
+
+class EvidenceLine(Strict):
+    """A line that a finding rests on."""
+
+    where: str = Field(description="File and line, ledger entry, or byte of a log.")
+    says: str
+
+
+class Setting(Strict):
+    """One key setting of a training, as code or a configuration file gives it."""
+
+    name: str = Field(description="By the trainer's own word: learning_rate, num_train_epochs, beta, ...")
+    value: str
+    where: str
+
+
+AGENT_PROGRAM = "agent's program"
+"""Among a story's versions: what the agent's program said of its own at the start of each attempt."""
+
+CHANGED = ", then "
+"""Between versions of one run's attempts."""
+
+
+class RouteTold(Strict):
+    """What was planned in code beside what was executed."""
+
+    planned: Route = Route.UNKNOWN
+    executed: Route = Route.UNKNOWN
+    planned_by: tuple[EvidenceLine, ...] = ()
+    executed_by: tuple[EvidenceLine, ...] = ()
+    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
+
+    def short(self) -> RouteTold:
+        """Without evidence."""
+        return _plain_route(self.planned, self.executed)
+
+
+@lru_cache
+def _plain_route(planned: Route, executed: Route) -> RouteTold:
+    return RouteTold(planned=planned, executed=executed)
+
+
+class Change(Strict):
+    """One file's change between two revisions of the code."""
+
+    path: str
+    added: int = Field(ge=0, description="Lines.")
+    removed: int = Field(ge=0)
+    what: Literal["added", "changed", "removed", "binary", "link"]
+
+
+class Failure(Strict):
+    """Why something did not help, by the paper's taxonomy and ours."""
+
+    kind: FailureKind
+    evidence: tuple[EvidenceLine, ...] = ()
+
+    def short(self) -> Failure:
+        """Without evidence."""
+        return _plain_failure(self.kind)
+
+
+@lru_cache
+def _plain_failure(kind: FailureKind) -> Failure:
+    return Failure(kind=kind)
+
+
+class Iteration(Strict):
+    """From one submission to the next."""
+
+    submission_id: int
+    status: SubmissionState
+    score: float | None = None
+    improvement: float | None = Field(None, description="Of the feedback score on the base model's.")
+    improvement_low: float | None = Field(
+        None, description="Interval over the same items; null: their files were not opened, or can't be used."
+    )
+    improvement_high: float | None = None
+    won: int | None = Field(None, description="Feedback items that this checkpoint solves and the base model doesn't.")
+    lost: int | None = Field(None, description="Feedback items that the base model solves and this checkpoint doesn't.")
+    won_ids: tuple[str, ...] = Field((), description="The first of them: ids, never texts, which are held out.")
+    lost_ids: tuple[str, ...] = ()
+    best_so_far: float | None = None
+    elapsed_s: float
+    duration_s: float = Field(description="Since the submission before, or since the start.")
+    waited_s: float | None = Field(None, ge=0, description="From the submission to its score.")
+    timings: Timings | None = Field(None, description="Where the grader's seconds went.")
+    tokens: int | None = Field(None, description="Of the driver so far, in and out.")
+    cost_usd: float | None = None
+    gpu_hours: float | None = None
+    route: RouteTold = RouteTold()
+    settings: tuple[Setting, ...] = ()
+    revision: str | None = None
+    changes: tuple[Change, ...] = ()
+    more_changes: int = Field(0, ge=0, description="Files changed beyond those in `changes`.")
+    diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
+    training_steps: int | None = None
+    last_loss: float | None = None
+    last_reward: float | None = None
+    failure: Failure | None = None
+
+    def short(self) -> Iteration:
+        """Without what only the run's own page shows: diff, changes, settings, evidence, ids of items."""
+        return lean(
+            self,
+            diff=None,
+            changes=(),
+            settings=(),
+            won_ids=(),
+            lost_ids=(),
+            timings=None,
+            route=self.route.short(),
+            failure=None if self.failure is None else self.failure.short(),
+        )
+
+
+class ReferenceMetrics(Strict):
+    """AutoRL-Bench's metrics, by its names; docs/statistics.md says how each is computed."""
+
+    valid_submission_rate: float | None = Field(None, ge=0, le=1)
+    first_valid_idx: int | None = Field(None, ge=1)
+    first_valid_delay: float | None = Field(None, ge=0, description="Seconds.")
+    time_to_first_improvement: float | None = Field(None, ge=0, description="Seconds.")
+    time_to_best: float | None = Field(None, ge=0, description="Seconds.")
+    monotonic_ratio: float | None = Field(None, ge=0, le=1)
+    copy_model_count: int = Field(0, ge=0)
+    time_used_ratio: float | None = Field(None, ge=0)
+    last_submit_gap: float | None = Field(None, ge=0, description="Seconds from the last submission to the end.")
+
+
+CountedBy = Literal["gateway", "trace"]
+
+
+class ResourcesUsed(Strict):
+    """What a run used. Null: nothing measured it."""
+
+    gpu_hours: float | None = None
+    gpus: str | None = Field(
+        None,
+        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
+    )
+    gpu_model: str | None = None
+    gpu_use: float | None = Field(None, ge=0, le=1, description="Mean share of the time that kernels ran.")
+    cpu_hours: float | None = None
+    memory_peak_bytes: int | None = None
+    disk_peak_bytes: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_cached: int | None = None
+    cost_usd: float | None = None
+    driver_calls: int | None = None
+    tokens_from: CountedBy | None = Field(
+        None, description="Who says tokens and calls: the gateway counted, a trace is the agent's word."
+    )
+    cost_from: CountedBy | None = None
+    tokens_estimated: int | None = Field(
+        None, description="Of the gateway's calls, those whose driver told no whole figures."
+    )
+    calls_refused: int | None = Field(None, description="By the gateway.")
+    calls_failed: int | None = Field(None, description="That the driver did not answer.")
+    tool_calls: int | None = None
+    tool_failures: int | None = None
+    idle_s: float | None = Field(None, description="Time without any training, tool or driver at work.")
+    wait_s: float | None = Field(None, description="Time that submissions waited for their scores, together.")
+    revisions: int | None = None
+
+
+class SkillMetrics(Strict):
+    """What the reference's summarization skill asks for."""
+
+    without_human_help: bool | None = None
+    recovered_from: int | None = Field(None, ge=0, description="Failures after which a later submission was scored.")
+    stage_reached: Literal["none", "design", "implementation", "execution", "evaluation"] = "none"
+
+
+class Story(Strict):
+    """All of it for one run."""
+
+    route: RouteTold = RouteTold()
+    mode_kept: bool | None = Field(None, description="Whether the executed route is what the mode asked for.")
+    iterations: tuple[Iteration, ...] = ()
+    failure: Failure | None = None
+    metrics: ReferenceMetrics = ReferenceMetrics()
+    resources: ResourcesUsed = ResourcesUsed()
+    skill: SkillMetrics = SkillMetrics()
+    jobs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    versions: dict[str, str] = Field(default_factory=dict)
+    opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
+    recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
+
+    def short(self) -> Story:
+        """What the merged report keeps: no diff, no evidence, no ids; every figure."""
+        return lean(
+            self,
+            route=self.route.short(),
+            iterations=tuple(one.short() for one in self.iterations),
+            failure=None if self.failure is None else self.failure.short(),
+        )

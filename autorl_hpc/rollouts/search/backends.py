@@ -1,0 +1,607 @@
+"""Search back ends behind one Protocol, and how a recipe's options choose one.
+
+A task brings a back end of its own by `BACKENDS["name"] = make` in its environment.py; the recipe's option `search` names it.
+Nothing here opens a connection but `online`, and that one only where the recipe names it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import heapq
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import time
+import unicodedata
+import urllib.error
+import urllib.parse
+import urllib.request
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from autorl_hpc.rollouts.environment import Unavailable
+
+
+class Result(NamedTuple):
+    """One thing found."""
+
+    title: str
+    url: str
+    snippet: str
+
+
+class SearchBackend(Protocol):
+    """Finds texts for a query."""
+
+    @property
+    def identity(self) -> str:
+        """What answers: kind, version, corpus or address. Never a key. Recorded results are kept under it."""
+        ...
+
+    def search(self, query: str, k: int) -> list[Result]:
+        """At most `k` results, best first; none where nothing fits.
+
+        Raises:
+            SearchFailed: it could not be asked. Never an empty list in its place.
+        """
+        ...
+
+
+class SearchFailed(Unavailable):
+    """The back end could not be asked: the grader's fault, and no score. Its message holds no key."""
+
+
+class Setup(NamedTuple):
+    """What a back end is made from.
+
+    Attributes:
+        options: the recipe's.
+        data: the folder of the task's data: training data for agents, the vault for graders.
+        held_out: whether `data` is the vault.
+    """
+
+    options: Mapping[str, Any]
+    data: Path
+    held_out: bool = False
+
+
+def _bm25(setup: Setup) -> SearchBackend:
+
+    return bm25_from_setup(setup)
+
+
+def _online(setup: Setup) -> SearchBackend:
+
+    return recording(online_from_setup(setup), setup)
+
+
+def _replay(setup: Setup) -> SearchBackend:
+
+    return Replay(identity_of(setup.options), folder_of(setup))
+
+
+BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {"bm25": _bm25, "online": _online, "replay": _replay}
+
+
+def make_backend(setup: Setup) -> SearchBackend:
+    """The back end that the option `search` names (default bm25).
+
+    Raises:
+        ValueError: there is none of that name, or an option that it needs is missing or wrong.
+        OSError: its corpus or its key can't be read.
+    """
+    name = str(setup.options.get("search", "bm25"))
+    if name not in BACKENDS:
+        raise ValueError(f"there is no search back end `{name}`; there are {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[name](setup)
+
+
+# An offline corpus and BM25 over it: an inverted index in memory, in each process that searches.
+#
+# A corpus is a file of JSON lines, or a folder of such files (`*.jsonl`, in order of their names): objects with `title` and
+# `text`, and `url` where there is one. Its hash is the sha256 of the bytes, one file after the other, so that `sha256sum` gives
+# that of a single file. Made for up to some hundred thousand short documents: about 1 kB of memory for each 100 words.
+#
+# Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
+
+BM25_VERSION = "1"
+"""Any change that can change one result is a new version."""
+K1, B = 0.9, 0.4
+"""Anserini's defaults for passages."""
+SNIPPET_CHARS = 300
+"""Of a result: three of them fit beside the rest of an episode into a context of 4,096 tokens."""
+CORPUS = "corpus.jsonl"
+_STOP_WORDS = """a an and are as at be but by for from had has have he her his how in into is it its no not of on or she that
+the their then there these they this to was were what when where which who whom whose will with"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""Words of questions among them: a query is often the question itself."""
+_WORD = re.compile(r"\w+")
+
+
+class Document(NamedTuple):
+    """One text of a corpus."""
+
+    title: str
+    url: str
+    text: str
+
+
+class Corpus(NamedTuple):
+    """Documents in their order, and the hash of the bytes that they were read from."""
+
+    documents: tuple[Document, ...]
+    sha256: str
+
+
+def terms(text: str) -> list[str]:
+    """The words that are looked up, in order: case and width of letters make no difference; no stemming."""
+    return [word for word in _WORD.findall(_folded(text)) if word not in STOP_WORDS]
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def read_corpus(path: Path) -> Corpus:
+    """The corpus in a file or folder.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: a line is no document, or there is none.
+    """
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    documents: list[Document] = []
+    for file in files:
+        with open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                digest.update(line)
+                if line.strip():
+                    documents.append(_document(line, f"{file.name}, line {number}", len(documents)))
+    if not documents:
+        raise ValueError(f"there are no documents in {path.name}")
+    return Corpus(tuple(documents), digest.hexdigest())
+
+
+def _document(line: bytes, where: str, number: int) -> Document:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{where}: no JSON") from None
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("title", "text")):
+        raise ValueError(f"{where}: a document is an object with the texts `title` and `text`")
+    return Document(value["title"], str(value.get("url") or f"doc:{number}"), value["text"])
+
+
+class TermIndex:
+    """Which documents hold a term, and what it is worth in each."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [Counter(terms(text)) for text in texts]
+        lengths = [sum(count.values()) for count in counts]
+        average = (sum(lengths) / len(lengths) if lengths else 0.0) or 1.0
+        frequency = Counter(term for count in counts for term in count)
+        self._postings: dict[str, tuple[array[int], array[float]]] = {}
+        for number, count in enumerate(counts):
+            norm = K1 * (1 - B + B * lengths[number] / average)
+            for term, times in count.items():
+                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+                numbers, worths = self._postings.setdefault(term, (array("I"), array("d")))
+                numbers.append(number)
+                worths.append(idf * times * (K1 + 1) / (times + norm))
+
+    def best(self, query: str, k: int) -> list[tuple[int, float]]:
+        """Numbers and scores of the `k` best texts; equal scores in the texts' order, and none that holds no term."""
+        scores: dict[int, float] = {}
+        for term, times in Counter(terms(query)).items():
+            numbers, worths = self._postings.get(term, ((), ()))
+            for number, worth in zip(numbers, worths, strict=True):
+                scores[number] = scores.get(number, 0.0) + times * worth
+        best = heapq.nsmallest(k, ((-score, number) for number, score in scores.items()))
+        return [(number, -score) for score, number in best]
+
+
+class Bm25:
+    """A corpus that can be searched. It never changes, so all environments of a process share one."""
+
+    def __init__(self, corpus: Corpus, snippet_chars: int = SNIPPET_CHARS) -> None:
+        self.corpus = corpus
+        self.snippet_chars = snippet_chars
+        self._index = TermIndex([f"{document.title}\n{document.text}" for document in corpus.documents])
+
+    @property
+    def identity(self) -> str:
+        """See the Protocol."""
+        return f"bm25/{BM25_VERSION} corpus {self.corpus.sha256} snippet {self.snippet_chars}"
+
+    def search(self, query: str, k: int) -> list[Result]:
+        """See the Protocol. It can't fail."""
+        found = (self.corpus.documents[number] for number, _ in self._index.best(query, k))
+        return [Result(each.title, each.url, snippet(each.text, query, self.snippet_chars)) for each in found]
+
+
+def snippet(text: str, query: str, chars: int) -> str:
+    """The part of a text, at most `chars` long, that holds the most different words of the query; the first of equal ones."""
+    text = " ".join(text.split())
+    if len(text) <= chars:
+        return text
+    wanted = set(terms(query))
+    # Folding may change a text's length: words are looked at one by one, where they stand.
+    hits = [
+        (match.start(), match.end(), word) for match in _WORD.finditer(text) if (word := _folded(match[0])) in wanted
+    ]
+    start = max(0, _best_start(hits, chars) - chars // 4)
+    start = min(start, len(text) - chars)
+    part = text[start : start + chars]
+    if start > 0:
+        part = part.partition(" ")[2] or part
+    if start + chars < len(text):
+        part = part.rpartition(" ")[0] or part
+    return part
+
+
+def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
+    """Where the window begins that holds the most different words; each window begins at a hit."""
+    inside: Counter[str] = Counter()
+    best, where, end = 0, 0, 0
+    for first, (start, _, word) in enumerate(hits):
+        while end < len(hits) and hits[end][1] <= start + chars * 3 // 4:
+            inside[hits[end][2]] += 1
+            end += 1
+        if len(inside) > best:
+            best, where = len(inside), start
+        if end > first:
+            inside[word] -= 1
+            if inside[word] <= 0:
+                del inside[word]
+        else:
+            end = first + 1
+    return where
+
+
+def bm25_from_setup(setup: Setup) -> Bm25:
+    """The corpus that the options name: `corpus` (a file or folder below the data, default corpus.jsonl), `corpus_sha256`,
+    `snippet_chars`. Graders refuse another corpus than the recipe's; an agent's may be a part of it.
+
+    Raises:
+        OSError, ValueError: see `read_corpus`; a path that leads out of the data, another corpus than the recipe's.
+    """
+    options: Mapping[str, Any] = setup.options
+    root = Path(setup.data).resolve()
+    path = (root / str(options.get("corpus", CORPUS))).resolve()
+    if not path.is_relative_to(root):
+        raise ValueError("option `corpus` leads out of the task's data")
+    found = _opened(path, int(options.get("snippet_chars", SNIPPET_CHARS)))
+    wanted = options.get("corpus_sha256")
+    if setup.held_out and wanted is None:
+        raise ValueError("option `corpus_sha256` is missing: a score belongs to one corpus")
+    if setup.held_out and wanted != found.corpus.sha256:
+        raise ValueError(f"the corpus {path.name} has sha256 {found.corpus.sha256}, the recipe names {wanted}")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(path: Path, snippet_chars: int) -> Bm25:
+    return Bm25(read_corpus(path), snippet_chars)
+
+
+def write_corpus(path: Path, documents: Iterator[Document] | Sequence[Document]) -> None:
+    """JSON lines in ASCII with sorted keys, so that the same documents give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(document._asdict(), sort_keys=True) + "\n" for document in documents)
+    path.write_text("".join(lines), encoding="ascii", newline="\n")
+
+
+# A search engine on the internet that answers in JSON. Asked only where a recipe's option `search` says `online`.
+#
+# Options: `search_url`: an address with `{query}`, and `{results}` and `{key}` where the engine wants them; `search_list`: where
+# the results stand in its answer (`organic_results`, or `web.results`); `search_title`, `search_link`, `search_snippet`: names of
+# their fields; `search_key_file`: a file with the key alone; `search_key_header`: the header that takes it, where it is not in
+# the address; `search_date`: a word for when (`2026-11`): what engines find changes, so the recipe says of when a score is;
+# `search_empty`: how the engine says that it found nothing, where that is no empty list: a field and its text, `error=No results.`
+# or `search.total=0`, or a field alone that is there then. An answer in any other form is a failure, never "nothing found": what
+# was found is recorded and stays.
+#
+# What a model writes is sent to that engine as a query. No address that a model writes is ever opened.
+
+ONLINE_VERSION = "2"
+TIMEOUT_S = 20.0
+TRIES = 3
+FIRST_PAUSE_S = 2.0
+"""Doubles with each further try. All tries together stay below the 120 s that an environment's step may take."""
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+MAX_KEY_BYTES = 4096
+MAX_QUERY_CHARS = 400
+"""More than that is no query, and engines refuse it."""
+FIELDS = {"search_list": "organic_results", "search_title": "title", "search_link": "link", "search_snippet": "snippet"}
+EMPTY = "search_empty"
+ERRORS = ("error", "errors")
+"""Fields by which engines say what went wrong, also under HTTP status 200: a quota, a key that ran out."""
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers after which the same request may succeed."""
+_PLACE = re.compile(r"\{(query|results|key)\}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """An answer that leads elsewhere would carry the key there."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def identity_of(options: Mapping[str, Any]) -> str:
+    """What results are recorded under: address without the key, fields, date.
+
+    Raises:
+        ValueError: an option is missing or wrong.
+    """
+    address = str(options.get("search_url", ""))
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "{query}" not in address:
+        raise ValueError("option `search_url` must be an http or https address with {query} in it")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("option `search_url` holds a password: use `search_key_file`")
+    date = str(options.get("search_date", ""))
+    if not date:
+        raise ValueError("option `search_date` is missing: say of when the results are, such as 2026-11")
+    fields = " ".join(str(options.get(name, default)) for name, default in FIELDS.items())
+    if options.get(EMPTY):
+        fields += f" {EMPTY} {options[EMPTY]}"
+    return f"online/{ONLINE_VERSION} {address} fields {fields} date {date}"
+
+
+class Online:
+    """An engine at an address.
+
+    Args:
+        first_pause_s: see `FIRST_PAUSE_S`.
+    """
+
+    def __init__(self, options: Mapping[str, Any], key: str = "", *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self.identity = identity_of(options)
+        self._address = str(options["search_url"])
+        self._host = urllib.parse.urlsplit(self._address).hostname or ""
+        self._fields = {name: str(options.get(name, default)) for name, default in FIELDS.items()}
+        self._empty = str(options.get(EMPTY, ""))
+        self._header = str(options.get("search_key_header", ""))
+        self._key = key
+        self._first_pause_s = first_pause_s
+        if not key and (self._header or "{key}" in self._address):
+            raise ValueError("option `search_key_file` is missing: the address or a header wants a key")
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def search(self, query: str, k: int) -> list[Result]:
+        """See the Protocol."""
+        values = {"query": query[:MAX_QUERY_CHARS], "results": str(k), "key": self._key}
+        address = _PLACE.sub(
+            lambda place: urllib.parse.quote(values[place[1]].encode("utf-8", "replace"), ""), self._address
+        )
+        answer = self._asked(address)
+        if self._empty and _says(answer, self._empty):
+            return []
+        for name in ERRORS:
+            if isinstance(answer, dict) and answer.get(name):
+                raise SearchFailed(f"the answer of {self._host} holds `{name}`{self._advice()}")
+        rows = _at(answer, self._fields["search_list"])
+        if not isinstance(rows, list):
+            raise SearchFailed(
+                f"the answer of {self._host} has no list at `{self._fields['search_list']}`{self._advice()}"
+            )
+        self._check(rows)
+        return [self._result(row) for row in rows[:k]]
+
+    def _advice(self) -> str:
+        return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
+
+    def _check(self, rows: list[Any]) -> None:
+        """A row may lack one field; a field that none has is misspelt.
+
+        Raises:
+            SearchFailed: these are no results.
+        """
+        if any(not isinstance(row, dict) for row in rows):
+            raise SearchFailed(f"a result of {self._host} is no object")
+        for option in ("search_title", "search_link", "search_snippet"):
+            if rows and not any(self._fields[option] in row for row in rows):
+                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
+
+    def _result(self, row: Mapping[str, Any]) -> Result:
+        title, url, text = (str(row.get(self._fields[f"search_{name}"]) or "") for name in ("title", "link", "snippet"))
+        return Result(title, url, " ".join(text.split()))
+
+    def _asked(self, address: str) -> Any:
+        headers = {"Accept": "application/json", "User-Agent": "autorl-hpc"}
+        if self._header:
+            headers[self._header] = self._key
+        problem = ""
+        for number in range(TRIES):
+            if number:
+                time.sleep(self._first_pause_s * 2 ** (number - 1))
+            try:
+                # No message of urllib's is passed on: it may hold the address, and with it the key.
+                with self._opener.open(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as answer:
+                    data = answer.read(MAX_ANSWER_BYTES + 1)
+                if len(data) > MAX_ANSWER_BYTES:
+                    raise SearchFailed(f"the answer of {self._host} is longer than {MAX_ANSWER_BYTES} bytes")
+                return json.loads(data)
+            except urllib.error.HTTPError as error:
+                problem = f"HTTP status {error.code}"
+                error.close()
+                if error.code not in PASSING:
+                    break
+            except (OSError, ValueError, RecursionError) as error:
+                problem = "no JSON" if isinstance(error, (ValueError, RecursionError)) else type(error).__name__
+        raise SearchFailed(f"the search engine at {self._host} could not be asked: {problem}")
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at a path of names with dots between them, None where there is nothing."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _says(answer: Any, form: str) -> bool:
+    """Whether an answer has the form of `search_empty`."""
+    path, equals, text = form.partition("=")
+    found = _at(answer, path)
+    return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
+
+
+def online_from_setup(setup: Setup) -> Online:
+    """The engine that the options name, with its key.
+
+    Raises:
+        OSError, ValueError: an option is missing or wrong, the key can't be read or is open to others.
+    """
+    file = setup.options.get("search_key_file")
+    return Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
+
+
+def read_key(path: Path) -> str:
+    """The key that stands alone in a file which only its owner may read. No error shows any of it."""
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        data = file.read(MAX_KEY_BYTES + 1)
+    if stat.S_IMODE(mode) & 0o077:
+        raise ValueError(f"others may read the key in {path}: run chmod 600 {path}")
+    key = data.decode("ascii", "replace").strip()
+    if len(data) > MAX_KEY_BYTES or not re.fullmatch(r"[!-~]+", key):
+        raise ValueError(f"{path} holds no key: put the key alone into it")
+    return key
+
+
+# Search results that were recorded: asked once, and then the same for every model.
+#
+# One small JSON file an answer, named by the sha256 over back end, query and number of results; they lie in `.search-cache`
+# beside the tasks' vaults, for their owner alone. `online` records there and reads from there first, so that one experiment's
+# checkpoints meet the same results. `replay` reads alone: a query that was not recorded is an error of the grader, never an
+# empty result. It can score what was scored before, again and without a network; a model that asks something new it can't.
+
+FORMAT = 1
+"""Of the files; another one is not read."""
+FOLDER = ".search-cache"
+
+
+def folder_of(setup: Setup) -> Path:
+    """Where results are kept: beside the tasks' vaults, or for agents in their data."""
+    data = Path(setup.data)
+    return (data.parent if setup.held_out else data) / FOLDER
+
+
+def key_of(identity: str, query: str, k: int) -> str:
+    """The name of a recorded answer. White space around and between words makes no difference."""
+    asked = {"backend": identity, "query": " ".join(query.split()), "results": k}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("ascii")).hexdigest()
+
+
+class SearchCache:
+    """A folder of recorded answers. Any number of processes may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> list[Result] | None:
+        """The answer of that name; None if there is none, or its file is damaged."""
+        try:
+            value = json.loads(self._path(key).read_bytes())
+            if value["format"] != FORMAT or value["key"] != key:
+                return None
+            rows = [Result(*row) for row in value["found"]]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return rows if all(isinstance(part, str) for row in rows for part in row) else None
+
+    def stands(self, key: str) -> bool:
+        """Whether there is a file of that name, readable or not."""
+        return os.path.lexists(self._path(key))
+
+    def put(self, key: str, backend: str, query: str, found: list[Result]) -> None:
+        """Keeps an answer: the whole file or none. The first one stays: results must not change under a recipe.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        value = {
+            "format": FORMAT,
+            "key": key,
+            "backend": backend,
+            "query": query,
+            "found": [list(row) for row in found],
+        }
+        path = self._path(key)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(json.dumps(value, sort_keys=True, indent=1).encode("ascii"))
+                file.flush()
+                os.fsync(file.fileno())
+            if self.get(key) is None:  # a damaged file is replaced
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+class RecordedAnswers:
+    """Another back end's answers, recorded."""
+
+    def __init__(self, backend: SearchBackend, folder: Path) -> None:
+        self.backend = backend
+        self.cache = SearchCache(folder)
+
+    @property
+    def identity(self) -> str:
+        """That of the back end which is recorded."""
+        return self.backend.identity
+
+    def search(self, query: str, k: int) -> list[Result]:
+        """See the Protocol: the recorded answer, else the back end's."""
+        key = key_of(self.identity, query, k)
+        found = self.cache.get(key)
+        if found is None:
+            found = self.backend.search(query, k)
+            try:
+                self.cache.put(key, self.identity, query, found)
+            except OSError as error:
+                raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
+            # Another process may have been first, with other results: everybody goes by the recorded ones.
+            found = self.cache.get(key) or found
+        return found
+
+
+class Replay:
+    """Recorded answers alone."""
+
+    def __init__(self, identity: str, folder: Path) -> None:
+        self.identity = identity
+        self.cache = SearchCache(folder)
+
+    def search(self, query: str, k: int) -> list[Result]:
+        """See the Protocol."""
+        key = key_of(self.identity, query, k)
+        found = self.cache.get(key)
+        if found is None and self.cache.stands(key):
+            raise SearchFailed(
+                f"the recorded answer {key[:16]} for the query {query[:80]!r} is damaged or can't be read: put the original "
+                "back, or ask the engine again"
+            )
+        if found is None:
+            raise SearchFailed(f"no recorded answer {key[:16]} for the query {query[:80]!r}: it was not asked before")
+        return found
+
+
+def recording(backend: SearchBackend, setup: Setup) -> SearchBackend:
+    """The back end, recorded unless the option `search_record` is false."""
+    return RecordedAnswers(backend, folder_of(setup)) if setup.options.get("search_record", True) else backend

@@ -1,0 +1,450 @@
+"""The shop as an environment: one customer, one goal, at most one purchase."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from autorl_hpc.rollouts.environment import Step, Transcript
+from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
+from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
+
+# The pages, as the texts that can be seen on them and the things that can be clicked.
+#
+# Follows the templates of web_agent_site and what `observation_mode="text"` makes of them: visible texts in order, joined by
+# ` [SEP] `, and clickable texts in lower case. Reviews are always empty, as in the text environment, which loads none.
+
+SEPARATOR = " [SEP] "
+PRODUCTS_A_PAGE = 10
+
+BACK_TO_SEARCH = "Back to Search"
+NEXT, PREVIOUS = "Next >", "< Prev"
+BUY = "Buy Now"
+SUB_PAGES = ("Description", "Features", "Reviews")
+SEARCH_ACTION = "search[<your query>]"
+
+_SPACES = " \n\t\f\r"
+
+Kind = Literal["search", "results", "item", "sub", "done"]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that is shown.
+
+    Attributes:
+        links: product numbers by their clickable text.
+        options: the option's name by its clickable value; of equal values in two options, the last option's.
+    """
+
+    kind: Kind
+    text: str
+    buttons: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def actions(self) -> list[str]:
+        """What can be done here, as a model is told it."""
+        if self.kind == "search":
+            return [SEARCH_ACTION]
+        clickable = dict.fromkeys([*(button.lower() for button in self.buttons), *self.links, *self.options])
+        return [f"click[{text}]" for text in clickable]
+
+
+def search_page(instruction: str) -> Page:
+    """The first page."""
+    return Page("search", _joined(["WebShop", "Instruction:", instruction, "Search"]))
+
+
+def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
+    """One page of results.
+
+    Args:
+        found: all results of the search.
+        number: of the page, from 1. Behind the last page come empty ones, as in the original.
+    """
+    shown = found[(number - 1) * PRODUCTS_A_PAGE : number * PRODUCTS_A_PAGE]
+    buttons = (BACK_TO_SEARCH, *([PREVIOUS] if number > 1 else []), NEXT)
+    texts = ["Instruction:", instruction, BACK_TO_SEARCH, f"Page {number} (Total results: {len(found)})", *buttons[1:]]
+    for product in shown:
+        texts += [product.asin, product.title, product.price_text]
+    return Page("results", _joined(texts), buttons, links={product.asin.lower(): product.asin for product in shown})
+
+
+def item_page(instruction: str, product: Product) -> Page:
+    """A product's page."""
+    buttons = (BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY)
+    texts = ["Instruction:", instruction, BACK_TO_SEARCH, PREVIOUS]
+    for name, values in product.options.items():
+        texts += [name, *values]
+    texts += [product.title, f"Price: {product.price_text}", f"Rating: {product.rating}", *SUB_PAGES, BUY]
+    options = {value: name for name, values in product.options.items() for value in values}
+    return Page("item", _joined(texts), buttons, options=options)
+
+
+def sub_page(instruction: str, product: Product, name: str) -> Page:
+    """Description, features or reviews of a product."""
+    # A feature stands behind a space in its template, so an empty one is still a text.
+    body = {"Description": [product.description], "Features": [f" {text}" for text in product.features]}.get(name, [])
+    return Page(
+        "sub",
+        _joined(["Instruction:", instruction, BACK_TO_SEARCH, PREVIOUS, *body]),
+        (BACK_TO_SEARCH, PREVIOUS),
+    )
+
+
+def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
+    """The last page. The original leaves most of its fields empty, and so tells nothing of the goal."""
+    purchased = ["asin", asin, "options", json.dumps(dict(options), sort_keys=True)]
+    for name in ("attrs", "category", "query", "product category"):
+        purchased += [name, "None"]
+    target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
+    texts = [
+        "Thank you for shopping with us!",
+        "Your code:",
+        "None",
+        "(Paste it in your MTurk interface.)",
+        "Purchased",
+    ]
+    texts += [*purchased, "Target", *target, "Goal", "None", "Reward"]
+    texts += ["Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
+    return Page("done", _joined(texts))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return SEPARATOR.join(text for text in map(_visible, texts) if text is not None)
+
+
+def _visible(text: str) -> str | None:
+    """A text as the original's HTML parser hands it on: nothing of an empty one or of white space with a line's end."""
+    if not text.strip(_SPACES):
+        return None if not text or "\n" in text else ""
+    return text.strip()
+
+
+# The search engine: BM25 as Lucene and Anserini compute it with WebShop's settings, on an inverted index in memory.
+#
+# What is known of the original (pyserini 0.17, default analyzer and similarity) is followed: Lucene's 33 stop words, English
+# possessives, Porter stems, k1 = 0.9 and b = 0.4, lengths rounded to Lucene's one byte, ties in order of product numbers. The
+# ranking was not compared with a running Lucene. Its tokenizer is approximated by a regular expression, and the stemmer is
+# Snowball's `porter`, which leaves out two departures of Lucene's from the published algorithm (`bli`, `logi`).
+
+K1, B = 0.9, 0.4
+RESULTS = 50
+"""Products that a search returns at most."""
+_STOP_WORDS = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+_APOSTROPHES = "'\u2019\u2018"
+_LETTER = r"[^\W\d_]"
+_TOKEN = re.compile(rf"\w+(?:(?:(?<={_LETTER})[{_APOSTROPHES}.:·](?={_LETTER})|(?<=\d)[{_APOSTROPHES}.,;](?=\d))\w+)*")
+"""Unicode's word boundaries (UAX 29) for Latin text: "levi's", "u.s" and "1,000.5" are one token each."""
+MAX_TOKEN_CHARS = 255
+FREE_LENGTHS = 24
+"""Lengths up to here are kept exactly in Lucene's byte."""
+CACHED_QUERIES = 4096
+
+
+def tokens(text: str) -> list[str]:
+    """The terms of a text, in order."""
+    words = (_without_possessive(word).lower() for word in _TOKEN.findall(text))
+    return [_stem(word) for word in words if word not in STOP_WORDS and len(word) <= MAX_TOKEN_CHARS]
+
+
+class ShopIndex:
+    """BM25 over documents by id; impacts are computed once, so that a search only adds them up."""
+
+    def __init__(self, documents: Mapping[str, str]) -> None:
+        """Indexes `documents`."""
+        # By id: equal scores are then told apart as the original does it.
+        self._ids = sorted(documents)
+        counts = [Counter(tokens(documents[identity])) for identity in self._ids]
+        lengths = [sum(count.values()) for count in counts]
+        average = sum(lengths) / len(lengths) if lengths else 1.0
+        frequency = Counter(term for count in counts for term in count)
+        self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for number, count in enumerate(counts):
+            norm = K1 * (1 - B + B * rounded_length(lengths[number]) / average)
+            for term, times in count.items():
+                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+                self._postings[term].append((number, idf * times / (times + norm)))
+        self._cached = functools.lru_cache(maxsize=CACHED_QUERIES)(self._search)
+
+    def search(self, query: str) -> tuple[str, ...]:
+        """Ids of the best documents, best first; none where no term is known."""
+        return self._cached(query)
+
+    def _search(self, query: str) -> tuple[str, ...]:
+        scores: dict[int, float] = {}
+        get = scores.get
+        for term, times in Counter(tokens(query)).items():
+            for number, impact in self._postings.get(term, ()):
+                scores[number] = get(number, 0.0) + times * impact
+        best = heapq.nsmallest(RESULTS, ((-score, number) for number, score in scores.items()))
+        return tuple(self._ids[number] for _, number in best)
+
+
+def rounded_length(terms: int) -> int:
+    """A document's length as Lucene keeps it: SmallFloat.byte4ToInt(intToByte4(n)), four significant bits above 24."""
+    if terms < FREE_LENGTHS:
+        return terms
+    above = terms - FREE_LENGTHS
+    shift = max(0, above.bit_length() - 4)
+    return FREE_LENGTHS + (above >> shift << shift)
+
+
+def _without_possessive(word: str) -> str:
+    return word[:-2] if len(word) > 2 and word[-2] in _APOSTROPHES and word[-1] in "sS" else word
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _stem(word: str) -> str:
+    stemmed: str = _stemmer().stemWord(word)
+    return stemmed
+
+
+@functools.cache
+def _stemmer() -> Any:
+    import snowballstemmer
+
+    return snowballstemmer.stemmer("porter")
+
+
+ACTIONS_HEADING = "\n\nAvailable actions:\n"
+"""Between a page's text and the list of what can be done on it."""
+PINNED = "catalogue"
+"""Of a recipe's options: the hash of the catalogue, since it decides scores as much as the items do."""
+
+
+class Shop:
+    """A catalogue with its search engine. It never changes, so all environments of a process share one."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._index = ShopIndex({asin: product.document for asin, product in catalogue.products.items()})
+
+    def search(self, query: str) -> list[Product]:
+        """The best products, best first."""
+        return [self.catalogue[asin] for asin in self._index.search(query)]
+
+
+@functools.lru_cache(maxsize=4)
+def open_shop(path: Path) -> Shop:
+    """The shop of a catalogue's file, read once a process; errors as for `catalogue.read`."""
+    return Shop(read(path))
+
+
+class Environment:
+    """One customer in the shop.
+
+    An action is `search[words]` or `click[text]`; text is compared in lower case. Anything else, and a click on what is not
+    there, changes nothing. An observation is the page's text, then the list of available actions.
+    """
+
+    def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
+        """Opens the shop in `data`.
+
+        Args:
+            data: a folder with catalogue.jsonl: an agent's training data, or the vault for graders.
+            held_out: for held-out goals, which a catalogue with withheld attributes would score wrongly.
+            options: the recipe's; `catalogue` is the sha256 of the file that held-out goals are scored with.
+
+        Raises:
+            OSError, ValueError: there is no catalogue, it is damaged, or it is another one than it should be.
+        """
+        path = Path(data).resolve() / CATALOGUE_NAME
+        self.shop = open_shop(path)
+        pinned = (options or {}).get(PINNED)
+        if held_out and pinned is not None and self.shop.catalogue.sha256 != pinned:
+            raise ValueError(f"{path} has sha256 {self.shop.catalogue.sha256}, the recipe pins {pinned}")
+        if held_out and self.shop.catalogue.withheld:
+            raise ValueError(
+                f"{path} withholds the attributes of {self.shop.catalogue.withheld} products: it is an agent's catalogue"
+            )
+        self.last: Reward | None = None
+        self._goal: Goal | None = None
+        self._page = search_page("")
+
+    def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
+        """Begins an episode; `goal` is a row of goals.jsonl or items.jsonl. Nothing is drawn, so `seed` is not used.
+
+        Raises:
+            KeyError: the goal lacks a field, or its product is not in the catalogue.
+        """
+        del seed
+        self._goal = from_row(goal)
+        self._wanted = self.shop.catalogue[self._goal.product]
+        self.last = None
+        self._to_search()
+        return self._shown()
+
+    def step(self, action: str) -> Step:
+        """One action.
+
+        Raises:
+            RuntimeError: no episode has begun.
+        """
+        if self._goal is None:
+            raise RuntimeError("reset() comes before step()")
+        if self.last is None:
+            name, argument = parse(action)
+            if name == "search" and argument:
+                self._search(argument, 1)
+            elif name == "click":
+                self._click(argument)
+        return Step(self._shown(), self.last is not None, 0.0 if self.last is None else self.last.value)
+
+    def close(self) -> None:
+        """The shop stays open for the others of this process."""
+
+    @property
+    def page(self) -> Page:
+        """The page that is shown."""
+        return self._page
+
+    @property
+    def _instruction(self) -> str:
+        return "" if self._goal is None else self._goal.instruction
+
+    def _shown(self) -> str:
+        actions = "\n".join(self._page.actions())
+        return f"{self._page.text}{ACTIONS_HEADING}{actions}" if actions else self._page.text
+
+    def _to_search(self) -> None:
+        self._query, self._number = "", 1
+        self._product: Product | None = None
+        self._options: dict[str, str] = {}
+        self._page = search_page(self._instruction)
+
+    def _search(self, query: str, number: int) -> None:
+        self._query, self._number = query, number
+        self._product, self._options = None, {}
+        self._page = results_page(self._instruction, self.shop.search(query), number)
+
+    def _click(self, text: str) -> None:
+        page = self._page
+        if text in (button.lower() for button in page.buttons):  # first: an option of the same text can't be chosen
+            self._press(text)
+        elif text in page.options:
+            self._options[page.options[text]] = text
+        elif text in page.links:
+            self._product = self.shop.catalogue[page.links[text]]
+            self._to_item()
+
+    def _press(self, text: str) -> None:
+        if text == BACK_TO_SEARCH.lower():
+            self._to_search()
+        elif text == NEXT.lower():
+            self._search(self._query, self._number + 1)
+        elif text == PREVIOUS.lower():
+            if self._page.kind == "sub":
+                self._to_item()
+            else:
+                self._search(self._query, self._number - (self._page.kind == "results"))
+        elif text == BUY.lower():
+            self._buy()
+        else:
+            self._to_sub_page(next(name for name in SUB_PAGES if name.lower() == text))
+
+    def _to_item(self) -> None:
+        assert self._product is not None
+        self._page = item_page(self._instruction, self._product)
+
+    def _to_sub_page(self, name: str) -> None:
+        assert self._product is not None
+        self._page = sub_page(self._instruction, self._product, name)
+
+    def _buy(self) -> None:
+        assert self._product is not None and self._goal is not None
+        self.last = reward(self._product, self._options.values(), self._goal, self._wanted)
+        self._page = done_page(self._product.asin, self._options, self.last.value)
+
+
+def parse(action: str) -> tuple[str, str]:
+    """Name and argument of an action, the argument in lower case; ("", "") where it is none."""
+    # What the original's `(.+)\[(.+)\]` matches, which takes quadratic time on a row of brackets.
+    line = action.split("\n", 1)[0]
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 0))
+    return ("", "") if start < 0 else (line[:start], line[start + 1 : end].lower())
+
+
+def parts(observation: str) -> tuple[str, list[str]]:
+    """A page's text and the available actions, from an observation."""
+    text, heading, actions = observation.rpartition(ACTIONS_HEADING)
+    return (text, actions.split("\n")) if heading else (observation, [])
+
+
+# How an episode becomes a prompt, and a completion an action. The recipe in task.yaml holds the same words.
+
+WINDOW = 5
+"""Exchanges that the prompt repeats."""
+
+SYSTEM = (
+    "You are shopping in an online store for a customer. You see the customer's wish, the current page and the actions that are "
+    "possible on it. Choose the one action that leads best to buying a product that fits the wish. Answer with that action "
+    "alone, for example `search[red shoes]` or `click[buy now]`, and nothing else."
+)
+PROMPT = """Buy a product in this online store that fits the customer's wish.
+
+Wish: {question}
+
+Available actions:
+{actions}
+
+Rules:
+- Answer with exactly one of the available actions.
+- To search: search[your words]
+- To click: click[text as it stands in the list]
+- Write nothing but the action.
+{history}
+Observation {n}: {observation}
+Action {n}:"""
+
+_FIELD = re.compile(r"\{([a-z]+)\}")
+
+
+class Dialogue:
+    """A chat of one system and one user message, which repeats the last five exchanges."""
+
+    def prompt(self, transcript: Transcript) -> Sequence[Mapping[str, str]]:
+        """The messages. Each action stands under the page that it was done on.
+
+        The reference (AutoRL-Bench) puts it under the page that followed, and drops the first page.
+        """
+        pages = [transcript.first, *(turn.observation for turn in transcript.turns)]
+        first = max(0, len(transcript.turns) - WINDOW)
+        history = "".join(
+            f"\nObservation {number + 1}: {parts(pages[number])[0]}\nAction {number + 1}: {transcript.turns[number].action}\n"
+            for number in range(first, len(transcript.turns))
+        )
+        text, actions = parts(pages[-1])
+        values = {
+            "question": str(transcript.goal["question"]),
+            "actions": "\n".join(f"  {action}" for action in actions),
+            "history": history,
+            "n": str(len(pages)),
+            "observation": text,
+        }
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": filled(PROMPT, values)}]
+
+    def action(self, completion: str) -> str:
+        """The completion's first line without `Action:`; `choose[...]`, the paper's older word, is a click."""
+        text = completion.strip().split("\n", 1)[0].strip()
+        if text.startswith("Action:"):
+            text = text[len("Action:") :].strip()
+        return f"click[{text[len('choose[') :]}" if text.startswith("choose[") else text
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """The template with its fields filled in one pass: a title may hold braces, or what looks like a field."""
+    return _FIELD.sub(lambda match: values[match[1]], template)

@@ -1,0 +1,354 @@
+"""Proves on this node what a level stops, with the very plan that the agent will have.
+
+Listeners, a process with a word in its environment, and a file in shared memory wait outside; trial.py tries to reach them from
+inside. What must hold (held-out data, ledgers and other runs out of sight; base model and data unwritable; the network as asked;
+the agent's own folders writable; GPUs usable) decides whether the level is used. The rest is named as its holes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.entries import SandboxUsed
+from autorl_hpc.records.experiment import SandboxSpec
+from autorl_hpc.sandbox.levels import LEVELS, Level
+from autorl_hpc.sandbox.sandbox_plan import SandboxPlan, below
+from autorl_hpc.states import Fault, Network, SandboxLevel
+
+TRIAL_S = 60.0
+"""CUDA may take many seconds to start on a node with eight GPUs."""
+
+MUNGE = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
+MAX_SAID = 300
+
+
+@dataclass(frozen=True)
+class TrialFindings:
+    """What a trial showed.
+
+    Attributes:
+        failures: what must hold and does not, or why nothing could be tried; empty: the level can be used.
+        holes: what the level does not stop.
+        start_s: of one program inside.
+    """
+
+    failures: tuple[str, ...]
+    holes: tuple[str, ...] = ()
+    start_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What waits outside to be reached."""
+
+    word: str
+    tcp: int
+    udp: socket.socket
+    abstract: str
+    unix: str
+    target: subprocess.Popen[bytes]
+    clock: str
+    shm: Path | None
+
+
+def cuda_works() -> bool:
+    """Whether CUDA starts in this very process's node; asked in a process of its own, since it can't be undone."""
+    if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/dxg"):
+        return False
+    code = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    try:
+        return (
+            subprocess.run(
+                [sys.executable, "-I", "-c", code], check=False, capture_output=True, timeout=TRIAL_S
+            ).returncode
+            == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def probe(
+    level: Level, plan: SandboxPlan, env: Mapping[str, str], *, secret: Sequence[str] = (), programs: Sequence[str] = ()
+) -> TrialFindings:
+    """Tries a level.
+
+    Args:
+        env: of the agent.
+        secret: files that must not be read.
+        programs: of Slurm, that should not be run.
+    """
+    why = level.why_not(plan)
+    if why is not None:
+        return TrialFindings((why,))
+    if level.name is SandboxLevel.NONE:
+        return TrialFindings((), level.known_holes(plan))
+    with _waiting_outside() as outside, _echoes(plan):
+        try:
+            value, start_s = _try(level, plan, env, outside, secret, programs)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return TrialFindings((str(error)[:MAX_SAID] or type(error).__name__,))
+        found = _judge(value, plan, outside, start_s)
+        return TrialFindings(found.failures, (*found.holes, *level.known_holes(plan)), found.start_s)
+
+
+def _try(
+    level: Level,
+    plan: SandboxPlan,
+    env: Mapping[str, str],
+    outside: Outside,
+    secret: Sequence[str],
+    programs: Sequence[str],
+) -> tuple[dict[str, Any], float]:
+    python = "python3" if plan.image is not None and level.name is SandboxLevel.APPTAINER else sys.executable
+    inside = level.name is not SandboxLevel.LANDLOCK
+    job = {
+        "hidden": [path for path in plan.hidden if os.path.isdir(path)],
+        "secret": list(secret),
+        "read_only": [target if inside else source for source, target in plan.placed] + [sys.prefix],
+        "placed": [target if inside else source for source, target in plan.placed],
+        "workspace": plan.workspace,
+        "tcp": outside.tcp,
+        "udp": outside.udp.getsockname()[1],
+        "word": outside.word,
+        "abstract": outside.abstract,
+        "sockets": [outside.unix, *(path for path in MUNGE if os.path.exists(path))],
+        "pid": outside.target.pid,
+        "backwards": outside.clock[::-1],
+        "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
+        "programs": list(programs),
+        "cuda": cuda_works(),
+        "ways": [port for port, _ in _ways(plan)] if inside else [],
+    }
+    script = Path(__file__).with_name("trial.py").read_text(encoding="utf-8")
+    done = _run(level.argv(plan, [python, "-I", "-c", script, json.dumps(job)]), env, plan)
+    value = json.loads(done.stdout) if done.returncode == 0 else None
+    if not isinstance(value, dict):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise OSError(f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
+    started = time.monotonic()
+    _run(level.argv(plan, ["true"]), env, plan)
+    return value, time.monotonic() - started
+
+
+def _run(argv: list[str], env: Mapping[str, str], plan: SandboxPlan) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        argv,
+        check=False,
+        env=dict(env),
+        cwd=plan.workspace,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TRIAL_S,
+    )
+
+
+def _judge(value: dict[str, Any], plan: SandboxPlan, outside: Outside, start_s: float) -> TrialFindings:
+    bad = [f"{path} can be listed: {name}" for path, name in _shown(value["listed"], plan)]
+    bad += [f"{path} can be read" for path, how in value["read"].items() if how is True]
+    bad += [f"{path} can be written to" for path, how in value["written"].items() if how is True]
+    bad += [f"{path} can't be read: {how}" for path, how in value["placed"].items() if how is not True]
+    for name in ("workspace", "tmp", "shm"):
+        if value[name] is not True:
+            bad.append(f"the agent's {name} can't be written to: {value[name]}")
+    if value["cuda"] not in (None, True):
+        bad.append(f"CUDA does not start inside: {value['cuda']}")
+    bad += [f"the way out at port {p} does not work: {how}" for p, how in value["ways"].items() if how is not True]
+    if plan.network is not Network.OPEN:
+        if value["tcp"] is True:
+            bad.append("TCP leads out")
+        if _arrived(outside):
+            bad.append("UDP leads out")
+    return TrialFindings(tuple(bad), _holes(value, outside), start_s)
+
+
+def _shown(listed: dict[str, list[str]], plan: SandboxPlan) -> Iterator[tuple[str, str]]:
+    """Of the hidden folders, what can be seen in them and does not lead to something that the plan places there."""
+    placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
+    for path, names in listed.items():
+        for name in names:
+            if not any(below(each, os.path.join(path, name)) for each in placed):
+                yield path, name
+                break
+
+
+def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
+    sockets: dict[str, Any] = value["sockets"]
+    found = {
+        "other processes can be seen": value["seen"] is True,
+        "the environment of the user's other processes can be read": value["environ"] is True,
+        "the user's other processes can be ended": outside.target.poll() is not None,
+        "root may change the node's settings in /proc/sys": any(how is True for how in value["settings"].values()),
+        "shared memory is shared with the node": bool(value["shared_shm"]),
+        "abstract Unix sockets of other programs can be reached": value["abstract"] is True,
+        "Unix sockets of other programs can be reached": sockets.get(outside.unix) is True,
+        "munge can be asked, so jobs can be submitted": any(sockets.get(path) is True for path in MUNGE),
+        "Slurm's programs can be run": any(value["programs"].values()),
+    }
+    return tuple(hole for hole, there in found.items() if there)
+
+
+def _arrived(outside: Outside) -> bool:
+    outside.udp.settimeout(0.2)
+    try:
+        return outside.word.encode() in outside.udp.recv(256)
+    except OSError:
+        return False
+
+
+def _server() -> socket.socket:
+    """A listener at a port that the kernel would not give to whoever asks for any: those are open at level landlock."""
+    for port in random.sample(range(20000, 29000), 50):
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            continue
+    raise OSError("no free port for a trial")
+
+
+@contextmanager
+def _waiting_outside() -> Iterator[Outside]:
+    word = f"autorl-trial-{secrets.token_hex(8)}"
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-"))
+        tcp = stack.enter_context(_server())
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        for address in (f"\0{word}", f"{folder}/s"):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(address)
+            listener.listen()
+        clock = f"600.{secrets.randbelow(10**12):012d}"
+        target = subprocess.Popen(["sleep", clock], env={"WORD": word}, stdin=subprocess.DEVNULL)
+        stack.callback(target.wait)
+        stack.callback(target.kill)
+        shm: Path | None = Path("/dev/shm") / word
+        try:
+            assert shm is not None
+            shm.touch(mode=0o600)
+            stack.callback(shm.unlink)
+        except OSError:
+            shm = None
+        yield Outside(word, tcp.getsockname()[1], udp, word, f"{folder}/s", target, clock, shm)
+
+
+def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:
+    """The ways out that a forwarder inside has to keep."""
+    return () if plan.network is Network.OPEN or plan.socket_folder is None else plan.ways
+
+
+@contextmanager
+def _echoes(plan: SandboxPlan) -> Iterator[None]:
+    """Stands for bridge and gateway at the plan's sockets while their ways are tried, unless they themselves are there."""
+    with ExitStack() as stack:
+        for _, name in _ways(plan):
+            path = Path(plan.socket_folder or "") / name
+            if not path.exists():
+                stack.enter_context(_echo(path))
+        yield
+
+
+@contextmanager
+def _echo(path: Path) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    try:
+                        client.sendall(client.recv(5))
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=answer, name="trial", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            path.unlink(missing_ok=True)
+            thread.join(2.0)
+
+
+# Chooses the sandbox of an attempt: what is demanded, else the strongest level that works here.
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ChosenLevel:
+    """The level that an agent runs in."""
+
+    level: Level
+    plan: SandboxPlan
+    record: SandboxUsed
+
+
+def choose(
+    spec: SandboxSpec,
+    plan: SandboxPlan,
+    env: Mapping[str, str],
+    *,
+    wanted: Network,
+    secret: Sequence[str] = (),
+    programs: Sequence[str] = (),
+    try_level: Callable[..., TrialFindings] = probe,
+) -> ChosenLevel:
+    """The sandbox for `plan`.
+
+    Args:
+        spec: what the experiment demands.
+        wanted: the network where the spec names none: kept where a level can, left open at level none.
+
+    Raises:
+        AutorlError: what is demanded can't be had on this node.
+    """
+    network = spec.network or wanted
+    refused: dict[str, str] = {}
+    for level in LEVELS:
+        if spec.level not in (AUTO, level.name) or (
+            plan.image is not None and level.name is not SandboxLevel.APPTAINER
+        ):
+            continue
+        open_anyway = level.name is SandboxLevel.NONE and spec.network is None
+        candidate = plan.with_network(Network.OPEN if open_anyway else network)
+        found = try_level(level, candidate, env, secret=secret, programs=programs)
+        if not found.failures:
+            record = SandboxUsed(
+                level=level.name,
+                network=candidate.network,
+                holes=found.holes,
+                start_s=found.start_s,
+                refused=refused,
+            )
+            return ChosenLevel(level, candidate, record)
+        refused[level.name] = "; ".join(found.failures)[:500]
+    demanded = (
+        "an image" if plan.image else f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
+    )
+    raise AutorlError(
+        f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items()),
+        fault=Fault.CLUSTER,
+        next_step="see what this node can do: autorl-hpc doctor; or demand less in the experiment's `sandbox`",
+        exit_code=Exit.ENVIRONMENT,
+    )

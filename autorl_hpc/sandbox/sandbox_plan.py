@@ -1,0 +1,247 @@
+"""What an agent may reach, said once: every level makes the same of it, as far as it can."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from autorl_hpc.states import Network
+
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix", "/gnu", "/cvmfs",
+)  # fmt: skip
+"""Where software lies on most machines. No home, /var, /run, /srv, /mnt, /scratch: software there is named by PATH or the spec."""
+
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")
+"""Beginnings of the names of devices that GPUs and their networks need."""
+
+SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""What of /proc is the node's and not a process's."""
+
+INSIDE = "/run/autorl"
+"""Folder in the sandbox with the sockets that lead out; beside it lies the script that forwards to them."""
+SOCKET_NAME = "bridge.sock"
+DRIVER_SOCKET_NAME = "driver.sock"
+HOSTS_NAME = "hosts"
+HOST = "sandbox"
+"""The sandbox's own name. Torch and MPI look themselves up by it, and the node's name means an address that is not in there."""
+
+SLURM_COMMANDS = (
+    "sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sacct", "sacctmgr", "sattach", "sbcast", "sinfo", "sprio",
+    "sreport", "sshare", "sstat", "strigger", "slurmctld", "slurmd", "slurmstepd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SandboxPlan:
+    """One agent's world.
+
+    Attributes:
+        workspace: writable, under its own path.
+        tmp: a folder outside that is its private /tmp; levels that can't place it leave it under its own path.
+        readable: files and folders that stay under their paths, read-only.
+        hidden: folders that are not there, even where a readable one holds them.
+        placed: (folder outside, path inside), read-only: base model and training data.
+        devices: device nodes or folders of such.
+        masked: programs that can't be run.
+        network: what to enforce.
+        socket_folder: folder outside with the sockets that lead out; INSIDE in the sandbox.
+        ways: (port, name of a socket in that folder): each port on the loopback inside is forwarded to its socket.
+        image: of apptainer; None: there is none, and neither is that level.
+    """
+
+    workspace: str
+    tmp: str
+    readable: tuple[str, ...]
+    hidden: tuple[str, ...]
+    placed: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    network: Network = Network.NONE
+    socket_folder: str | None = None
+    ways: tuple[tuple[int, str], ...] = ()
+    image: str | None = None
+
+    def with_network(self, network: Network) -> SandboxPlan:
+        """The same with another network."""
+        return replace(self, network=network)
+
+
+def lay_way_out(folder: str) -> None:
+    """Puts what sandboxes find beside the socket into its folder."""
+    Path(folder, HOSTS_NAME).write_text(f"127.0.0.1 localhost {HOST}\n::1 localhost\n", encoding="ascii")
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or lies in it. Both are absolute and without `..`."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
+    """What programs on this machine need to run: system folders, Pythons, and what PATH and its like name.
+
+    Args:
+        prefixes: of Pythons (sys.prefix and its like).
+        outer: the environment; of PATH's folders outside the system's the libraries beside them are taken too.
+    """
+    found = [path for path in SYSTEM if os.path.lexists(path)]
+    home = os.path.realpath(os.path.expanduser("~"))
+    for prefix in prefixes:
+        found += [prefix, os.path.realpath(prefix)]
+    for folder in outer.get("PATH", "").split(os.pathsep):
+        if not folder.startswith("/"):
+            continue
+        found.append(folder)
+        over = os.path.dirname(folder.rstrip("/"))
+        if os.path.basename(folder.rstrip("/")) in ("bin", "sbin") and os.path.realpath(over) not in ("/", home):
+            # Of the home no more than programs need: keyrings and tokens lie in its `share`.
+            beside = ("lib", "lib64") if below(os.path.realpath(over), home) else ("lib", "lib64", "libexec", "share")
+            found += [os.path.join(over, name) for name in beside]
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        found += [part for part in outer.get(name, "").split(os.pathsep) if part.startswith("/")]
+    return outermost(os.path.normpath(path) for path in found if os.path.lexists(path))
+
+
+def program_folders(readable: Sequence[str]) -> list[str]:
+    """Folders of programs among those that an experiment makes readable: they come last in an agent's PATH."""
+    folders = [
+        folder if os.path.basename(folder.rstrip("/")) == "bin" else os.path.join(folder, "bin") for folder in readable
+    ]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those that lie in another of them; links are kept, since what is below one is not below it inside."""
+    kept: list[str] = []
+    for path in sorted(set(paths), key=lambda path: path.count("/")):
+        if not any(below(path, other) and not os.path.islink(other) for other in kept):
+            kept.append(path)
+    return kept
+
+
+def devices() -> list[str]:
+    """Device nodes that programs need: the harmless ones, and those of GPUs."""
+    found = [f"/dev/{name}" for name in DEVICES]
+    try:
+        names = sorted(os.listdir("/dev"))
+    except OSError:
+        names = []
+    found += [f"/dev/{name}" for name in names if name.startswith(GPU_DEVICES)]
+    return [path for path in found if os.path.exists(path)]
+
+
+def slurm_programs(outer: dict[str, str]) -> list[str]:
+    """Slurm's programs on this machine."""
+    folders = [
+        *outer.get("PATH", os.defpath).split(os.pathsep),
+        "/usr/bin",
+        "/usr/sbin",
+        "/opt/slurm/bin",
+        "/usr/local/bin",
+    ]
+    found = {os.path.realpath(os.path.join(folder, name)) for folder in folders for name in SLURM_COMMANDS}
+    return sorted(path for path in found if os.path.isfile(path))
+
+
+def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """`readable` without `hidden`, for levels that can only allow: folders that hold something hidden become their other
+    children."""
+    found: list[str] = []
+    left = list(readable)
+    while left:
+        path = left.pop()
+        # A readable path inside a hidden folder was named on purpose; one that is hidden itself was not.
+        if path in hidden:
+            continue
+        if not any(below(each, path) for each in hidden):
+            found.append(path)
+            continue
+        try:
+            inner = [os.path.join(path, name) for name in os.listdir(path)]
+        except OSError:
+            continue
+        left += [child for child in inner if not _leads_to(child, hidden)]
+    return sorted(found)
+
+
+def _leads_to(path: str, hidden: Sequence[str]) -> bool:
+    """Whether it is a link to something hidden, or to what holds that: Debian's /usr/bin/X11 is /usr/bin."""
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return any(below(real, each) or below(each, real) for each in hidden)
+
+
+def inside_script() -> str:
+    """The script that runs first inside (inside.py)."""
+    return str(Path(__file__).with_name("inside.py"))
+
+
+# A plan as mounts in the order in which they are made: parents first, so that what lies deeper wins.
+
+
+class MountStep(NamedTuple):
+    """One mount: `source` outside under `target` inside; an empty folder has no source; of a link the source is its text."""
+
+    kind: Literal["readable", "writable", "empty", "link"]
+    source: str
+    target: str
+
+
+def steps(plan: SandboxPlan) -> list[MountStep]:
+    """The mounts of a plan. /proc, /dev and the root itself are the level's own."""
+    made = [
+        MountStep("link", os.readlink(path), path)
+        if os.path.islink(path) and os.path.dirname(path) == "/"
+        else MountStep("readable", path, path)
+        for path in plan.readable
+    ]
+    shown = [step.target for step in made]
+    for path in plan.hidden:
+        if os.path.isdir(path) and _shown(path, shown):
+            made.append(MountStep("empty", "", path))
+    made += [MountStep("readable", "/dev/null", path) for path in plan.masked if _shown(path, shown)]
+    made += [MountStep("writable", plan.workspace, plan.workspace), MountStep("writable", plan.tmp, "/tmp")]
+    made += [MountStep("readable", source, target) for source, target in plan.placed]
+    if plan.socket_folder is not None:
+        made.append(MountStep("readable", plan.socket_folder, INSIDE))
+        if plan.network is not Network.OPEN and os.path.isfile("/etc/hosts"):
+            made.append(MountStep("readable", f"{plan.socket_folder}/{HOSTS_NAME}", "/etc/hosts"))
+    made.append(MountStep("readable", inside_script(), f"{INSIDE}-inside.py"))
+    order = {"readable": 0, "link": 0, "empty": 1, "writable": 2}
+    return sorted(made, key=lambda step: (step.target.rstrip("/").count("/"), order[step.kind]))
+
+
+def _shown(path: str, shown: list[str]) -> bool:
+    return any(below(path, each) for each in shown)
+
+
+# TCP ports that an agent at level landlock may go to at any address: Landlock's rules name ports, and trainings need these.
+
+TORCH_PORTS = range(29500, 29564)
+"""Where torch's launchers listen by default."""
+
+
+def handed_out() -> range:
+    """The ports that the kernel gives to whoever asks for any: NCCL and gloo do, even for one process."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+        return range(int(first), int(last) + 1)
+    except (OSError, ValueError):
+        return range(32768, 61000)
+
+
+# The command that runs first inside: the forwarder's script, or the agent's own where nothing is to be forwarded.
+
+
+def inner_command(plan: SandboxPlan, command: Sequence[str], python: str) -> list[str]:
+    """`command` behind inside.py, run by `python`, which must be there inside."""
+    if plan.network is Network.OPEN or plan.socket_folder is None:
+        return list(command)
+    job = {"command": list(command), "ways": [(port, f"{INSIDE}/{name}") for port, name in plan.ways]}
+    return [python, "-I", f"{INSIDE}-inside.py", json.dumps(job)]

@@ -1,0 +1,172 @@
+"""AlpacaEval 2.0's scorer: a judge compares each answer with the reference answer; the score is the length-controlled win rate.
+
+An item is an instruction (`question`) with the reference model's output (`answer`); its data hold the instruction's difficulty
+and the preferences of the gamed reference models (length_control.py), where the task has them. The judge is asked with the
+pair in an order that a hash of the instruction decides. What it replies and can't be read is asked again, in the other order
+and then with a reminder; what stays unread counts nowhere, is shown as `judge_unread`, and beyond a hundredth of the items is
+the judge's failure.
+
+Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from autorl_hpc.scoring import length_control, stats
+from autorl_hpc.scoring.gsm8k import without_closed_thinking
+from autorl_hpc.scoring.judge_cache import (
+    FIRST,
+    SECOND,
+    JudgedPairText,
+    conversation,
+    is_swapped,
+    read_discrete,
+    read_logprobs,
+)
+from autorl_hpc.scoring.length_control import JudgedPair
+from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
+
+TOP_LOGPROBS: Final = 5
+"""As the official judge asks for; every endpoint gives that many."""
+
+DISCRETE_TOKENS: Final = 8
+"""For one character and what a chatty judge puts around it."""
+
+UNREAD: Final = 0.5
+"""Outcome of an item that stayed unread. It has no fact `y`, and enters neither win rate."""
+
+
+class AlpacaEval:
+    """See the Protocol in outcome.py."""
+
+    version = "1"
+
+    def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
+        """Preferences for the answers over the references.
+
+        Raises:
+            JudgeFailed: the judge can't be asked, or too many of its replies can't be read.
+            ValueError: a recipe that draws several answers.
+        """
+        if context.judge is None:
+            raise JudgeFailed("no judge was given")
+        if any(len(drawn) != 1 for drawn in answers):
+            raise ValueError("AlpacaEval judges one answer an item: the recipe's `samples` must be 1")
+        texts = [without_closed_thinking(drawn[0]) for drawn in answers]
+        seed = int(context.options.get("order_seed", 0))
+        pairs = [
+            JudgedPairText(item.question, item.answer, text, is_swapped(item.question, seed))
+            for item, text in zip(items, texts, strict=True)
+        ]
+        read = self._preferences(pairs, context)
+        return [
+            Outcome(UNREAD, _facts(item, text)) if y is None else Outcome(y, {**_facts(item, text), "y": y})
+            for item, text, y in zip(items, texts, read, strict=True)
+        ]
+
+    def _preferences(self, pairs: Sequence[JudgedPairText], context: Context) -> list[float | None]:
+        assert context.judge is not None
+        found: list[float | None] = [None] * len(pairs)
+        replies: dict[int, Verdict] = {}
+        weighted = context.judge_mode == "logprob"
+        names = (FIRST[1], SECOND[1]) if weighted else (FIRST[0], SECOND[0])
+        for swap, remind in ((False, None), (True, None), (False, names)):
+            left = [number for number, y in enumerate(found) if y is None]
+            if not left:
+                break
+            shown = [pairs[number]._replace(swapped=pairs[number].swapped != swap) for number in left]
+            asked = [conversation(context.judge_prompt, pair, remind=remind) for pair in shown]
+            verdicts = context.judge.ask(
+                asked,
+                max_tokens=1 if weighted else DISCRETE_TOKENS,
+                logprobs=TOP_LOGPROBS if weighted else 0,
+            )
+            for number, pair, verdict in zip(left, shown, verdicts, strict=True):
+                read = read_logprobs if weighted else read_discrete
+                found[number] = read(verdict, swapped=pair.swapped)
+                replies[number] = verdict
+            context.judge.forget([replies[number] for number in left if found[number] is None])
+        unread = [number for number, y in enumerate(found) if y is None]
+        if len(unread) > UNREAD_SHARE * len(pairs):
+            first = replies[unread[0]]
+            said = first.refused or (
+                f"its likeliest tokens are {sorted(first.logprobs)}" if weighted else first.text[:80]
+            )
+            raise JudgeFailed(
+                f"{len(unread)} of {len(pairs)} replies of {context.judge.model} can't be read, the first: {said!r}"
+            )
+        return found
+
+    def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """Both win rates over what was read; see `figures` and `standard_error`."""
+        facts = [outcome.facts for outcome in outcomes]
+        found = figures(facts)
+        return {**found, "standard_error": standard_error(facts, found["lc_c"])}
+
+
+def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """All figures of the items whose facts these are: of one split, or of several together.
+
+    Returns:
+        `score` and `lc_win_rate` (the same), `win_rate`, `lc_c` (see `length_control.Fit`), `average_length` of the answers in
+        characters, `judge_unread`.
+    """
+    pairs = pairs_of(facts)
+    fit = length_control.length_controlled(pairs)
+    return {
+        "score": fit.score,
+        "lc_win_rate": fit.score,
+        "win_rate": length_control.win_rate([pair.y for pair in pairs]),
+        "lc_c": fit.c,
+        "average_length": math.fsum(float(each["len_2"]) for each in facts) / len(facts),
+        "judge_unread": float(len(facts) - len(pairs)),
+    }
+
+
+def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
+    """Of the length-controlled win rate, in points, at the penalty `c`; see `length_control.influences`. Where all preferences are alike that is 0,
+    and the mean's is taken, which is not."""
+    pairs = pairs_of(facts)
+    error = math.sqrt(float((length_control.influences(pairs, c) ** 2).sum()))
+    return error or 100.0 * (stats.standard_error([pair.y for pair in pairs]) or 0.0)
+
+
+def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[JudgedPair]:
+    """The judged pairs from items' facts, as they stand in an items file; those that stayed unread are left out.
+
+    ValueError for facts of another scorer.
+    """
+    try:
+        return [
+            JudgedPair(
+                float(each["y"]),
+                float(each["len_1"]),
+                float(each["len_2"]),
+                float(each.get("difficulty", 0.0)),
+                tuple(_gamed(each)),
+            )
+            for each in facts
+            if "y" in each
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"these are no facts of a judged pair: {error}") from None
+
+
+def _gamed(facts: Mapping[str, Any]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    while f"gamed_{len(found)}_y" in facts:
+        number = len(found)
+        found.append((float(facts[f"gamed_{number}_delta"]), float(facts[f"gamed_{number}_y"])))
+    return found
+
+
+def _facts(item: ItemLike, text: str) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {"len_1": len(item.answer), "len_2": len(text)}
+    if "difficulty" in item.data:
+        facts["difficulty"] = float(item.data["difficulty"])
+    for number, (delta, y) in enumerate(item.data.get("gamed", ())):
+        facts |= {f"gamed_{number}_delta": float(delta), f"gamed_{number}_y": float(y)}
+    return facts

@@ -1,0 +1,543 @@
+"""DeepSearchQA's scorers: which of the expected items an answer gives, and what it gives beside them.
+
+`deepsearchqa` asks a judge, as the benchmark does; `deepsearchqa-exact` compares normalised texts and needs none. They are
+different yardsticks: a score of one says nothing about the other.
+
+An item's outcome is 1 if it is fully correct: everything expected, nothing else. So an outcome is a yes or no, which the exact
+paired test needs. The benchmark's paper reports F1 first and fully correct beside it; all its figures are metrics here.
+
+Source: the starter code of google/deepsearchqa (arXiv 2601.20975, section 3).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from autorl_hpc.rollouts.search.matching import SET, SINGLE, Counts, compare
+from autorl_hpc.scoring.gsm8k import without_closed_thinking
+from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
+
+# What a judge says about an answer to a DeepSearchQA question: JSON with a truth value for each expected item, and what the
+# answer gives beside them.
+#
+# `read` takes the many ways in which models break JSON: code fences, prose around it, trailing commas, single quotes, unescaped
+# quotes in the explanation, other letter case of keys. It never guesses a verdict: what is cut off inside of it, has values that are
+# no truth values, or is there twice with different content is unreadable. `read_official` is the benchmark's own rule.
+#
+# A judge quotes the answer that it judges, and the answer may hold a verdict. So a verdict is never looked for inside of an object
+# that can't be read, and no verdict's key may stand outside of what is taken.
+
+DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
+MAX_CHARS: Final = 100_000
+"""A verdict has some hundred characters for each item."""
+MAX_STARTS: Final = 50
+"""Opening brackets that are tried: what has more of them outside of readable JSON is no verdict."""
+MAX_DEPTH: Final = 4
+QUOTINGS: Final = ('"', "\"'", "")
+"""Which quotes are taken for such, in turn: they may be what is broken."""
+NO_ITEM: Final = frozenset({"none", "null", "n/a", "na"})
+"""Words that stand for "nothing excessive" or are an item: it can't be told which."""
+
+_KEY = "[\"'\u201c\u2018]?\\s*{}\\s*[\"'\u201d\u2019]?\\s*:\\s*"
+_DETAILS_KEY = re.compile(_KEY.format(r"correctness[ _]?details"), re.IGNORECASE)
+_EXCESSIVE_KEY = re.compile(_KEY.format(r"excessive[ _]?answers"), re.IGNORECASE)
+_NAMES = tuple(
+    re.compile(rf"{name}[\s\\\"'`*\u201c\u201d\u2018\u2019]*[:=]", re.IGNORECASE)
+    for name in (r"correctness[\s_]*details", r"excessive[\s_]*answers")
+)
+"""The verdict's keys, in whatever quotes: also where they are text within text."""
+_LEAD = re.compile(r"(?:json|answer[\s_]*correctness|\W)*", re.IGNORECASE)
+_TAIL = re.compile(r"[\s\"'`}\],;.\u201d\u2019]*")
+_TRAILING = re.compile(r",(?=\s*[}\]])")
+_COMMENT = re.compile(r"(?m)(?<=[\s,{\[])//[^\"\n]*$")
+_QUOTES = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
+
+
+class Unreadable(ValueError):
+    """The judge's words hold no verdict that can be read for certain."""
+
+
+@dataclass(frozen=True)
+class ParsedVerdict:
+    """A verdict.
+
+    Attributes:
+        details: of each expected item, whether the answer gives it.
+        excessive: what the answer gives beside them.
+    """
+
+    details: dict[str, bool]
+    excessive: tuple[str, ...]
+
+    def counts(self) -> Counts:
+        """As the benchmark counts: true positives, false negatives, false positives."""
+        found = sum(self.details.values())
+        return Counts(found, len(self.details) - found, len(self.excessive))
+
+
+def read(text: str) -> ParsedVerdict:
+    """The verdict in a judge's words.
+
+    Raises:
+        Unreadable: there is none, or it can't be told which.
+    """
+    if len(text) > MAX_CHARS:
+        raise Unreadable(f"longer than {MAX_CHARS} characters")
+    text = without_closed_thinking(text)
+    if "<think>" in text:
+        raise Unreadable("its thinking has no end")
+    objects, unread = _objects(text)
+    verdicts = [(found, reading) for found in objects if (reading := _reading(found.value, MAX_DEPTH)) is not None]
+    if not verdicts:
+        return _from_parts(text)
+    _nothing_beside(text, [found for found, _ in verdicts], unread)
+    if any(reading != verdicts[0][1] for _, reading in verdicts):
+        raise Unreadable("several verdicts that differ")
+    return verdicts[0][1]
+
+
+def read_official(text: str) -> ParsedVerdict:
+    """The verdict by the official starter code's rule: a ```json block or the whole text, plain JSON, the two keys as they are
+    spelled; wrong or missing excessive answers are none.
+
+    Raises:
+        Unreadable: where the rule gives 0.
+    """
+    body = text.strip()
+    start = body.find("```json")
+    if start >= 0:
+        body = body[start + len("```json") :].strip()
+        end = body.rfind("```")
+        body = body[:end].strip() if end >= 0 else body
+    try:
+        verdict = json.loads(body)["Answer Correctness"]
+        details = verdict[DETAILS]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Unreadable("no verdict by the official rule") from None
+    if not isinstance(details, dict) or not all(isinstance(value, bool) for value in details.values()):
+        raise Unreadable("the correctness details are no truth values")
+    extra = verdict.get(EXCESSIVE)
+    whole = isinstance(extra, list) and all(isinstance(each, str) for each in extra)
+    return ParsedVerdict(details, tuple(extra) if whole else ())
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows which of its keys stood twice with different values."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+        super().__init__()
+        self.conflicts: set[str] = set()
+        for key, value in pairs:
+            if str(key) in self and self[str(key)] != value:
+                self.conflicts.add(str(key))
+            self[str(key)] = value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Object, strict=False)
+
+
+class _Found(NamedTuple):
+    """An object in a text. `plain`: it is JSON as it stands, without repair."""
+
+    value: Any
+    start: int
+    end: int
+    plain: bool
+
+
+def _objects(text: str) -> tuple[list[_Found], bool]:
+    """The outermost objects that can be read, from left to right, repaired where need be; and whether a bracket that none closes
+    is left. What stands inside of brackets that can't be read is not looked at."""
+    found: list[_Found] = []
+    start, tried = text.find("{"), 0
+    while start >= 0 and tried < MAX_STARTS:
+        tried += 1
+        value = _value_at(text, start)
+        if value is not None:
+            found.append(value)
+            start = text.find("{", value.end)
+            continue
+        ends = [_closed(text, start, quotes) for quotes in QUOTINGS]
+        if None in ends:
+            return found, True
+        start = text.find("{", max(end for end in ends if end is not None))
+    return found, start >= 0
+
+
+def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
+    """A verdict stands alone: else it may be a quoted one, beside that which the judge meant.
+
+    Raises:
+        Unreadable: it doesn't.
+    """
+    if unread:
+        raise Unreadable("something else in it is cut off or broken")
+    for name in _NAMES:
+        places = [match.start() for match in name.finditer(text)]
+        if any(not any(found.start <= place < found.end for found in verdicts) for place in places):
+            raise Unreadable("parts of another verdict stand beside it")
+        for found in verdicts:
+            if not found.plain and sum(found.start <= place < found.end for place in places) != 1:
+                raise Unreadable("parts of several verdicts, and the whole is broken")
+
+
+def _value_at(text: str, start: int) -> _Found | None:
+    """The value that begins at a place; None if it can't be read."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+        return _Found(value, start, end, True)
+    except (ValueError, RecursionError):
+        pass
+    closed = _closing(text, start)
+    if closed is None:
+        return None
+    part = text[start:closed]
+    for repaired in (_TRAILING.sub("", part), _TRAILING.sub("", _COMMENT.sub("", part)), part.translate(_QUOTES)):
+        try:
+            return _Found(_DECODER.decode(_TRAILING.sub("", repaired)), start, closed, False)
+        except (ValueError, RecursionError):
+            pass
+        value = _python_value(repaired)
+        if value is not None:
+            return _Found(value, start, closed, False)
+    return None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Behind the bracket that closes the one at `start`, text in quotes passed over; else, as quotes may be what is broken, by
+    brackets alone."""
+    return next((end for quotes in QUOTINGS if (end := _closed(text, start, quotes)) is not None), None)
+
+
+def _closed(text: str, start: int, quotes: str) -> int | None:
+    depth, inside, place = 0, "", start
+    while place < len(text):
+        char = text[place]
+        if inside:
+            if char == "\\":
+                place += 1
+            elif char == inside:
+                inside = ""
+        elif char in quotes:
+            inside = char
+        elif char in "{[":
+            depth += 1
+        elif char in "}]":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+        place += 1
+    return None
+
+
+def _python_value(text: str) -> Any:
+    """An object in Python's spelling (single quotes, True), None if it is none."""
+    words = re.sub(
+        r"\b(true|false|null)\b", lambda match: {"true": "True", "false": "False", "null": "None"}[match[1]], text
+    )
+    try:
+        return _plain(ast.parse(words.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _plain(node: ast.expr) -> Any:
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return _Object([(_plain(key), _plain(value)) for key, value in zip(node.keys, node.values, strict=True) if key])
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_plain(each) for each in node.elts]
+    if isinstance(node, ast.Constant) and isinstance(node.value, (str, bool, int, float, type(None))):
+        return node.value
+    raise ValueError("no plain value")
+
+
+def _reading(value: Any, depth: int) -> ParsedVerdict | None:
+    """The verdict in an object or below it; None if it speaks of none.
+
+    Raises:
+        Unreadable: it speaks of one, but what it says is no verdict.
+    """
+    if isinstance(value, list) and depth:
+        return next((found for each in value if (found := _reading(each, depth - 1)) is not None), None)
+    if not isinstance(value, _Object):
+        return None
+    named = {re.sub(r"[\s_]+", "", key).casefold(): key for key in value}
+    details, excessive = named.get("correctnessdetails"), named.get("excessiveanswers")
+    said: list[ParsedVerdict] = []
+    if details is not None and excessive is not None:
+        if {details, excessive} & value.conflicts:
+            raise Unreadable("a key stands twice with different values")
+        said = [ParsedVerdict(_details(value[details]), _excessive(value[excessive]))]
+    if depth:
+        rest = [each for key, each in value.items() if not said or key not in (details, excessive)]
+        below = [verdict for each in rest if (verdict := _reading(each, depth - 1)) is not None]
+        if below and value.conflicts:
+            raise Unreadable("several verdicts that differ")
+        said += below
+    if any(verdict != said[0] for verdict in said):
+        raise Unreadable("several verdicts that differ")
+    return said[0] if said else None
+
+
+def _details(value: Any) -> dict[str, bool]:
+    if isinstance(value, list) and all(isinstance(each, _Object) and len(each) == 1 for each in value):
+        value = _Object([pair for each in value for pair in each.items()])
+    if not isinstance(value, _Object) or not value:
+        raise Unreadable("the correctness details are no object with items")
+    if value.conflicts:
+        raise Unreadable("an item stands twice with different values")
+    return {item: _truth(said) for item, said in value.items()}
+
+
+def _truth(value: Any) -> bool:
+    if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
+        return value.strip().casefold() == "true"
+    if not isinstance(value, bool):
+        raise Unreadable(f"{value!r:.40} is no truth value")
+    return value
+
+
+def _excessive(value: Any) -> tuple[str, ...]:
+    rows = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(row, bool) or not isinstance(row, (str, int, float)) for row in rows):
+        raise Unreadable("the excessive answers are no list of texts")
+    items = tuple(text for row in rows if (text := str(row).strip()))
+    if any(item.casefold() in NO_ITEM for item in items):
+        raise Unreadable("it can't be told whether a word for nothing is an excessive answer")
+    return items
+
+
+def _from_parts(text: str) -> ParsedVerdict:
+    """The two parts that count, each by itself, where something else broke the whole: quotes in the explanation, as a rule. Both
+    must be there once and be whole, and nothing may follow on them: a quoted verdict has its sentence's end behind it."""
+    parts: list[_Found] = []
+    for key, name in zip((_DETAILS_KEY, _EXCESSIVE_KEY), _NAMES, strict=True):
+        places = list(key.finditer(text))
+        if len(places) != 1 or len(name.findall(text)) != 1:
+            raise Unreadable("no verdict in it" if not places else "parts of several verdicts")
+        lead = text[: places[0].start()].rstrip()
+        if lead.endswith("{") and not _LEAD.fullmatch(lead):
+            raise Unreadable("a verdict within the explanation")
+        found = _value_at(text, places[0].end())
+        if found is None:
+            raise Unreadable("a part of the verdict is cut off or broken")
+        parts.append(found)
+    if not _TAIL.fullmatch(text, max(found.end for found in parts)):
+        raise Unreadable("the verdict is broken, and something follows on it")
+    return ParsedVerdict(_details(parts[0].value), _excessive(parts[1].value))
+
+
+VERSION = "2"
+
+OFFICIAL = "official"
+"""Value of the recipe's option `judge_rule`: asked once, read by the official rule, unreadable counts as nothing found."""
+ROUNDS: Final = 3
+"""How often a judge is asked until its words can be read. A judge that failed thrice fails for a reason."""
+JUDGE_TOKENS: Final = 2048
+"""Of a verdict: some items have fifty expected answers. The option `judge_max_tokens` is another limit."""
+REMINDERS: Final = (
+    "",
+    "\n\nReply with the JSON object alone.",
+    "\n\nYour last reply could not be read. Reply with the JSON object alone: no text around it, every quotation mark inside a "
+    "string escaped.",
+)
+_FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
+
+
+class EpisodeAnswer(NamedTuple):
+    """What an episode ended with.
+
+    Attributes:
+        text: the answer, "" where there is none.
+        steps: actions, 1 for an answer without an episode.
+    """
+
+    text: str
+    steps: int
+
+
+def answered(text: str) -> EpisodeAnswer:
+    """The answer in an episode's outcome (scoring/episodes.py), or a plain text, which is the answer itself."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict) and isinstance(value.get("answer"), str) and "transcript_sha256" in value:
+        return EpisodeAnswer(value["answer"].strip(), int(value.get("steps", 0)))
+    return EpisodeAnswer(without_closed_thinking(text).strip(), 1)
+
+
+class DeepSearchQA:
+    """Asks a judge about each answer. An empty answer needs no judge: it gives nothing of what was expected."""
+
+    version = VERSION
+
+    def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
+        """Outcomes by the judge's verdicts; of several samples the mean.
+
+        Raises:
+            JudgeFailed: there is no judge, it can't be asked, or after some tries more than `UNREAD_SHARE` of its replies can't
+                be read. Fewer are a 0 each, shown as `judge_unread`; under the option `judge_rule: official` all are, as in
+                the benchmark's own code.
+        """
+        if context.judge is None:
+            raise JudgeFailed("no judge was given")
+        given = [[answered(text) for text in drawn] for drawn in answers]
+        answers_given = ((place, answer.text) for place, drawn in enumerate(given) for answer in drawn)
+        wanted = list(dict.fromkeys((place, text) for place, text in answers_given if text))  # each once
+        questions = [_values(items[place], text) for place, text in wanted]
+        found = dict(zip(wanted, _judged(questions, context), strict=True))
+
+        def rate(place: int, answer: str) -> Counts:
+            reading = found.get((place, answer))
+            return reading.counts() if reading else Counts(0, max(1, _expected(items[place])), 0)
+
+        outcomes = _outcomes(given, rate)
+        for place, (outcome, drawn) in enumerate(zip(outcomes, given, strict=True)):
+            readings = [found[place, answer.text] for answer in drawn if answer.text]
+            sizes = [len(reading.details) for reading in readings if reading]
+            facts = {
+                "judge_unread": _mean([reading is None for reading in readings]),
+                "items_differ": _mean([size != _expected(items[place]) for size in sizes]),
+            }
+            outcomes[place] = Outcome(outcome.value, {**outcome.facts, **facts})
+        return outcomes
+
+    def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """See `figures`; and in percent, what was taken for 0 since the judge's reply could not be read (`judge_unread`), and where
+        the judge saw another number of expected items than there are commas for (`items_differ`): a judge that leaves out
+        what was missed finds everything."""
+        facts = [outcome.facts for outcome in outcomes]
+        more = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in ("judge_unread", "items_differ")}
+        return {**figures(facts), **more}
+
+
+class Exact:
+    """Compares texts (rollouts/search/matching.py): offline, deterministic, and blind to synonyms."""
+
+    version = VERSION
+
+    def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
+        """Outcomes by comparing sets of normalised items; of several samples the mean."""
+        given = [[answered(text) for text in drawn] for drawn in answers]
+        return _outcomes(given, lambda place, answer: compare(answer, items[place].answer, _type(items[place])))
+
+    def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
+        """See `figures`."""
+        return figures([outcome.facts for outcome in outcomes])
+
+
+def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The benchmark's figures, each the mean over items, in percent but for `mean_steps`.
+
+    `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; what is left is partially correct.
+    """
+    names = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect", "answered")
+    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in names}
+    return {**found, "mean_steps": _mean([float(each["steps"]) for each in facts])}
+
+
+def conversation(template: str, values: Mapping[str, str], reminder: str = "") -> list[dict[str, str]]:
+    """What a judge is asked: one user's turn. Doubled braces of the template are single ones, as in `str.format`.
+
+    Raises:
+        ValueError: the template has no place for the answer or for what is expected.
+    """
+    fields = set(_FIELD.findall(template))
+    if not {"response", "correct_answer"} <= fields:
+        raise ValueError("a judge's prompt holds {correct_answer} and {response}")
+    # In one pass: an answer may itself hold {correct_answer}.
+    text = _FIELD.sub(lambda match: values[match[1]] if match[1] else match[0][0], template)
+    return [{"role": "user", "content": text + reminder}]
+
+
+def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[ParsedVerdict | None]:
+    """The verdict on each, None where an unread one gives 0; see `DeepSearchQA.score`."""
+    assert context.judge is not None
+    official = context.options.get("judge_rule") == OFFICIAL
+    limit = int(context.options.get("judge_max_tokens", JUDGE_TOKENS))
+    found: dict[int, ParsedVerdict | None] = {}
+    why: dict[int, str] = {}
+    for reminder in REMINDERS[: 1 if official else ROUNDS]:
+        left = [number for number in range(len(questions)) if number not in found]
+        if not left:
+            break
+        asked = [conversation(context.judge_prompt, questions[number], reminder) for number in left]
+        unreadable = []
+        for number, verdict in zip(left, context.judge.ask(asked, max_tokens=limit), strict=True):
+            try:
+                found[number] = _read(verdict, official)
+            except Unreadable as error:
+                why[number] = str(error)
+            if found.get(number) is None:
+                unreadable.append(verdict)
+        context.judge.forget(unreadable)
+    unread = [number for number in range(len(questions)) if number not in found]
+    if len(unread) > UNREAD_SHARE * len(questions):
+        raise JudgeFailed(
+            f"{len(unread)} of {len(questions)} replies of {context.judge.model} can't be read, the first: {why[unread[0]]}"
+        )
+    return [found.get(number) for number in range(len(questions))]
+
+
+def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
+    if verdict.refused:  # also under the official rule: no reply is no verdict
+        raise Unreadable(f"it would not answer: {verdict.refused}")
+    if verdict.cut_off and not official:
+        raise Unreadable("it is cut off by the limit of tokens")
+    if not official:
+        return read(verdict.text)
+    try:
+        return read_official(verdict.text)
+    except Unreadable:
+        return None
+
+
+def _values(item: ItemLike, answer: str) -> dict[str, str]:
+    texts = {
+        "question": item.question,
+        "prompt_type": _type(item),
+        "correct_answer": item.answer,
+        "response": answer,
+    }
+    clean = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    # Sixteen digits that depend on the answer too: no answer can hold the line that ends it.
+    mark = hashlib.sha256("\0".join(clean.values()).encode()).hexdigest()[:16]
+    return {**clean, "mark": mark}
+
+
+def _type(item: ItemLike) -> str:
+    return SET if item.data.get("answer_type") == SET else SINGLE
+
+
+def _expected(item: ItemLike) -> int:
+    """How many items are expected, as far as commas tell."""
+    return compare("", item.answer, _type(item)).missed
+
+
+def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str], Counts]) -> list[Outcome]:
+    outcomes = []
+    for place, drawn in enumerate(given):
+        counts = [rate(place, answer.text) for answer in drawn]
+        facts: dict[str, Fact] = {
+            "precision": _mean([each.precision for each in counts]),
+            "recall": _mean([each.recall for each in counts]),
+            "f1": _mean([each.f1 for each in counts]),
+            "fully_correct": _mean([each.fully_correct for each in counts]),
+            "correct_with_excessive": _mean([each.correct_with_excessive for each in counts]),
+            "fully_incorrect": _mean([each.fully_incorrect for each in counts]),
+            "answered": _mean([bool(answer.text) for answer in drawn]),
+            "steps": _mean([answer.steps for answer in drawn]),
+        }
+        outcomes.append(Outcome(float(facts["fully_correct"]), facts))
+    return outcomes
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,394 @@
+"""The agent of one attempt: its start, and its further starts where it ends early and the experiment reprompts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autorl_hpc.agents import Agent
+from autorl_hpc.agents.definition import RESTART
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.queue import append_event, claimed_entries
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.entries import AttemptEnded, Sealed
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault
+from autorl_hpc.supervise.agent_process import AgentEnd, AgentProcess, UsageWatch
+from autorl_hpc.supervise.budget import HOUR_S, BudgetClock, BudgetLimits, Waits, last_words
+from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
+from autorl_hpc.supervise.contamination import ContaminationWatch
+from autorl_hpc.supervise.intake import Intake
+from autorl_hpc.supervise.ledger_writer import LOOP_S, LedgerWriter, Seals, Stops, Superseded
+from autorl_hpc.supervise.workspace import ENDED_EARLY, INTERRUPTED, Prompts, Workspace
+
+# Watching an agent at work: what ends it, what is told to it meanwhile, and the intake of what it submits.
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+LOOK_S = 0.5
+"""How often the ledger and the cancel folder are listed."""
+
+TELL_TIME_S = 5.0
+
+
+class Watching:
+    """Watches the agent of one attempt, over all its starts."""
+
+    def __init__(
+        self,
+        experiment: ExperimentDir,
+        run: RunDir,
+        chain: LedgerWriter,
+        stops: Stops,
+        clock: BudgetClock,
+        limits: BudgetLimits,
+        workspace: Workspace,
+        intake: Intake,
+        gateway: GatewayProcess | None,
+    ) -> None:
+        self.experiment, self.run, self.chain, self.stops = experiment, run, chain, stops
+        self.clock, self.limits = clock, limits
+        self.workspace, self.intake, self.gateway = workspace, intake, gateway
+        self._closed = False
+        self._waits = Waits(clock.budget.give_back_after_s)
+        self._next_look = self._next_tell = 0.0
+        self._ending = threading.Event()
+        self._taker: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the intake, for one start of the agent."""
+        self._ending.clear()
+        self._taker = threading.Thread(target=self._take_in, name="intake", daemon=True)
+        self._taker.start()
+
+    def end(self) -> None:
+        """Ends the intake and waits for it."""
+        self._ending.set()
+        if self._taker is not None:
+            self._taker.join()
+
+    def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
+        """Waits for what ends this start of the agent; None for a signal or a newer attempt."""
+        while True:
+            if self.stops.asked:
+                return None
+            if not process.running():
+                return self._why_it_ended()
+            self._warn()
+            if (over := self.limits.over) is not None:
+                return over
+            if usage.excess is not None:
+                return usage.excess.ended_by
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + LOOK_S
+                if self._look():
+                    return EndedBy.CANCELLED
+            if time.monotonic() >= self._next_tell:
+                self.tell()
+            time.sleep(LOOP_S)
+
+    def cancelled_now(self) -> bool:
+        """Looks at the ledger at once, for what may have come since the last look: a newer attempt, which is noted among the stops,
+        or the user's cancel."""
+        return self._look()
+
+    def _why_it_ended(self) -> EndedBy:
+        """Of an agent that ended by itself. Many do when their driver refuses, faster than we look: so we look once more."""
+        if self.limits.out_of is None:
+            if self.gateway is not None:
+                self.gateway.hear_out()
+            self._warn()
+        return self.limits.out_of or EndedBy.AGENT_EXIT
+
+    def _look(self) -> bool:
+        """Looks at the ledger; True: the run was cancelled."""
+        try:
+            view = self.chain.look()
+            if view.sealed is not None:
+                raise Superseded
+            self.intake.answers.update(view)
+            if self.limits.out_of is None:
+                self._give_back(view)
+            return self.stops.cancelled()
+        except Superseded:
+            self.stops.superseded.set()
+        except (OSError, AutorlError) as error:
+            log.warning("the experiment's folder can't be read: %s", error)
+        return False
+
+    def _warn(self) -> None:
+        """Tells what is newly used up, and closes the driver when the run has come to its last grace."""
+        new = self.limits.look()
+        for warning in new:
+            append_event(self.run.events, "budget_warning", **warning.model_dump(exclude={"elapsed_s"}))
+        if self.limits.out_of is not None and not self._closed:
+            self._closed = True
+            grace_s = self.limits.grace_left_s
+            append_event(self.run.events, "budget_out", out_of=self.limits.out_of, grace_s=round(grace_s, 1))
+            if self.gateway is not None:
+                self.gateway.close(f"{self.limits.reason}; {last_words(grace_s, driver=False)}")
+        if new:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tells the agent what is left, in time.json and budget.log."""
+        self._next_tell = time.monotonic() + TELL_TIME_S
+        self.workspace.write(None, "time.json", self.limits.told())
+        if self.gateway is not None:
+            self.gateway.tell_again()
+        if (text := self.limits.log()) is not None:
+            self.workspace.write_text("budget.log", text)
+
+    def _take_in(self) -> None:
+        """The intake thread: a long copy must not keep the budget from ending."""
+        while not self._ending.is_set():
+            try:
+                if self.intake.poll():
+                    continue
+            except Superseded:
+                self.stops.superseded.set()
+                return
+            except Exception:  # the next manifest, or the next look, may go well: intake must outlive a defect
+                log.exception("intake failed")
+            self._ending.wait(0.2)
+
+    def _give_back(self, view: RunView) -> None:
+        pending = {f"f-{self.run.run_id}--{s.submission_id:06d}" for s in view.unscored()}
+        claimed = set(claimed_entries(self.experiment.claims)) if pending else set()
+        given_s = self.clock.give_back(self._waits.look(pending, claimed))
+        if given_s > 0:
+            append_event(self.run.events, "given_back", seconds=round(given_s, 3), waiting=len(pending))
+
+
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkEnd:
+    """How an agent's work in one attempt ended.
+
+    Attributes:
+        ended_by: None: a signal or a newer attempt.
+        agent: of its last start.
+        excess: what it used too much of at once.
+    """
+
+    ended_by: EndedBy | None
+    agent: AgentEnd
+    excess: str | None = None
+
+
+@dataclass
+class Starts:
+    """Starts the agent of one attempt.
+
+    Attributes:
+        argv: the command that runs a script of the agent's in its sandbox.
+        mark: of this attempt's processes.
+    """
+
+    run: RunDir
+    record: RunRecord
+    agent: Agent
+    workspace: Path
+    argv: Callable[[Path], list[str]]
+    env: dict[str, str]
+    mark: str
+    clock: BudgetClock
+    watching: Watching
+    stops: Stops
+    seals: Seals
+    prompts: Prompts
+    contamination: ContaminationWatch
+
+    def work(self) -> WorkEnd:
+        """The agent from its first start in this attempt to the end of its last process.
+
+        Raises:
+            Superseded: a newer attempt has begun, before the first start.
+        """
+        self.watching.cancelled_now()
+        if self.stops.superseded.is_set():  # while this attempt was prepared
+            raise Superseded
+        self.clock.start()
+        self.contamination.start()
+        try:
+            again = INTERRUPTED if self.seals.had_begun(self.clock.attempt) else None
+            end = self._once(again)
+            while self._goes_on(end):
+                again = ENDED_EARLY
+                self._note(reprompts=self.clock.progress.reprompts + 1)
+                append_event(self.run.events, "reprompted", number=self.clock.progress.reprompts)
+                self.clock.resume()
+                end = self._once(again)
+            return end
+        finally:
+            self.clock.stop(persist=not self.stops.superseded.is_set())
+
+    def _goes_on(self, end: WorkEnd) -> bool:
+        """Whether the agent is started again."""
+        if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or self.stops.asked:
+            return False
+        if self.clock.progress.reprompts >= self.record.science.reprompts:
+            return False
+        # A newer attempt, if there is one, has ended our agent: its work is not ours to go on with.
+        if self.watching.cancelled_now() or self.stops.asked:
+            return False
+        self.watching.limits.look()
+        return self.watching.limits.out_of is None
+
+    def _once(self, again: str | None) -> WorkEnd:
+        """One start. `again`: why it is not the first."""
+        clock, file = self.clock, self.agent.file
+        self._note(exit_codes=(*clock.progress.exit_codes, None))
+        number = clock.progress.starts
+        clock.persist()
+        self.watching.tell()
+        script = self.agent.script(again=again is not None)
+        prompt = None
+        if file.prompt:
+            goes_on = file.resume != RESTART
+            prompt = self.prompts.first() if again is None else self.prompts.again(again, goes_on=goes_on)
+        append_event(
+            self.run.events,
+            "agent_started",
+            attempt=clock.attempt,
+            elapsed_s=clock.elapsed_s,
+            start=number,
+            script=script,
+        )
+        process = AgentProcess(
+            self.argv(self.workspace / ".agent" / self.agent.name / script),
+            {**self.env, "AUTORL_START": str(number)},
+            self.workspace,
+            self.run.agent_log,
+            self.mark,
+            self.seals.elapsed_file(clock.attempt),
+            clock.elapsed_s,
+            prompt,
+        )
+        usage = UsageWatch(clock.budget, process.keeper_pid, self.mark, self.workspace, self.run.agent_log)
+        usage.start()
+        recording = RecorderProcess(self.run, self.workspace, clock, process.keeper_pid, self.mark, file.trace)
+        recording.start()
+        self.watching.intake.ask_revision = recording.ask
+        self.watching.start()
+        try:
+            ended_by = self.watching.until_end(process, usage)
+            process.stop(0.0 if not process.running() else STOP_GRACE_S)
+            agent = process.finish()
+        finally:
+            if process.running():
+                process.stop(0.0)
+                process.finish(5.0)
+            usage.end()
+            self.watching.end()  # before the recorder: what lies there at the end is asked for when it has seen the last state
+            clock.pause()
+            recording.end()
+        if ended_by is EndedBy.AGENT_EXIT and self.stops.ended_agent(agent.exit_code):
+            ended_by = None
+        self._note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
+        append_event(
+            self.run.events,
+            "agent_ended",
+            ended_by=ended_by,
+            exit_code=agent.exit_code,
+            elapsed_s=clock.elapsed_s,
+            left=agent.left,
+            start=number,
+        )
+        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason)
+
+    def _note(self, **update: object) -> None:
+        self.clock.progress = self.clock.progress.model_copy(update=update)
+
+
+# The end of an attempt: what was dropped before it is taken in, then the run is sealed or left to the next attempt.
+
+BY_SIGNAL = "signal "
+
+
+class AttemptEnding:
+    """Ends one attempt."""
+
+    def __init__(self, chain: LedgerWriter, seals: Seals, stops: Stops, contamination: ContaminationWatch) -> None:
+        self.chain = chain
+        self.seals = seals
+        self.stops = stops
+        self.contamination = contamination
+
+    def finish(
+        self,
+        ended_by: EndedBy,
+        exit_code: int | None,
+        clock: BudgetClock,
+        intake: Intake,
+        reason: str | None = None,
+    ) -> int:
+        """Takes in what was dropped before the end and seals; a signal leaves the rest to the next attempt.
+
+        Args:
+            reason: what the agent used too much of at once.
+        """
+        stops = self.stops
+        stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
+        if stops.signal is not None and intake.left():
+            return self.interrupt(clock, f"{BY_SIGNAL}{stops.signal}", ended_by, exit_code)
+        self.contamination.finish(stop=lambda: stops.signal is not None)
+        self._seal(ended_by, exit_code, clock, intake, reason)
+        intake.answers.update(self.chain.look())
+        return 0
+
+    def interrupt(
+        self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
+    ) -> int:
+        """Records that this attempt ended without a seal; the next one goes on."""
+        body = AttemptEnded(
+            attempt=clock.attempt,
+            elapsed_s=clock.elapsed_s,
+            reason=reason,
+            agent_ended=agent_ended,
+            exit_code=exit_code,
+        )
+        try:
+            self.chain.write(EntryKind.ATTEMPT_ENDED, body)
+        except Superseded:
+            return 0
+        except (AutorlError, OSError) as error:
+            log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
+        return EXIT_RESUME
+
+    def _seal(
+        self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake, reason: str | None
+    ) -> None:
+        view = self.stops.patiently(self.chain.look)
+        fault = Fault.AGENT if reason is not None else None
+        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault: as with time
+            reason = BudgetLimits(clock).reason
+        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # else it was our own TERM
+            fault = Fault.AGENT
+            reason = f"the agent exited with code {exit_code}"
+            if exit_code is None:
+                reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
+        body = Sealed(
+            submissions=tuple(s.submission_id for s in view.accepted()),
+            ended_by=ended_by,
+            exit_code=exit_code,
+            elapsed_s=clock.elapsed_s,
+            given_back_s=clock.given_back_s,
+            gpu_hours=clock.gpu_s / HOUR_S,
+            driver=self.stops.patiently(self.seals.driver_use),
+            exit_codes=clock.progress.exit_codes,
+            reprompts=clock.progress.reprompts,
+            refused=len(view.refused()),
+            refused_unrecorded=intake.refused_unrecorded,
+            fault=None if view.accepted() else fault,
+            reason=reason,
+        )
+        self.stops.patiently(lambda: self.seals.write(body))
+        self.stops.patiently(self.seals.queue_closing)

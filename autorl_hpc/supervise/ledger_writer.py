@@ -1,0 +1,281 @@
+"""The supervisor's hand on the ledger: every entry is written only while this attempt is the newest one.
+
+Slurm may run two attempts of one job at once, and a node that was thought dead may come back. The newest
+`attempt_started` entry wins: an older attempt meets it at its next entry or look, and steps back.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from autorl_hpc.files import artifacts, reading
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger, Linked
+from autorl_hpc.files.processes import end_all
+from autorl_hpc.files.queue import put
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.records.base import Strict
+from autorl_hpc.records.driver import NO_DRIVER
+from autorl_hpc.records.entries import AttemptStarted, DriverUse, Sealed
+from autorl_hpc.records.exchange import QueueEntry
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EndedBy, EntryKind, Fault, QueueKind
+from autorl_hpc.supervise.budget import HOUR_S, BudgetUsed, read_clock, read_use
+
+
+class Superseded(Exception):
+    """A newer attempt of the same run has begun: this one must end without a word."""
+
+
+def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
+    return RunView.of(entries).attempt >= number
+
+
+def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
+    """Whether a newer attempt has begun, or a submission or an agent's start comes after the seal. `seen` is the view of
+    the first `taken`."""
+    view = seen if len(entries) == taken else RunView.of(entries)
+    return view.attempt > attempt or (kind in (EntryKind.SUBMISSION, EntryKind.SANDBOX) and view.sealed is not None)
+
+
+class LedgerWriter:
+    """The ledger of one run for one attempt. Thread-safe."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.ledger = Ledger(run)
+        self.view = RunView()
+        self.attempt = 0
+        self._taken = 0
+        self._lock = threading.RLock()
+
+    def look(self) -> RunView:
+        """The run's view, new entries included. It doesn't change any more: other threads may go through it.
+
+        Raises:
+            Superseded: a newer attempt has begun.
+        """
+        with self._lock:
+            self._absorb()
+            if self.attempt and self.view.attempt > self.attempt:
+                raise Superseded
+            return self.view
+
+    def begin(self, elapsed_s: float, workspace: str) -> int:
+        """Starts an attempt and returns its number."""
+        with self._lock:
+            while True:
+                number = self.look().attempt + 1
+                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace)
+                taken = functools.partial(_attempt_is_taken, number)
+                written = self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken)
+                if written is not None:
+                    self.attempt = number
+                    self._absorb()
+                    return number
+
+    def write(self, kind: EntryKind, body: Strict) -> None:
+        """Commits an entry of this attempt.
+
+        Raises:
+            Superseded: a newer attempt has begun, or the run is sealed and this is a submission.
+        """
+        with self._lock:
+            # Against the whole chain: another thread's look may have met the newer attempt before this one.
+            superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
+            written = self.ledger.append(kind, body, role="supervisor", unless=superseded)
+            if written is None:
+                raise Superseded
+            self._absorb()
+
+    def _absorb(self) -> None:
+        entries = self.ledger.read()
+        if len(entries) > self._taken:
+            view = self.view.copy()
+            for linked in entries[self._taken :]:
+                view.take(linked)
+            self.view, self._taken = view, len(entries)
+
+
+# What asks an attempt to stop: a signal to this job, a newer attempt, the user's `cancel`.
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+T = TypeVar("T")
+
+LOOP_S = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+SIGNAL_LAG_S = 5.0
+"""A scheduler signals all processes of a job at once: an agent that died of it may be seen before our own signal."""
+
+END_PATIENCE_S = 600.0
+"""How long the end of an agent is tried to be written while the file system fails: it can't be done over."""
+
+END_RETRY_S = 2.0
+
+
+class Stops:
+    """Whether one attempt has to stop, and why."""
+
+    def __init__(self, experiment: ExperimentDir, run_id: str) -> None:
+        self.experiment = experiment
+        self.run_id = run_id
+        self.signal: int | None = None
+        self.superseded = threading.Event()
+
+    def listen(self) -> None:
+        """Takes the scheduler's signals from now on."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal or a newer attempt asks this one to step back."""
+        return self.signal is not None or self.superseded.is_set()
+
+    def cancelled(self) -> bool:
+        """Whether the user cancelled the run."""
+        return is_cancelled(self.experiment, self.run_id)
+
+    def ended_agent(self, exit_code: int | None) -> bool:
+        """Whether an agent's death by a signal is part of what stops this whole job."""
+        if exit_code is None or not (exit_code < 0 or 128 < exit_code <= 128 + signal.NSIG):
+            return False
+        deadline = time.monotonic() + SIGNAL_LAG_S
+        while self.signal is None and time.monotonic() < deadline:
+            time.sleep(LOOP_S)
+        return self.signal is not None
+
+    def patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
+        """Does `write` again while the file system fails, for as long as no signal asks to stop. No budget passes here."""
+        deadline = time.monotonic() + END_PATIENCE_S
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if self.signal is not None or time.monotonic() > deadline or not may_pass(error):
+                    raise
+                log.warning("the file system fails; trying again: %s", error)
+                time.sleep(END_RETRY_S)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+
+def is_cancelled(experiment: ExperimentDir, run_id: str) -> bool:
+    """Whether the user cancelled a run."""
+    return bool({"all", run_id} & set(reading.list_names(experiment.cancel)))
+
+
+# The end of a run's part: what it used of its budget, its seal, and what is queued for the graders then.
+
+
+class Seals:
+    """Seals one run."""
+
+    def __init__(self, experiment: ExperimentDir, record: RunRecord, chain: LedgerWriter) -> None:
+        self.experiment = experiment
+        self.run = experiment.run(record.run_id)
+        self.record = record
+        self.chain = chain
+        self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
+
+    def used_so_far(self, view: RunView) -> BudgetUsed:
+        """What all earlier attempts used, from whoever knew last."""
+        clock = read_clock(self.run.clock)
+        elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
+        if clock is not None:
+            elapsed_s = max(elapsed_s, clock.elapsed_s)
+        for number in range(1, view.attempt + 1):
+            left = reading.read_json_or_none(self.elapsed_file(number))
+            if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
+                elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
+        if clock is None:
+            return BudgetUsed(elapsed_s)
+        unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote it: a later one would have written it anew
+        gpu_s = clock.gpu_s + clock.gpus * unseen_s
+        return BudgetUsed(elapsed_s, clock.given_back_s, clock.suspended_s, gpu_s, clock.progress)
+
+    def driver_use(self) -> DriverUse | None:
+        """What the agent had of its driver; None: it has none."""
+        return None if self.record.science.driver == NO_DRIVER else read_use(self.run.driver_log)
+
+    def had_begun(self, attempt: int) -> bool:
+        """Whether the agent ran in an attempt before this one: its keeper then left, or at least opened, a file."""
+        names = set(reading.list_names(self.run.path))
+        return any(self.elapsed_file(number).name in names for number in range(1, attempt))
+
+    def elapsed_file(self, attempt: int) -> Path:
+        return self.run.path / f"elapsed-{attempt}.json"
+
+    def write(self, body: Sealed) -> None:
+        """Commits the seal unless one stands, or a newer attempt has begun.
+
+        Raises:
+            Superseded: so it is.
+        """
+
+        def taken(entries: Sequence[Linked]) -> bool:
+            view = RunView.of(entries)
+            return view.sealed is not None or view.attempt > self.chain.attempt
+
+        written = self.chain.ledger.append(EntryKind.SEALED, body, role="supervisor", unless=taken)
+        if written is None and RunView.of(self.chain.ledger.entries).sealed != body:  # equal: an earlier try wrote it
+            raise Superseded
+        self.chain.look()
+
+    def without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
+        end_all(os.getpid(), self.marks)
+        view = self.chain.look()
+        used = self.used_so_far(view)
+        self.chain.attempt = view.attempt
+        body = Sealed(
+            submissions=tuple(s.submission_id for s in view.accepted()),
+            ended_by=ended_by,
+            exit_code=None,
+            elapsed_s=used.elapsed_s,
+            given_back_s=used.given_back_s,
+            gpu_hours=used.gpu_s / HOUR_S,
+            driver=self.driver_use(),
+            exit_codes=used.progress.exit_codes,
+            reprompts=used.progress.reprompts,
+            refused=len(view.refused()),
+            fault=fault,
+            reason=reason,
+        )
+        try:
+            self.write(body)
+        except Superseded:
+            log.warning("another supervisor of this run is at work: leaving it alone")
+            return 0
+        artifacts.remove_unfinished(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
+        self.queue_closing()
+        return 0
+
+    def queue_closing(self) -> None:
+        """Queues what a sealed run still needs: its scores, should a kill have come between ledger and queue; its end."""
+        view = self.chain.look()
+        if view.closed is not None:
+            return
+        for submission in view.unscored():
+            put(self.experiment.queue, self._queue_entry(QueueKind.FEEDBACK, submission.submission_id))
+        put(self.experiment.queue, self._queue_entry(QueueKind.CLOSE))
+
+    def _queue_entry(self, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
+        return QueueEntry(
+            kind=kind,
+            run_id=self.run.run_id,
+            submission_id=submission_id,
+            task=self.record.science.task,
+            base_model=self.record.science.base_model,
+            recipe_hash=self.record.recipe_hash,
+        )
