@@ -469,7 +469,9 @@ def report(
         typer.Option("--compare", metavar="A B", help="Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw PNG and SVG files too.")] = True,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Draw the figures: on the page, and as PNG and SVG files.")
+    ] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
     ] = False,

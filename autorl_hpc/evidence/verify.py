@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
+import io
 import json
 import math
 import os
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.anchors import KnownHeads, fit, present, slurm_word, written_heads
 from autorl_hpc.files import artifacts, reading
@@ -36,10 +39,15 @@ from autorl_hpc.records.entries import Closed, Evaluation
 from autorl_hpc.records.exchange import Heads
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science, ids_sha256
+from autorl_hpc.report import tables
+from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
-from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run
-from autorl_hpc.report.written import check_merged_report, check_run_report
-from autorl_hpc.states import EntryKind, Network, Protocol, Split
+from autorl_hpc.report.pages import merged_summary, run_summary
+from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
+from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.summary import MergedReport, read_paper
+from autorl_hpc.report.versus import compare
+from autorl_hpc.states import EntryKind, Network, Protocol, RunState, Split
 
 # experiment.json against experiment.yaml and the runs. No chain covers it: what it says of a run, run.json says, which the
 # chain begins with. So it is held against both, and what only an earlier launch could explain is said.
@@ -172,6 +180,241 @@ def _raw(run: RunDir, number: int) -> _Raw | None:
     except (OSError, ValueError, RecursionError):
         return None
     return _Raw(sha256_hex(data), value.get("prev") if isinstance(value, dict) else None)
+
+
+# Compare the figures of reports on disk with those that the ledgers give: a report is what most readers see, and anybody can edit it.
+#
+# The records (summary.json, compare.json) and the tables (CSV) are compared value by value. Pages and pictures are not compared.
+
+RESULTS = (
+    *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
+    *("ranked", "sandbox", "network", "flags", "contaminated", "contamination_end.items", "fault", "ended_by"),
+    *("damage", "accepted", "failed"),
+    *("best_feedback.score", "report.score", "baseline_report.score", "baseline_feedback.score"),
+    *("improvement.difference", "improvement.low", "improvement.high", "improvement.p_value"),
+)
+"""What a report claims, whichever version wrote it. Other fields, and wording, may differ between versions of the package."""
+
+RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
+MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
+AGAIN = "write it again: autorl-hpc report"
+MAX_BYTES = 1 << 30
+TOLERANCE = 1e-6
+"""Relative: another machine's arithmetic may differ in a last digit."""
+
+
+@dataclass
+class ReportComparison:
+    """The outcome of comparing a report.
+
+    Attributes:
+        unseen: what is here, says something, and was not compared: nobody may be told that it is whole.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def check_run_report(run: RunDir, *, exported: bool = False) -> ReportComparison:
+    """Compare `<run>/report/`, if it is there, of a run whose chain is whole.
+
+    Args:
+        exported: the run comes from a bundle, which lacks what its story was made of; no score rests on that.
+    """
+    look = ReportComparison()
+    told = _told(run.report, RUN_FILES, look)
+    if told is None:
+        return look
+    chain = read_chain(run)
+    now = json.loads(run_summary(digest(run, Library(), chain)))
+    head, hashes = told.get("ledger_head"), (chain.genesis, *chain.hashes)
+    if head != now["ledger_head"] and head in hashes:
+        old = len(hashes) - 1 - hashes.index(head)
+        look.unseen.append(f"report/{SUMMARY_NAME} was written {old} entries ago: not compared; {AGAIN}")
+    elif head != now["ledger_head"]:
+        what = "names a head that this ledger never had: one of them was altered"
+        look.problems.append(f"report/{SUMMARY_NAME} {what}")
+    else:
+        if exported:
+            told["story"] = now["story"]
+        _compare_summary("report/", told, now, look, final=chain.view.closed is not None and not exported)
+    return look
+
+
+def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> ReportComparison:
+    """Compare `report/` of an experiment, if it is there, with the present report of all its runs."""
+    look, folder = ReportComparison(), experiment.report
+    told = _told(folder, MERGED_FILES, look)
+    if told is None:
+        return look
+    if told.get("paper") is not None:
+        merged = merged.model_copy(update={"paper": read_paper()})
+    now = json.loads(b"".join(merged_summary(merged)))
+    heads = {str(row.get("run_id")): row.get("ledger_head") for row in _rows_of(told)}
+    if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
+        old = f"was written before the last entries of its runs: not compared; {AGAIN}"
+        look.unseen.append(f"report/{SUMMARY_NAME} {old}")
+        return look
+    final = all(run.state is RunState.FINISHED for run in merged.runs)
+    _compare_summary("report/", told, now, look, final=final)
+    version = _version(told)
+    for name, table in (("summary.csv", tables.as_csv), ("leaderboard.csv", tables.leaderboard_csv)):
+        _compare_table(folder, name, table(merged), version, look, final=final)
+    _compare_comparison(folder, merged, version, look, final=final)
+    for place, run in enumerate(merged.runs):
+        home = RunDir(Path(merged.run_folders[place]))
+        elsewhere = elsewhere_of(folder, run.genesis, home)  # of somebody who could not write into the run
+        if elsewhere.is_dir():
+            name = f"report/{elsewhere.relative_to(folder)}/"
+            mine = _told(elsewhere, RUN_FILES, look, name)
+            if mine is not None:
+                _compare_summary(name, mine, json.loads(run_summary(run)), look, final=final)
+        elif not (home.report / SUMMARY_NAME).exists():
+            missing = f"{home.run_id}/report/{SUMMARY_NAME} is missing, though report/{SUMMARY_NAME} is there"
+            look.problems.append(missing)
+    return look
+
+
+def _told(folder: Path, files: tuple[str, ...], look: ReportComparison, name: str = "report/") -> dict[str, Any] | None:
+    """Return what the report says; None if there is none, or none that can be read."""
+    try:
+        value = _read(folder / SUMMARY_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        left = [page for page in files if (folder / page).exists()]
+        look.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
+        return None
+    except (OSError, ValueError) as error:
+        look.problems.append(f"{name}{SUMMARY_NAME} can't be read: {error}")
+        return None
+    if isinstance(value, dict):
+        return value
+    look.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
+    return None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(reading.read_bytes(path, max_bytes=MAX_BYTES))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _compare_summary(
+    name: str, told: dict[str, Any], now: dict[str, Any], look: ReportComparison, *, final: bool
+) -> None:
+    """Compare a summary: its results in any case, everything else if the same version wrote it.
+
+    Args:
+        final: what the report is made of can't change any more.
+    """
+    rows = {str(row.get("run_id")): row for row in _rows_of(told)}
+    for run in now.get("runs", [now]):
+        for result in RESULTS:
+            was, is_ = _field(rows.get(run["run_id"], told), result), _field(run, result)
+            difference = first_difference(was, is_, result)
+            if difference is not None:
+                where = f"{run['run_id']}: " if "runs" in now else ""
+                look.problems.append(f"{name}{SUMMARY_NAME} was altered: {where}{difference}")
+                return
+    _say(f"{name}{SUMMARY_NAME}", first_difference(told, now), _version(told), look, final=final)
+
+
+def _rows_of(told: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = told.get("runs")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _compare_table(folder: Path, name: str, text: str, version: object, look: ReportComparison, *, final: bool) -> None:
+    """Compare a CSV file cell by cell."""
+    try:
+        told = _rows(reading.read_bytes(folder / name, max_bytes=MAX_BYTES).decode())
+    except (OSError, ValueError, csv.Error):
+        look.problems.append(f"report/{name} is missing or can't be read")
+        return
+    _say(f"report/{name}", first_difference(told, _rows(text)), version, look, final=final)
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    return [
+        {str(name): _number(cell) for name, cell in row.items()}
+        for row in csv.DictReader(io.StringIO(text, newline=""))
+    ]
+
+
+def _number(cell: Any) -> Any:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell
+
+
+def _compare_comparison(
+    folder: Path, merged: MergedReport, version: object, look: ReportComparison, *, final: bool
+) -> None:
+    """Make a comparison again from the names of its sides."""
+    try:
+        told = _read(folder / COMPARE_NAME)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        look.problems.append(f"report/{COMPARE_NAME} can't be read: {error}")
+        return
+    try:
+        now = compare(merged, told["a"]["name"], told["b"]["name"])
+    except (AutorlError, AttributeError, KeyError, TypeError, ValueError):
+        look.unseen.append(f"report/{COMPARE_NAME} names sides that are not in this experiment: not compared")
+        return
+    _say(
+        f"report/{COMPARE_NAME}",
+        first_difference(told, json.loads(now.model_dump_json().encode())),
+        version,
+        look,
+        final=final,
+    )
+
+
+def _say(name: str, difference: str | None, version: object, look: ReportComparison, *, final: bool) -> None:
+    if version != __version__:
+        word = repr(version)[:40] if version is not None else "none that it names"
+        look.unseen.append(f"{name} is of another version, {word}: only its results were compared; {AGAIN}")
+    elif difference is not None and final:
+        look.problems.append(f"{name} was altered: {difference}")
+    elif difference is not None:
+        look.unseen.append(f"{name} is not what the ledgers give here and now: not compared; {AGAIN}")
+
+
+def first_difference(told: Any, now: Any, path: str = "") -> str | None:
+    """Return the first value that differs, in words; None if all are equal. Fractions are compared with a tolerance."""
+    if isinstance(told, dict) and isinstance(now, dict):
+        before = f"{path}." if path else ""
+        pairs = [(told.get(name), value, f"{before}{name}") for name, value in now.items()]
+        pairs += [(told[name], None, f"{before}{name!a:.60}") for name in told if name not in now]
+    elif isinstance(told, list) and isinstance(now, list) and len(told) == len(now):
+        pairs = [(a, b, f"{path}[{place}]") for place, (a, b) in enumerate(zip(told, now, strict=True))]
+    elif _equal(told, now):
+        return None
+    else:
+        return f"`{path}` is {told!r:.40}, and the ledger gives {now!r:.40}"
+    return next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
+
+
+def _equal(told: Any, now: Any) -> bool:
+    if isinstance(now, float) and isinstance(told, int | float) and not isinstance(told, bool):
+        return math.isclose(told, now, rel_tol=TOLERANCE, abs_tol=1e-9)
+    return type(told) is type(now) and bool(told == now)
+
+
+def _version(told: dict[str, Any]) -> object:
+    """Return the version of the package that wrote a report; None if not every run in it names the same."""
+    named = [one.get("tool_version") for one in (told, *_rows_of(told))]
+    return named[0] if all(one == named[0] for one in named) else None
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field; None where there is nothing in it, or no such field in an older version."""
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return None if value in ([], {}) else value
 
 
 # The weights that a run's chain names: accepted copies and sketches that are kept. Each must still be what it was.

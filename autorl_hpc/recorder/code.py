@@ -16,7 +16,6 @@ import secrets
 import stat
 import time
 import zlib
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from autorl_hpc.recorder.watch import Allowance, Leavings, LineWriter, Moment, Pace, RecorderJob
+from autorl_hpc.recorder.watch import LineWriter, Moment, RecorderJob
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import CodeRevision
 
@@ -81,16 +80,6 @@ MAX_FILES = 4000
 MAX_OTHERS = 500
 """Of these, files that don't look like source: data must not take the place of code."""
 
-OTHERS_AT_ONCE = 64
-TURNS = 8
-"""Large and binary files that don't look like source, beyond the first OTHERS_AT_ONCE, and that rest in a folder that rests, are
-looked at in turns: each within so many walks. Data below `code/` must not make looks at code dear, for dear looks come seldom; but a
-small text of any name may be the program. Where looks cost more than their share, such texts take TEXT_TURNS, and never more."""
-
-TEXT_TURNS = 2
-IN_TURNS = "large or binary files are looked at in turns"
-TEXTS_IN_TURNS = "files that don't look like source are looked at by every second look"
-
 MAX_TOP_FILES = 200
 MAX_FOLDERS = 1000
 MAX_DEPTH = 20
@@ -103,13 +92,7 @@ MAX_LISTED = 20_000
 
 MAX_LISTED_IN_ONE = 2500
 
-SURE_S = 2.5
-"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
-
-Stamp = tuple[int, int, int]
-"""Of a folder: inode, mtime, ctime."""
-
-MAX_NAMES = 8192
+MAX_NAMES = 32_768
 """Whose kind is remembered from look to look."""
 
 SOURCE_SUFFIXES = (
@@ -144,12 +127,12 @@ IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), 
 
 
 class Met(NamedTuple):
-    """A file or link, while its folder is open. `status` None: it was not its turn to be looked at, and it stays as it was."""
+    """A file or link, while its folder is open."""
 
     path: bytes
     folder_fd: int
     name: str
-    status: os.stat_result | None
+    status: os.stat_result
 
 
 @dataclass
@@ -181,14 +164,13 @@ class Tally:
 
 
 class Listed(NamedTuple):
-    """A folder's entries, sorted once: it may hold thousands, and is walked through each second.
+    """A folder's entries, sorted.
 
     Attributes:
         files: sources first.
         sources: how many of them look like source.
         aside: folders left out by their names.
         by_name: files and folders left out by their names.
-        names: how many entries were read.
         more: these are not all.
     """
 
@@ -198,7 +180,6 @@ class Listed(NamedTuple):
     aside: Sequence[str]
     by_name: int
     is_environment: bool
-    names: int
     more: bool
 
     @classmethod
@@ -215,41 +196,8 @@ class Listed(NamedTuple):
             by_name=len(ordered) - len(folders) - len(files),
             is_environment=not (MARKS_OF_ENVIRONMENTS.isdisjoint(ordered) or LIBRARIES.isdisjoint(folders))
             and "bin" in folders,
-            names=len(ordered),
             more=more,
         )
-
-
-@dataclass
-class Listings:
-    """Folders' entries of earlier walks: a folder with the times that it had is not listed again.
-
-    As with files, times are coarse and not ours: a listing counts once the folder has rested for SURE_S before it.
-    """
-
-    now_s: float = 0.0
-    walks: int = 0
-    _before: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
-    _met: dict[str, tuple[Stamp, float, Listed | None]] = field(default_factory=dict)
-
-    def begin(self) -> None:
-        """A walk begins; folders that the last one did not meet are forgotten."""
-        self._before, self._met, self.now_s = self._met, {}, time.monotonic()
-        self.walks += 1
-
-    def kept(self, folder: str, stamp: Stamp) -> Listed | None:
-        """The entries, if they are surely the same."""
-        seen = self._before.get(folder)
-        if seen is None or seen[0] != stamp:
-            seen = (stamp, self.now_s, None)
-        self._met[folder] = seen
-        return seen[2]
-
-    def keep(self, folder: str, listed: Listed) -> None:
-        """What a folder whose stamp was asked about holds."""
-        stamp, since_s, _ = self._met[folder]
-        if self.now_s - since_s >= SURE_S:
-            self._met[folder] = (stamp, since_s, listed)
 
 
 class CodeWalk:
@@ -257,7 +205,6 @@ class CodeWalk:
 
     Args:
         known: gives names of files that were kept before, by folder: looked for even if a listing is cut short.
-        turns: by one look in how many a file may be looked at; None: by each.
     """
 
     def __init__(
@@ -265,17 +212,12 @@ class CodeWalk:
         root_fd: int,
         laid: frozenset[str],
         known: Callable[[], Mapping[str, Sequence[str]]],
-        listings: Listings,
-        turns: Callable[[bytes], int] | None = None,
     ) -> None:
         self.tally = Tally()
         self._root, self._laid, self._known = root_fd, laid, known
-        self._listings, self._turns = listings, turns
-        listings.begin()
         self._by_folder: Mapping[str, Sequence[str]] | None = None
         self._device = os.fstat(root_fd).st_dev
         self._listed = self._files = self._others = self._of_aside = 0
-        self._is_new = False
         self._code: tuple[str, ...] = (CODE,)
         self._aside: list[tuple[str, ...]] = []
 
@@ -362,7 +304,7 @@ class CodeWalk:
             if self._of_aside >= MAX_ASIDE_FILES or self._files >= MAX_FILES:
                 unseen = True
                 break
-            if (met := self._file(fd, prefix, name, may_wait=False)) is not None:
+            if (met := self._file(fd, prefix, name)) is not None:
                 self._of_aside += 1
                 self._files += 1
                 yield met
@@ -384,51 +326,32 @@ class CodeWalk:
             if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
                 self.tally.files += len(listed.files) - at  # after the sources, all are others
                 return
-            may_wait = other and not self._is_new and self._others >= OTHERS_AT_ONCE
-            if (met := self._file(fd, prefix, name, may_wait)) is not None:
+            if (met := self._file(fd, prefix, name)) is not None:
                 self._files += 1
                 self._others += other
                 yield met
 
-    def _file(self, fd: int, prefix: bytes, name: str, may_wait: bool) -> Met | None:
-        path = prefix + os.fsencode(name)
-        if may_wait and self._turns is not None and (turns := self._turns(path)) > 1:
-            self.tally.missed.add(IN_TURNS if turns > TEXT_TURNS else TEXTS_IN_TURNS)
-            if (hash(path) + self._listings.walks) % turns:
-                return Met(path, fd, name, None)
+    def _file(self, fd: int, prefix: bytes, name: str) -> Met | None:
         status = _status(fd, name)
         if status is None or status.st_dev != self._device:
             return None
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return None
-        return Met(path, fd, name, status)
+        return Met(prefix + os.fsencode(name), fd, name, status)
 
     def _list(self, fd: int, folder: str) -> Listed:
-        """Not all of a folder that holds very many. `_is_new`: it has changed, or not rested since."""
-        status = os.fstat(fd)
-        listed = self._listings.kept(folder, (status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
-        left = MAX_LISTED - self._listed
-        self._is_new = listed is None
-        if listed is None or listed.names > left:
-            listed = self._read_list(fd, folder, min(MAX_LISTED_IN_ONE, left))
-            if left >= MAX_LISTED_IN_ONE:  # else where it was cut depends on other folders
-                self._listings.keep(folder, listed)
-        if listed.more:
-            self.tally.more = True
-            self.tally.say("folders with too many files to list")
-        self._listed += listed.names
-        return listed
-
-    def _read_list(self, fd: int, folder: str, most: int) -> Listed:
+        """Not all of a folder that holds very many."""
         found: dict[str, bool] = {}
-        more = False
+        most, more = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed), False
         with os.scandir(fd) as entries:
             for entry in entries:
                 if len(found) >= most:
-                    more = True
+                    self.tally.more = more = True
+                    self.tally.say("folders with too many files to list")
                     found |= dict.fromkeys(self._kept_in(folder), False)
                     break
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
+        self._listed += len(found)
         return Listed.of(found, more)
 
     def _kept_in(self, folder: str) -> Sequence[str]:
@@ -493,6 +416,10 @@ def _status(fd: int, name: str) -> os.stat_result | None:
 Kind = Literal["blob", "tree", "commit"]
 FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
 """The modes that a tree's entry may have."""
+
+BY_HASH = b"by-hash/"
+"""A folder in which no file of an agent can stand. Of files that are large or binary a small JSON text there, under the same path, says
+size and hash."""
 
 Files = dict[bytes, tuple[int, str]]
 """By path, mode and object id."""
@@ -766,340 +693,13 @@ def _on_disk(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-# The difference of two texts by lines, in bounded work: texts are an agent's, and difflib takes cubic time on bad ones.
-#
-# Myers, "An O(ND) difference algorithm and its variations" (1986), greedy and forward, given up beyond so many steps: then what
-# lies between the equal beginnings and ends counts as replaced. No clock decides, so the same texts give the same answer.
-
-CONTEXT_LINES = 3
-MAX_EDITS = 1000
-"""Edits between two texts that are looked for one by one. Memory grows with its square: 4 MB here."""
-
-Equal = tuple[int, int, int]
-"""First line in the old text, in the new text, number of lines."""
-
-
-@dataclass
-class Work:
-    """Steps that may still be made. One for all files of a comparison."""
-
-    steps: int = 2_000_000
-    given_up: int = field(default=0)
-
-
-def equal_blocks(old: Sequence[str], new: Sequence[str], work: Work) -> list[Equal]:
-    """Runs of equal lines in order, the last one empty at the ends of both texts."""
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    middle = _snakes(old[start : len(old) - end], new[start : len(new) - end], work)
-    blocks = [(0, 0, start), *((a + start, b + start, n) for a, b, n in middle), (len(old) - end, len(new) - end, end)]
-    return [*(block for block in blocks if block[2]), (len(old), len(new), 0)]
-
-
-def _snakes(old: Sequence[str], new: Sequence[str], work: Work) -> list[Equal]:
-    """The equal runs of a shortest edit script; none if it takes too many steps to find."""
-    if not old or not new:
-        return []
-    most = min(len(old) + len(new), MAX_EDITS)
-    reach = array("i", bytes(4 * (2 * most + 3)))  # by diagonal, which may be negative: the farthest old line
-    trace: list[array[int]] = []
-    for edits in range(most + 1):
-        trace.append(reach[most + 1 - edits - 1 : most + 1 + edits + 2])
-        for diagonal in range(-edits, edits + 1, 2):
-            at = most + 1 + diagonal
-            down = diagonal == -edits or (diagonal != edits and reach[at - 1] < reach[at + 1])
-            x = begun = reach[at + 1] if down else reach[at - 1] + 1
-            y = x - diagonal
-            while x < len(old) and y < len(new) and old[x] == new[y]:
-                x, y = x + 1, y + 1
-            reach[at] = x
-            work.steps -= 1 + x - begun
-            if x >= len(old) and y >= len(new):
-                return _walk_back(trace, len(old), len(new))
-        if work.steps <= 0:
-            break
-    work.given_up += 1
-    return []
-
-
-def _walk_back(trace: list[array[int]], x: int, y: int) -> list[Equal]:
-    found: list[Equal] = []
-    for edits in range(len(trace) - 1, -1, -1):
-        reach, diagonal = trace[edits], x - y
-        at = edits + 1 + diagonal
-        down = diagonal == -edits or (diagonal != edits and reach[at - 1] < reach[at + 1])
-        before = diagonal + 1 if down else diagonal - 1
-        from_x = reach[at + 1] if down else reach[at - 1]
-        after_x = from_x if down else from_x + 1  # where the edit leads: equal lines follow
-        if x > after_x:
-            found.append((after_x, after_x - diagonal, x - after_x))
-        x, y = from_x, from_x - before
-    return found[::-1]
-
-
-@dataclass(frozen=True)
-class LineDiff:
-    """`text`: the hunks of a unified diff, without the lines that name the files."""
-
-    added: int
-    removed: int
-    text: str
-
-
-def line_diff(old: str, new: str, work: Work) -> LineDiff:
-    """The difference of two texts. A last line without an end is told as diff does."""
-    before, after = _lines(old), _lines(new)
-    blocks = equal_blocks(before, after, work)
-    same = sum(block[2] for block in blocks)
-    text = "".join(_hunk(before, after, group) for group in _groups(blocks))
-    return LineDiff(len(after) - same, len(before) - same, text)
-
-
-def _lines(text: str) -> list[str]:
-    """By line feeds alone: str.splitlines parts lines at signs that no editor and no git takes for an end."""
-    lines = [line + "\n" for line in text.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]
-
-
-Change = tuple[int, int, int, int]
-"""Old lines from, to; new lines from, to."""
-
-
-def _groups(blocks: list[Equal]) -> Iterator[list[Change]]:
-    """Changes with fewer than two contexts of equal lines between them stand in one hunk."""
-    group: list[Change] = []
-    a = b = 0
-    for at_a, at_b, count in blocks:
-        if at_a > a or at_b > b:
-            if group and a - group[-1][1] > 2 * CONTEXT_LINES:
-                yield group
-                group = []
-            group.append((a, at_a, b, at_b))
-        a, b = at_a + count, at_b + count
-    if group:
-        yield group
-
-
-def _hunk(before: Sequence[str], after: Sequence[str], group: list[Change]) -> str:
-    first, last = group[0], group[-1]
-    lead = min(CONTEXT_LINES, first[0], first[2])
-    a, b = first[0] - lead, first[2] - lead
-    end_a, end_b = min(len(before), last[1] + CONTEXT_LINES), min(len(after), last[3] + CONTEXT_LINES)
-    lines, at = [f"@@ -{_range(a, end_a)} +{_range(b, end_b)} @@\n"], a
-    for from_a, to_a, from_b, to_b in group:
-        lines += [_line(" ", text) for text in before[at:from_a]]
-        lines += [_line("-", text) for text in before[from_a:to_a]]
-        lines += [_line("+", text) for text in after[from_b:to_b]]
-        at = to_a
-    lines += [_line(" ", text) for text in before[at:end_a]]
-    return "".join(lines)
-
-
-def _range(first: int, end: int) -> str:
-    count = end - first
-    return f"{first + (count > 0)}" if count == 1 else f"{first + (count > 0)},{count}"
-
-
-def _line(sign: str, text: str) -> str:
-    return sign + text if text.endswith("\n") else f"{sign}{text}\n\\ No newline at end of file\n"
-
-
-# code.git as the report reads it: the files of a revision, and what changed between two.
-#
-# Files whose content is kept stand under their paths; of those that are large or binary a small JSON text says size and hash,
-# under the same path below `by-hash/`, a folder that no file of an agent can stand in.
-
-BY_HASH = b"by-hash/"
-MAX_READ_BYTES = 64 << 20
-"""Of one revision. The recorder keeps less."""
-
-MAX_DIFF_BYTES = 256 << 10
-"""Of one file: longer ones are told without their lines."""
-
-MAX_TEXT_CHARS = 1 << 20
-"""Of the unified diff of two revisions."""
-
-MAX_POINTER_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """A file of which no content is kept.
-
-    Attributes:
-        why: `large`, `binary`, `link` (`target` says where to), or `unread`: what is kept of it can't be read here.
-        sha256: None: not computed; `note` says why.
-    """
-
-    why: Literal["large", "binary", "link", "unread"]
-    size_bytes: int | None = None
-    sha256: str | None = None
-    note: str | None = None
-    target: str | None = None
-
-    def data(self, mtime_ns: int | None = None) -> bytes:
-        """What stands in code.git for it."""
-        value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
-        kept = {name: each for name, each in value.items() if each is not None}
-        return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
-
-
-@dataclass(frozen=True)
-class FileChange:
-    """One file that differs. Lines are None where there are none to count: pointers, and texts too long to compare."""
-
-    path: str
-    what: Literal["added", "changed", "removed"]
-    added_lines: int | None
-    removed_lines: int | None
-
-
-@dataclass(frozen=True)
-class RevisionDiff:
-    """Two revisions compared. `text`: a unified diff of the texts, raw: escape it before it is shown.
-
-    Attributes:
-        cut: something was too long: lines that are not counted, or a shortened text.
-    """
-
-    files: tuple[FileChange, ...] = ()
-    added_lines: int = 0
-    removed_lines: int = 0
-    text: str = ""
-    cut: bool = False
-
-
-def open_history(code_git: Path | Repository) -> Repository:
-    """The repository to read from: hand on one to several calls. Nothing is opened yet."""
-    return code_git if isinstance(code_git, Repository) else Repository(code_git)
-
-
-def files_at(code_git: Path | Repository, revision: str) -> dict[str, bytes | Pointer]:
-    """The files of a revision by their paths in the workspace, sorted; bytes that are no UTF-8 as surrogates.
-
-    Raises:
-        GitDamage: the revision can't be read as a whole.
-    """
-    repository = open_history(code_git)
-    left, found = MAX_READ_BYTES, {}
-    for path, (mode, entry) in sorted(repository.files(revision).items()):
-        value = _content(repository, path, mode, entry, left)
-        left -= len(value) if isinstance(value, bytes) else 0
-        found[_shown(path)] = value
-    return found
-
-
-def changes(code_git: Path | Repository, before: str | None, after: str, work: Work | None = None) -> RevisionDiff:
-    """What changed from one revision to another; from nothing, if `before` is None.
-
-    Args:
-        work: bound of the steps that comparing lines may take, for several calls together.
-
-    Raises:
-        GitDamage: a revision can't be read.
-    """
-    repository = open_history(code_git)
-    old = {} if before is None else _by_path(repository.files(before))
-    new = _by_path(repository.files(after))
-    told = _Told(work or Work())
-    for path in sorted(old.keys() | new.keys()):
-        if old.get(path) != new.get(path):
-            told.add(path, _read(repository, old.get(path)), _read(repository, new.get(path)))
-    return RevisionDiff(
-        tuple(told.files),
-        sum(f.added_lines or 0 for f in told.files),
-        sum(f.removed_lines or 0 for f in told.files),
-        "".join(told.texts),
-        told.cut,
-    )
-
-
-Place = tuple[bytes, int, str]
-"""Path in the repository, mode, object id."""
-
-
-def _by_path(files: Files) -> dict[str, Place]:
-    return {_shown(path): (path, mode, entry) for path, (mode, entry) in files.items()}
-
-
-def _shown(path: bytes) -> str:
-    return path.removeprefix(BY_HASH).decode("utf-8", "surrogateescape")
-
-
-def _read(repository: Repository, place: Place | None) -> bytes | Pointer | None:
-    return None if place is None else _content(repository, *place, MAX_DIFF_BYTES)
-
-
-def _content(repository: Repository, path: bytes, mode: int, entry: str, left: int) -> bytes | Pointer:
-    try:
-        if path.startswith(BY_HASH):
-            return _pointer(repository.read(entry, "blob", MAX_POINTER_BYTES))
-        data = repository.read(entry, "blob", max(0, left))
-    except GitDamage as error:
-        return Pointer("unread", note=str(error))
-    return Pointer("link", target=data.decode("utf-8", "surrogateescape")) if mode == LINK else data
-
-
-def _pointer(data: bytes) -> Pointer:
-    try:
-        value: Any = json.loads(data)
-        why, size, digest, note = (value.get(name) for name in ("why", "size_bytes", "sha256", "note"))
-    except (ValueError, RecursionError, AttributeError):
-        return Pointer("unread", note="what is kept of it can't be read")
-    return Pointer(
-        why if why in ("large", "binary") else "unread",
-        size if isinstance(size, int) else None,
-        digest if isinstance(digest, str) else None,
-        note if isinstance(note, str) else None,
-    )
-
-
-@dataclass
-class _Told:
-    """Gathers the changes of one comparison within its bounds."""
-
-    work: Work
-    files: list[FileChange] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    chars: int = 0
-    cut: bool = False
-
-    def add(self, path: str, old: bytes | Pointer | None, new: bytes | Pointer | None) -> None:
-        """Adds one file."""
-        what: Literal["added", "changed", "removed"] = (
-            "added" if old is None else "removed" if new is None else "changed"
-        )
-        if isinstance(old, Pointer) or isinstance(new, Pointer):
-            unread = any(isinstance(each, Pointer) and each.why == "unread" for each in (old, new))
-            self.cut = self.cut or unread
-            self.files.append(FileChange(path, what, None, None))
-            return
-        given_up = self.work.given_up
-        diff = line_diff(_text(old), _text(new), self.work)
-        self.cut = self.cut or self.work.given_up > given_up
-        self.files.append(FileChange(path, what, diff.added, diff.removed))
-        names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
-        text = f"--- {names[0]}\n+++ {names[1]}\n{diff.text}"
-        if self.chars + len(text) > MAX_TEXT_CHARS:
-            self.cut = True
-        else:
-            self.texts.append(text)
-            self.chars += len(text)
-
-
-def _text(data: bytes | None) -> str:
-    return "" if data is None else data.decode("utf-8", "replace")
-
-
 # What is kept of one file of an agent's code, and how little of it has to be read again at the next look.
 #
 # A file is read again when its size, times or inode are others. Times are coarse, and a file server's clock is not ours: a
 # file that was read soon after it changed is read once more when it has rested for SURE_S of our own clock.
+
+SURE_S = 2.5
+"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger files are kept by hash."""
@@ -1142,6 +742,27 @@ def _identity(status: os.stat_result) -> Identity:
     )
 
 
+@dataclass(frozen=True)
+class Pointer:
+    """What is kept of a file without its content.
+
+    Attributes:
+        why: `large` or `binary`.
+        sha256: None: not computed; `note` says why.
+    """
+
+    why: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+    note: str | None = None
+
+    def data(self, mtime_ns: int | None = None) -> bytes:
+        """What stands in code.git for it."""
+        value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
+        kept = {name: each for name, each in value.items() if each is not None}
+        return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
+
+
 @dataclass(slots=True)
 class _Known:
     """What the last looks learned of a file. Times are of the own monotonic clock."""
@@ -1179,14 +800,12 @@ class CodeFiles:
     _known: dict[bytes, _Known] = field(default_factory=dict)
     _met: dict[bytes, _Known] = field(default_factory=dict)
     _exact: bool = False
-    _dear: bool = False
     _texts_bytes: int = 0
     _slice_left: int = 0
     _now: float = 0.0
 
-    def begin(self, *, exact: bool, dear: bool) -> None:
-        """A look begins. `exact`: everything that may have changed unseen is read again. `dear`: looks cost more than their share."""
-        self._dear = dear
+    def begin(self, *, exact: bool) -> None:
+        """A look begins. `exact`: everything that may have changed unseen is read again."""
         self.files, self.by_hash, self._met = {}, 0, {}
         self._exact, self._texts_bytes, self._slice_left, self._now = exact, 0, SLICE_BYTES, time.monotonic()
 
@@ -1209,7 +828,7 @@ class CodeFiles:
     def add(self, met: Met, tally: Tally) -> None:
         """Takes a file into this look; one that went away is passed over."""
         try:
-            known = self._looked_at(met, met.status, tally) if met.status is not None else self._known.get(met.path)
+            known = self._link(met) if stat.S_ISLNK(met.status.st_mode) else self._file(met, tally)
         except FileNotFoundError:
             return
         except OSError:
@@ -1229,39 +848,29 @@ class CodeFiles:
                 tally.say(f"files by size alone, {known.pointer.note}")
         self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
-    def turns(self, path: bytes) -> int:
-        """By one look in how many a file that doesn't look like source may be looked at. What is not known for sure never waits."""
-        known = self._known.get(path)
-        if known is None or not known.sure or _waits_for_hash(known):
-            return 1
-        return TURNS if known.pointer is not None else TEXT_TURNS if self._dear else 1
-
-    def _looked_at(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
-        return self._link(met, status) if stat.S_ISLNK(status.st_mode) else self._file(met, status, tally)
-
-    def _link(self, met: Met, status: os.stat_result) -> _Known:
-        known = _Known(_identity(status), self._now, LINK)
+    def _link(self, met: Met) -> _Known:
+        known = _Known(_identity(met.status), self._now, LINK)
         known.entry = self._keep(os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd)))
         return known
 
-    def _file(self, met: Met, status: os.stat_result, tally: Tally) -> _Known | None:
-        known, identity = self._known.get(met.path), _identity(status)
+    def _file(self, met: Met, tally: Tally) -> _Known | None:
+        known, identity = self._known.get(met.path), _identity(met.status)
         if known is None or known.mode == LINK:
-            return self._read(met, status, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
+            return self._read(met, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
         if known.identity == identity:
             if known.hashing is not None or _waits_for_hash(known):
                 return self._hash_on(met, known)
             rested = self._now - known.seen_s >= SURE_S
-            return known if known.sure or not (rested or self._exact) else self._read(met, status, known, tally)
+            return known if known.sure or not (rested or self._exact) else self._read(met, known, tally)
         if known.restless and not (self._exact or is_source(met.name)) and self._now - known.read_s < RESTLESS_EVERY_S:
             tally.missed.add("files that never rest are read once a minute")
             return known
         close = self._now - known.changed_s < (RESTLESS_EVERY_S + RESTLESS_GAP_S if known.restless else RESTLESS_GAP_S)
         streak = known.streak + 1 if close else 0
-        return self._read(met, status, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
+        return self._read(met, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
 
-    def _read(self, met: Met, status: os.stat_result, known: _Known, tally: Tally) -> _Known | None:
-        if status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + status.st_size > MAX_TEXTS_BYTES:
+    def _read(self, met: Met, known: _Known, tally: Tally) -> _Known | None:
+        if met.status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + met.status.st_size > MAX_TEXTS_BYTES:
             tally.files += 1
             return None
         fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
@@ -1365,26 +974,12 @@ def _read_at_most(fd: int, most: int) -> bytes:
 
 LOOK_S = 1.0
 SETTLE_S = 0.4
-RESTING_LOOK_S = 1.5
-RESTS_S = 60.0
-"""Without a change for so long, looks come less often: one, and one after SETTLE_S, still are less than 2 s."""
-
 OVERDUE_S = 1.5
 """Since the last look that saw no change: what it may have missed for so long is committed by the next look in any case, the second
 or the third that sees it."""
 
-SHARE = 0.005
-"""Of a core, as long as the other watches leave as much of WHOLE_SHARE; LEAST_SHARE in any case."""
-
-WHOLE_SHARE, LEAST_SHARE, WINDOW_S = 0.0085, 0.003, 30.0
-
-BURST_S = 0.4
-AT_START = 0.125
-"""Of that: so the first minute stays under 0.01 too."""
-
-SLOWEST_S = 30.0
-MOST_DEBT_S = 10.0
-"""CPU time spent beyond the share at which submissions' questions are no longer answered: a flood of manifests must not buy looks."""
+LATE_S = 5.0
+"""Without a look that saw no change, for so long: that states may have been missed is said."""
 
 COMMITS_AT_ONCE = 300
 COMMIT_EVERY_S = 20.0
@@ -1424,28 +1019,24 @@ class Revisions:
         self._lines = LineWriter(job.run.recorded(self.name))
         self._repository = Repository.create(job.run.code_git)
         self._files = CodeFiles()
-        self._listings = Listings()
-        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_S, at_start=AT_START)
-        self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, SHARE, WINDOW_S)
-        self._allowance = Allowance(COMMITS_AT_ONCE, COMMIT_EVERY_S)
+        self._commits = 0
         self._committed: Files | None = None
         self._seen: Files | None = None
         self._since: float | None = None
-        self._unchanged_s = self._changed_s = time.monotonic()
+        self._unchanged_s = self._committed_s = time.monotonic()
         self._owed: list[CodeRevision] = []
         self._reasons: list[str] = []
         self._missed: set[str] = set()
         self._said: set[str] = set()
-        self._full = self._dear = False
+        self._full = False
         self._go_on()
 
     def look(self, now: Moment) -> None:
         """Looks once. Raises what the file system raises; the next look begins anew."""
         asks, revision = self._asked(), None
         try:
-            if not asks or self._pace.credit_s > -MOST_DEBT_S:
-                self._look(now, asks[-1].submission_id if asks else None, exact=bool(asks))
-                revision = self.head if self._files.files == self._committed else None
+            self._look(now, asks[-1].submission_id if asks else None, exact=bool(asks))
+            revision = self.head if self._files.files == self._committed else None
         finally:
             for ask in asks:
                 ask.answer(revision)
@@ -1478,26 +1069,19 @@ class Revisions:
             self._reasons.append(f"what was kept before can't be read: {error}")
 
     def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
-        self._pace.share = self._leavings.share()
-        self._pace.begin()
-        try:
-            tally = self._gather(exact)
-            self._tell_owed()
-            if self._due(exact) or (last and not self._missed <= self._said):
-                self._commit(now, tally, submission_id, exact)
-        finally:
-            rests = time.monotonic() - self._changed_s >= RESTS_S
-            self._pace.least_s = RESTING_LOOK_S if rests else LOOK_S
-            pause_s = self._pace.end()
-            self._dear = pause_s > self._pace.least_s
-            self.every_s = SETTLE_S if self._since is not None and pause_s <= RESTING_LOOK_S else pause_s
+        self.every_s = LOOK_S
+        tally = self._gather(exact)
+        self._tell_owed()
+        if self._due(exact) or (last and not self._missed <= self._said):
+            self._commit(now, tally, submission_id, exact)
+        elif self._since is not None and self._may_commit():
+            self.every_s = SETTLE_S
 
     def _gather(self, exact: bool) -> Tally:
         root = os.open(self._job.workspace, FOLDER_FLAGS)
         try:
-            turns = None if exact else self._files.turns
-            walk = CodeWalk(root, self._job.laid, self._files.kept, self._listings, turns)
-            self._files.begin(exact=exact, dear=self._dear)
+            walk = CodeWalk(root, self._job.laid, self._files.kept)
+            self._files.begin(exact=exact)
             for met in walk.run():
                 self._files.add(met, walk.tally)
             self._files.end()
@@ -1520,8 +1104,10 @@ class Revisions:
             return True
         settled = files == self._seen or (self._since is not None and at_s - self._unchanged_s >= OVERDUE_S)
         self._seen, self._since = files, at_s if self._since is None else self._since
-        self._changed_s = at_s
-        return settled and self._allowance.left()
+        return settled and self._may_commit()
+
+    def _may_commit(self) -> bool:
+        return self._commits < COMMITS_AT_ONCE or time.monotonic() - self._committed_s >= COMMIT_EVERY_S
 
     def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
         most = MAX_REPOSITORY_BYTES - (0 if exact else RESERVED_BYTES)
@@ -1542,9 +1128,8 @@ class Revisions:
             self._repository.set_head(own)
         before, self._committed, self.head = self._committed or {}, files, revision
         self._seen = self._since = None
-        self._unchanged_s = self._changed_s = time.monotonic()
         self._files.fresh.clear()
-        self._allowance.take()
+        self._commits += 1
         self._owed.append(
             CodeRevision.model_validate(
                 {
@@ -1561,6 +1146,7 @@ class Revisions:
                 }
             )
         )
+        self._unchanged_s = self._committed_s = time.monotonic()
         self._reasons.clear()
         self._said, self._missed = self._missed, set()
         self._tell_owed()
@@ -1576,9 +1162,10 @@ class Revisions:
         said = [*self._reasons, *(f"{count} {what}" for what, count in sorted(tally.reasons.items()))]
         if tally.more:
             said.append("more was left out than could be counted")
-        if self.every_s > 2 * LOOK_S:
-            said.append(f"looked at every {self.every_s:.0f} s: more often costs too much")
-        if not self._allowance.left():
+        late_s = time.monotonic() - self._unchanged_s
+        if late_s > LATE_S:
+            said.append(f"{late_s:.0f} s since the state before was seen last")
+        if self._commits > COMMITS_AT_ONCE:
             said.append(f"changes without end: one commit in {COMMIT_EVERY_S:.0f} s")
         said += sorted(self._missed)
         return "; ".join(said)[:1000] or None

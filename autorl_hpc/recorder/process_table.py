@@ -1,8 +1,8 @@
 """The agent's processes, look by look: who began, who ended and how, and the CPU seconds of all together.
 
-/proc has no list of one tree. A look lists the process numbers of the node if any was born since the last one, and reads new
-ones; the agent's are read when one of them has ended, else each READ_S. What once was a stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a
-sandbox's first process's, so the tree holds together; what got away all the same is known by its mark.
+/proc has no list of one tree. A look lists the process numbers of the node and reads new ones and the agent's. What once was a
+stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a sandbox's first
+process's, so the tree holds together; what got away all the same is known by its mark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import select
 import struct
 import threading
 import time
@@ -20,42 +19,8 @@ from pathlib import Path
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.redact import command_text
-from autorl_hpc.recorder.watch import LineWriter, Moment, Pace
+from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.recorded import ProcessSeen
-
-# Whether any process was born on this node since the last look: one number instead of a list of all.
-
-_LOADAVG = "/proc/loadavg"
-
-
-def last_number() -> bytes | None:
-    """The process number that was given last in our PID namespace (proc(5), /proc/loadavg, fifth field); None: not told.
-
-    It changes with each birth, of threads and in namespaces below ours too.
-    """
-    try:
-        fd = os.open(_LOADAVG, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fields = os.read(fd, 256).split()
-        finally:
-            os.close(fd)
-    except OSError:
-        return None
-    return fields[4] if len(fields) == 5 else None
-
-
-def are_told() -> bool:
-    """Whether that number really moves here, tried with a thread: some containers show a file of their own making."""
-    before = last_number()
-    thread = threading.Thread(target=_nothing)
-    thread.start()
-    thread.join()
-    return before is not None and last_number() != before
-
-
-def _nothing() -> None:
-    pass
-
 
 # How a process ended, learned by one who isn't its parent: from a pidfd, which Linux 6.15 and later tell it.
 
@@ -104,12 +69,6 @@ MAX_PIDFDS = 400
 
 STRANGERS_AGAIN_S = 60.0
 """After this, strangers are read anew: a number may have gone round to a process of the agent's."""
-
-READ_S = 2.0
-"""Between two readings of all the agent's processes, while none of them is young or has ended; those that work are read at each look."""
-
-LIST_AGAIN_S = 5.0
-"""The node's processes are listed as often in any case."""
 
 YOUNG_LOOKS = 8
 """A program that becomes another (exec) does so soon after its birth, most often."""
@@ -194,12 +153,6 @@ class ProcessTable:
         self._mark = f"{MARK_VARIABLE}={mark}".encode()
         self._strangers: set[int] = set()
         self._strangers_at = 0.0
-        self._births_are_told = are_told()
-        self._last_born: bytes | None = None
-        self._listed_at = self._read_at = -math.inf
-        self._ends = select.poll()
-        self._young = self._unwatched = False
-        self._busy: list[Process] = []
         self._kept = Process(root, 0, 0)
         self._lost = 0
         self._most = 0
@@ -234,43 +187,15 @@ class ProcessTable:
             self._most = max(self._most, ticks)
             return self._most / TICKS
 
-    def look(self, patience_s: float = 0.0, *, last: bool = False) -> None:
-        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read.
-
-        Args:
-            last: everything is read, however lately it was.
-        """
+    def look(self, patience_s: float = 0.0) -> None:
+        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked_at >= patience_s:
                 self._looked_at = now
-                if last:
-                    self._listed_at = self._read_at = -math.inf
-                self._look(now)
-
-    def _look(self, now: float) -> None:
-        born = last_number() if self._births_are_told else None  # before the list: what is born later is seen later
-        is_full = born is None or born != self._last_born or now - self._listed_at >= LIST_AGAIN_S
-        present = {int(name) for name in os.listdir("/proc") if name.isdigit()} if is_full else None
-        if now - self._read_at >= READ_S or self._young or self._some_ended():
-            self._read_at = now
-            self._follow(self._changes)
-        else:
-            self._read_busy()
-        if present is not None:
-            self._last_born, self._listed_at = born, now
-            self._look_for_new(present, now)
-
-    def _read_busy(self) -> None:
-        """What those that work have used, in case that nobody waits for them; of their children `_follow` keeps account."""
-        for process in self._busy:
-            children = process.children
-            _read(process)
-            process.children = children
-
-    def _some_ended(self) -> bool:
-        """Whether one has ended since it was read; one without a descriptor may have."""
-        return bool(self._unwatched or self._ends.poll(0))
+                present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+                self._follow(self._changes)
+                self._look_for_new(present, now)
 
     def _look_for_new(self, present: set[int], now: float) -> None:
         if now - self._strangers_at > STRANGERS_AGAIN_S:
@@ -296,20 +221,14 @@ class ProcessTable:
         """Reads those that are known; what those that are gone had used is looked for at who waited for them."""
         gone: dict[int, Process] = {}
         before = {self.root: self._kept.children}
-        self._young = self._unwatched = False
-        self._busy = []
         for process in list(self.processes.values()):
-            before[process.pid], own = process.children, process.own
+            before[process.pid] = process.children
             if not _read(process):
                 gone[process.pid] = self.processes.pop(process.pid)
             elif process.ended:
                 self._tell_end(process, changes)
             else:
                 self._read_command(process, changes)
-                self._unwatched |= process.pidfd is None
-                self._young |= process.looks < YOUNG_LOOKS
-                if process.own != own:
-                    self._busy.append(process)
         self._read_heirs(gone)
         self._account(gone, before)
         for process in gone.values():
@@ -333,7 +252,6 @@ class ProcessTable:
             process.told = True
             if process.status is None and process.pidfd is not None:  # collected, if only since it was read as a zombie
                 process.status = exit_status(process.pidfd)
-            self._stop_waiting(process)
             changes.ended.append(process)
 
     def _account(self, gone: dict[int, Process], before: dict[int, int]) -> None:
@@ -399,8 +317,6 @@ class ProcessTable:
             process.pidfd = open_process(process.pid)
             if process.pidfd is not None:
                 self._pidfds += 1
-                self._ends.register(process.pidfd, select.POLLIN)
-        self._young = True
         process.argv = _argv(process.pid)
         changes.began.append(process)
         if process.ended:
@@ -417,17 +333,9 @@ class ProcessTable:
 
     def _release(self, process: Process) -> None:
         if process.pidfd is not None:
-            self._stop_waiting(process)
             os.close(process.pidfd)
             process.pidfd = None
             self._pidfds -= 1
-
-    def _stop_waiting(self, process: Process) -> None:
-        if process.pidfd is not None:
-            try:
-                self._ends.unregister(process.pidfd)
-            except KeyError:
-                pass
 
 
 def _read(process: Process) -> bool:
@@ -480,11 +388,6 @@ def _argv(pid: int) -> bytes:
 # Which programs the agent ran, from when to when, and how they ended.
 
 LOOK_S = 0.5
-SLOWEST_LOOK_S = 10.0
-SHARE = 0.0015
-BURST_S = 0.04
-"""Of a core, and what can be saved up. With hundreds of processes, or many births a second, looks come less often."""
-
 MAX_BYTES = 32 * 2**20
 BURST = 20_000
 LINES_A_SECOND = 1.0
@@ -504,10 +407,10 @@ class Processes:
     """
 
     name = "processes"
+    every_s = LOOK_S
 
     def __init__(self, table: ProcessTable, path: Path, events: Path) -> None:
         self.table = table
-        self.every_s = LOOK_S
         self.left_out = 0
         self._lines = LineWriter(path, MAX_BYTES)
         self._events = events
@@ -515,27 +418,19 @@ class Processes:
         self._waiting: dict[tuple[int, int], Process] = {}
         self._room = float(BURST)
         self._last_look = time.monotonic()
-        self._pace = Pace(SHARE, BURST_S, LOOK_S, SLOWEST_LOOK_S)
 
     def look(self, now: Moment) -> None:
         """Looks once."""
-        self._look(now)
-
-    def _look(self, now: Moment, *, last: bool = False) -> None:
         begun = time.monotonic()
         self._room = min(BURST, self._room + (begun - self._last_look) * LINES_A_SECOND)
         self._last_look = begun
-        self._pace.begin()
-        try:
-            self.table.look(last=last)
-            self._write(self.table.take_changes(), now)
-        finally:
-            self.every_s = self._pace.end()
+        self.table.look()
+        self._write(self.table.take_changes(), now)
 
     def close(self, now: Moment) -> None:
         """A last look. What still runs goes out of sight."""
         try:
-            self._look(now, last=True)
+            self.look(now)
             left = self.table.still_running()
             self._lines.add(*(self._seen(process, "unseen", now) for process in left if _who(process) in self._written))
         finally:

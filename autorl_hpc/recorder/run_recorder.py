@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import json
 import logging
 import os
@@ -40,13 +39,11 @@ from autorl_hpc.records.base import printable
 
 log = logging.getLogger("autorl_hpc.recorder")
 
-BEAT_S = 0.5
-"""Watches wake soon after each other, at multiples of this and a little later: a core whose caches have gone elsewhere takes 0.2 ms
-for the first of them and much less for the next."""
+REST_FACTOR = 20.0
+"""A look is followed by a pause of at least so many times its length: whatever lies in a workspace, no watch takes more than a
+twentieth of a core, or of a file server's time."""
 
-APART_S = 0.006
-"""Between two watches of one beat: at once they would wait for each other."""
-
+LONGEST_REST_S = 30.0
 SLOWEST_S = 60.0
 """The longest pause after failures: a disk that was full may have room again."""
 
@@ -112,31 +109,21 @@ class Troubles:
         )
 
 
-def to_beat(pause_s: float, now_s: float) -> float:
-    """Seconds from `now_s` to the beat that is nearest to the end of a pause; a pause shorter than BEAT_S stays as it is."""
-    if pause_s < BEAT_S:
-        return pause_s
-    beat_s = round((now_s + pause_s) / BEAT_S) * BEAT_S
-    return beat_s - now_s if beat_s > now_s + BEAT_S / 4 else pause_s
-
-
 class Looker(threading.Thread):
     """Looks at one watch until it is told to end; then closes it.
 
     Args:
         make: makes the watch; tried again as a look is, when it fails.
-        place: among the watches, from 0.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Watch], elapsed: Elapsed, attempt: int, troubles: Troubles, place: int = 0
+        self, name: str, make: Callable[[], Watch], elapsed: Elapsed, attempt: int, troubles: Troubles
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.watch: Watch | None = None
         self.closed_well = False
         self._make, self._elapsed, self._attempt, self._troubles = make, elapsed, attempt, troubles
         self._wake, self._ending = threading.Event(), threading.Event()
-        self._later_s = place * APART_S
         self._begun_s: float | None = None
         self._failures = 0
 
@@ -154,7 +141,7 @@ class Looker(threading.Thread):
             pause_s = self._look()
             if self._ending.is_set():
                 break
-            self._wake.wait(to_beat(pause_s, time.monotonic() - self._later_s))
+            self._wake.wait(pause_s)
             if self._ending.is_set():
                 break
             self._wake.clear()
@@ -174,13 +161,13 @@ class Looker(threading.Thread):
 
     def _look(self) -> float:
         """One look; seconds until the next."""
-        self._begun_s = time.monotonic()
+        self._begun_s = begun_s = time.monotonic()
         try:
             if self.watch is None:
                 self.watch = self._make()
             self.watch.look(self._moment())
             self._failures = 0
-            return self.watch.every_s
+            return max(self.watch.every_s, min(LONGEST_REST_S, REST_FACTOR * (time.monotonic() - begun_s)))
         except Exception as error:
             self._failures += 1
             self._trouble(error)
@@ -225,9 +212,6 @@ OOM_SCORE = "500"
 
 TICK_S = 1.0
 HANG_LOOK_S = 10.0
-COLLECT_EVERY = 20_000
-"""Objects more than there were, before some are looked for that only hold each other."""
-
 CLOSE_S = 3.0
 """For all watches together, at the end."""
 
@@ -252,11 +236,7 @@ def main() -> int:
     job = RecorderJob.told(next(line for line in lines if line))
     elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    lookers = {
-        name: Looker(name, make, elapsed, job.attempt, troubles, place)
-        for place, (name, make) in enumerate(watches(job, asks).items())
-    }
-    _collect_less()
+    lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in watches(job, asks).items()}
     for looker in lookers.values():
         looker.start()
     _say({"begun": True})
@@ -278,13 +258,6 @@ def _step_back() -> None:
     except (OSError, AttributeError):
         pass
     deny_inspection()
-
-
-def _collect_less() -> None:
-    """A look makes thousands of objects and drops them without a cycle: to search among all modules for some costs and finds none."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_EVERY)
 
 
 def _serve(

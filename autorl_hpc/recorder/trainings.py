@@ -15,7 +15,7 @@ import stat
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -366,39 +366,6 @@ class FilePosition:
         return opening if waits and (opening > 0 or len(piece) < PIECE_BYTES) else end
 
 
-# When a file that a walk found only now was written: by its own time, between the walk before and now.
-
-
-class Backdating:
-    """Remembers when walks ended.
-
-    A file's time may come from another host's clock, or be set by its owner. So it is believed only within what is known: the file
-    was not there, or not like this, in the walk before, and it is there now.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._walks = 0
-        self._ends: deque[float] = deque([0.0], maxlen=3)
-
-    def tick(self, walks: int, now: Moment) -> None:
-        """Tells how many walks have ended by now."""
-        if walks != self._walks:
-            self._walks = walks
-            self._ends.append(now.elapsed_s)
-
-    def moment(self, mtime_s: float, now: Moment) -> Moment:
-        """When a file with this time, met on the present walk or the last, was written.
-
-        Args:
-            mtime_s: seconds since the epoch, by the file system.
-        """
-        age_s = max(0.0, self._clock() - mtime_s)
-        # The last end but one: by then the walk before the one that met it had begun at the earliest.
-        earliest_s = self._ends[0] if len(self._ends) == 3 else 0.0
-        return replace(now, elapsed_s=round(min(now.elapsed_s, max(earliest_s, now.elapsed_s - age_s)), 3))
-
-
 LOOK_S = 2.0
 SLICE_S = 0.02
 """1 % of a core while logs grow faster than they can be read; else much less."""
@@ -457,9 +424,7 @@ class Trainings:
         self._logs: dict[Parts, FilePosition] = {}
         self._active: OrderedDict[Parts, float] = OrderedDict()
         self._states: dict[Parts, tuple[int, int, int]] = {}
-        self._changed: OrderedDict[Parts, float] = OrderedDict()
-        self._times = Backdating()
-        self._woken: set[Parts] = set()
+        self._changed: OrderedDict[Parts, None] = OrderedDict()
         self._next_state = 0.0
         self._groups: dict[Parts, tuple[int, dict[str, float]]] = {}
         self._too_large: set[Parts] = set()
@@ -479,7 +444,7 @@ class Trainings:
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
                 self._states[parts] = identity
-                self._changed[parts] = status.st_mtime
+                self._changed[parts] = None
             return
         log = self._logs.get(parts)
         if log is None:
@@ -488,7 +453,6 @@ class Trainings:
             log = self._logs[parts] = FilePosition()
         if log.is_other(status) and parts not in self._active and self._makes_room():
             self._active[parts] = time.monotonic()
-            self._woken.add(parts)
 
     def _makes_room(self) -> bool:
         """Whether another log can be looked at each time; one that has not grown for a while waits for the next walk instead."""
@@ -503,7 +467,6 @@ class Trainings:
     def look(self, now: Moment) -> None:
         """Reads what is new, as far as SLICE_S reaches."""
         deadline = time.monotonic() + SLICE_S
-        self._times.tick(self.sweep.walks, now)
         self._take_met(deadline)
         self._read_all(now, deadline)
         if self._changed and time.monotonic() >= self._next_state:
@@ -554,9 +517,6 @@ class Trainings:
             del self._active[parts]
             return
         try:
-            if parts in self._woken:  # since when is not known by looking: only walks find it
-                self._woken.discard(parts)
-                now = self._times.moment(os.fstat(fd).st_mtime, now)
             if parts[-1].startswith(EVENTS):
                 self._read_events(fd, log, parts, now, deadline)
             else:
@@ -621,10 +581,9 @@ class Trainings:
         root_fd = os.open(self.workspace, DIR_FLAGS)
         try:
             while self._changed:
-                parts, mtime_s = self._changed.popitem(last=False)
-                then = self._times.moment(mtime_s, now)
+                parts, _ = self._changed.popitem(last=False)
                 for step in self._state_steps(root_fd, parts):
-                    self.points.add(step, _source(parts), then)
+                    self.points.add(step, _source(parts), now)
                 if time.monotonic() >= deadline:
                     return
         finally:

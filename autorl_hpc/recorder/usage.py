@@ -15,25 +15,16 @@ from autorl_hpc.files.processes import memory_bytes
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
 from autorl_hpc.recorder.process_table import ProcessTable
-from autorl_hpc.recorder.watch import Leavings, LineWriter, Moment, Pace
+from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.recorded import GpuSample, UsageSample
 
 # Walks the workspace again and again, a little at a time: for its size on the disk, and for those who look for files in it.
 #
-# One walk serves all. It takes what the other watches leave of a share of a core, however large the
-# workspace is; a larger one takes longer.
+# One walk serves all. A look takes the same slice of CPU time however large the workspace is; a larger one takes more looks.
 
 SWEEP_S = 1.0
-SLICE_S = 0.004
-"""CPU seconds of one look at most; nobody but this thread waits for it."""
-
-WHOLE_SHARE = 0.008
-"""Of a core, for all of the recorder: the walk has what the other watches leave."""
-
-LEAST_SHARE, MOST_SHARE = 0.0005, 0.004
-WINDOW_S = 30.0
-BURST_S = 0.02
-SLOWEST_S = 20.0
+SLICE_S = 0.005
+"""CPU seconds of one look at most: half a percent of a core while a walk lasts."""
 
 PAUSE_S = 10.0
 """From the end of one walk to the start of the next."""
@@ -77,30 +68,14 @@ class Sweep:
         self.files = 0
         self.walks = 0
         self._steps: Iterator[None] | None = None
-        self._leavings: Leavings | None = None
-        self._pace: Pace | None = None
 
     def look(self, now: Moment) -> None:
         """Walks on, for SLICE_S at most."""
-        if self._leavings is None or self._pace is None:  # here, for they ask for the CPU time of this thread
-            self._leavings = Leavings(WHOLE_SHARE, LEAST_SHARE, MOST_SHARE, WINDOW_S)
-            self._pace = Pace(LEAST_SHARE, BURST_S, SWEEP_S, SLOWEST_S)
-        self._pace.share = self._leavings.share()
-        self._pace.begin()
-        done = True
-        try:
-            done = self._walk_on(time.thread_time() + SLICE_S)
-        finally:
-            pause_s = self._pace.end()
-            if done:
-                self._steps = None
-            self.every_s = max(pause_s, PAUSE_S) if done else pause_s
-
-    def _walk_on(self, until_s: float) -> bool:
-        """Whether the walk is done; if not, this thread's CPU time has come to `until_s`."""
-        if self._steps is None:
-            self._steps = self._walk()
-        return all(time.thread_time() < until_s for _ in self._steps)
+        steps, self._steps = self._steps or self._walk(), None  # after an error the next look begins anew
+        until_s = time.thread_time() + SLICE_S
+        self.every_s = PAUSE_S
+        if not all(time.thread_time() < until_s for _ in steps):
+            self._steps, self.every_s = steps, SWEEP_S
 
     def close(self, now: Moment) -> None:
         """Lets go. A last whole walk could take long."""
@@ -296,13 +271,13 @@ class UsageSampler:
     def close(self, now: Moment) -> None:
         """The last sample."""
         try:
-            self._sample(now, patience_s=0.0, last=True)
+            self._sample(now, patience_s=0.0)
         finally:
             self.gpus.close()
             self._lines.close()
 
-    def _sample(self, now: Moment, patience_s: float = TABLE_PATIENCE_S, *, last: bool = False) -> None:
-        looked = self._look_at_processes(patience_s, last)
+    def _sample(self, now: Moment, patience_s: float = TABLE_PATIENCE_S) -> None:
+        looked = self._look_at_processes(patience_s)
         sample = {
             **now.told(),
             "cpu_s": round(self.table.cpu_s, 2) if looked else None,
@@ -313,9 +288,9 @@ class UsageSampler:
         }
         self._lines.add(UsageSample.model_validate(sample))
 
-    def _look_at_processes(self, patience_s: float, last: bool) -> bool:
+    def _look_at_processes(self, patience_s: float) -> bool:
         try:
-            self.table.look(patience_s, last=last)
+            self.table.look(patience_s)
         except OSError:
             return False
         return True

@@ -15,13 +15,12 @@ from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import plot, run_page, summary, tables
+from autorl_hpc.report import run_chart, run_page, summary, tables
 from autorl_hpc.report import run_markdown as run_md_parts
 from autorl_hpc.report import run_page as run_html_parts
 from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of, link_to
-from autorl_hpc.report.charts import svg
-from autorl_hpc.report.charts.build import figures_of
+from autorl_hpc.report.charts import MAX_SERIES, Figure, LinePanel
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import RunPage
@@ -49,11 +48,12 @@ if TYPE_CHECKING:
 MAX_DRAWN_RUNS = 24
 """Trajectories on the merged page: one of 50 submissions takes 9 kB, and nobody looks through hundreds of them."""
 
-MAX_DRAWN_BOARDS = 6
-"""Leaderboards with figures on the page, in files too: a report of more of them is a table, not a comparison."""
-
 MAX_PAIRS = 40
 """Pairs of agents shown for one task; 60 agents make 1,770."""
+
+
+Figures = Mapping[int, Sequence[tuple[Figure, tuple[str, ...]]]]
+"""By the number of a leaderboard: its figures, each with its panels as elements of the page."""
 
 
 class PageScript(NamedTuple):
@@ -69,14 +69,14 @@ def script() -> PageScript:
     return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
-def parts(merged: MergedReport, links: Mapping[int, str], *, drawn: bool = True) -> dict[str, Any]:
-    """Everything that the template of the page needs; without drawings that of the Markdown."""
+def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> dict[str, Any]:
+    """Everything that the template of the page needs."""
     of_group = {task.group: n for n, board in enumerate(merged.boards, 1) for task in board.tasks}
     plotted = [run for run in merged.runs if run.trajectory]
     return {
         "r": merged,
         "script": script(),
-        "boards": [_board(merged, board, number, drawn) for number, board in enumerate(merged.boards, 1)],
+        "boards": [_board(merged, board, number, figures) for number, board in enumerate(merged.boards, 1)],
         "blocks": blocks(merged, of_group),
         "rows": _rows(merged, of_group, links),
         "drawn_runs": plotted if len(plotted) <= MAX_DRAWN_RUNS else [],
@@ -85,7 +85,7 @@ def parts(merged: MergedReport, links: Mapping[int, str], *, drawn: bool = True)
     }
 
 
-def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict[str, Any]:
+def _board(merged: MergedReport, board: Board, number: int, figures: Figures) -> dict[str, Any]:
     across = next((one for one in merged.across_tasks if one.conditions == board.conditions), None)
     pairs = sorted(across.comparisons, key=lambda x: (x.p_value, -abs(x.difference))) if across else []
     names = Counter(task.task for task in board.tasks)
@@ -97,7 +97,7 @@ def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict
         "twice": {name: count > 1 for name, count in names.items()},
         "overall": any(row.overall is not None for row in board.rows),
         "tested": sum(cell is not None and cell.p_value is not None for row in board.rows for cell in row.cells),
-        "figures": figures_of(merged, board, number) if drawn and number <= MAX_DRAWN_BOARDS else (),
+        "figures": [_figure(figure, panels) for figure, panels in figures.get(number, ())],
         "diagnosed": any(
             {*row.planned, *row.executed} - {str(Route.UNKNOWN)}
             or row.failures
@@ -105,6 +105,14 @@ def _board(merged: MergedReport, board: Board, number: int, drawn: bool) -> dict
             for row in board.rows
         ),
     }
+
+
+def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    legend = [(label, f"c{place % MAX_SERIES}", place >= MAX_SERIES) for label, place in figure.legend]
+    drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
+    return {"figure": figure, "panels": drawn, "legend": legend, "lines": isinstance(figure.panels[0], LinePanel)}
 
 
 def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, Any]]:
@@ -137,7 +145,7 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "cells": cells,
         "runs": runs,
         "measured": how_measured_of_all([run for _, run in runs]),
-        "span": plot.strip_span(shown),
+        "span": run_chart.strip_span(shown),
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
     }
@@ -205,14 +213,19 @@ NUMBERS = {
 }
 
 
-def index_html(merged: MergedReport, links: dict[int, str]) -> str:
-    """The merged report as one page without a request to anywhere. `links`: by place in `runs`, the run's own page."""
-    return _template("html", "index.html.j2").render(**parts(merged, links))
+def index_html(merged: MergedReport, links: dict[int, str], figures: Figures | None = None) -> str:
+    """The merged report as one page without a request to anywhere.
+
+    Args:
+        links: by place in `runs`, the run's own page.
+        figures: those of each leaderboard by its number; None: the page has none.
+    """
+    return _template("html", "index.html.j2").render(**parts(merged, links, figures or {}))
 
 
 def index_md(merged: MergedReport) -> str:
     """The merged report as Markdown."""
-    found = parts(merged, {}, drawn=False)
+    found = parts(merged, {}, {})
     return _template("md", "index.md.j2").render(**found)
 
 
@@ -301,7 +314,6 @@ def _environment(kind: str) -> Environment:
         outcome=outcome,
         how_measured=how_measured,
         unseen=UNSEEN,
-        sample=lambda figure, place: Markup(svg.sample(figure, place)),
         counts=counts,
         beside=beside,
         share_between=_plain(fmt.share_between),
@@ -309,9 +321,8 @@ def _environment(kind: str) -> Environment:
         limits_told=_plain(limits_told),
         gpus=fmt.gpus,
         over_between=fmt.over_between,
-        drawn=lambda panel: Markup(svg.drawn(panel)),
-        trajectory=lambda run: Markup(plot.trajectory(run)),
-        strip=lambda *args: Markup(plot.strip(*args)),
+        trajectory=lambda run: Markup(run_chart.trajectory(run)),
+        strip=lambda *args: Markup(run_chart.strip(*args)),
     )
     return environment
 
@@ -336,26 +347,6 @@ def run_summary(run: RunSummary) -> bytes:
     return run.model_dump_json(indent=2).encode() + b"\n"
 
 
-def run_files(run: RunSummary) -> dict[str, bytes]:
-    """The files of one run's report."""
-    shown = run_page.shown(run)
-    return {
-        SUMMARY_NAME: run_summary(run),
-        "run.md": run_md(run, shown).encode(),
-        RUN_PAGE: run_html(run, shown).encode(),
-    }
-
-
-def merged_files(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
-    """The files of a merged report, which tells of each run in short.
-
-    Args:
-        links: of each run's place in it, the address of its page.
-    """
-    merged = merged.short()
-    return {SUMMARY_NAME: b"".join(merged_summary(merged)), **_merged_pages(merged, links)}
-
-
 def merged_summary(merged: MergedReport) -> Iterator[bytes]:
     """summary.json, run by run: of thousands of runs it takes hundreds of megabytes, and is held whole nowhere."""
     shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
@@ -367,16 +358,16 @@ def merged_summary(merged: MergedReport) -> Iterator[bytes]:
     yield (b"\n ]" if merged.runs else b"") + after + b"\n"
 
 
-def _merged_pages(merged: MergedReport, links: dict[int, str]) -> dict[str, bytes]:
+def _merged_pages(merged: MergedReport, links: dict[int, str], figures: Figures | None) -> dict[str, bytes]:
     return {
         "summary.csv": tables.as_csv(merged).encode(),
         "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
         "summary.md": index_md(merged).encode(),
-        INDEX: index_html(merged, links).encode(),
+        INDEX: index_html(merged, links, figures).encode(),
     }
 
 
-def write_all(merged: MergedReport, out: Path) -> Path:
+def write_all(merged: MergedReport, out: Path, figures: Figures | None = None) -> Path:
     """Writes the pages of every run, whole summaries all of them, and the merged report; returns the path of index.html.
 
     Raises:
@@ -386,16 +377,7 @@ def write_all(merged: MergedReport, out: Path) -> Path:
     folders = [
         write_run(run, RunDir(Path(folder)), out) for run, folder in zip(merged.runs, merged.run_folders, strict=True)
     ]
-    return write_merged(merged, folders, out)
-
-
-def versus_files(versus: Versus) -> dict[str, bytes]:
-    """The files of a comparison."""
-    return {
-        COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
-        "compare.md": versus_md(versus).encode(),
-        "compare.html": versus_html(versus).encode(),
-    }
+    return write_merged(merged, folders, out, figures=figures)
 
 
 def write_versus(versus: Versus, out: Path) -> None:
@@ -405,7 +387,12 @@ def write_versus(versus: Versus, out: Path) -> None:
         AutorlError: the folder can't be written.
     """
     try:
-        _put_files(out, versus_files(versus))
+        files = {
+            COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
+            "compare.md": versus_md(versus).encode(),
+            "compare.html": versus_html(versus).encode(),
+        }
+        _put_files(out, files)
     except OSError as error:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
@@ -416,7 +403,12 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
     Raises:
         AutorlError: neither can be written.
     """
-    files = run_files(run)
+    shown = run_page.shown(run)
+    files = {
+        SUMMARY_NAME: run_summary(run),
+        "run.md": run_md(run, shown).encode(),
+        RUN_PAGE: run_html(run, shown).encode(),
+    }
     try:
         if run.imported is not None:
             return _put_files(elsewhere_of(out, run.genesis, home), files)
@@ -430,12 +422,19 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
         raise from_os_error(error, "writing the report", error.filename or out) from error
 
 
-def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reload_s: int | None = None) -> Path:
+def write_merged(
+    merged: MergedReport,
+    folders: Sequence[Path],
+    out: Path,
+    reload_s: int | None = None,
+    figures: Figures | None = None,
+) -> Path:
     """Writes the merged report and returns the path of index.html.
 
     Args:
         folders: where the pages of each of its runs lie.
         reload_s: the index asks the browser to load it again after so many seconds.
+        figures: of the index.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -443,7 +442,7 @@ def write_merged(merged: MergedReport, folders: Sequence[Path], out: Path, reloa
     links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
     try:
         merged = merged.short()
-        files = _merged_pages(merged, links)
+        files = _merged_pages(merged, links, figures)
         if reload_s is not None:
             files[INDEX] = reloading(files[INDEX], reload_s)
         _put_files(out, files)

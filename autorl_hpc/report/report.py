@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +43,7 @@ from autorl_hpc.report.cache import (
     unpacked,
     with_items,
 )
-from autorl_hpc.report.charts.files import write_figures
+from autorl_hpc.report.charts import write_figures
 from autorl_hpc.report.find import FoundRuns, find_runs
 from autorl_hpc.report.merge import ChosenRun, merge_found
 from autorl_hpc.report.pages import write_merged, write_run, write_versus
@@ -50,8 +54,6 @@ from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from autorl_hpc.report.versus import Versus
 
     pass
@@ -83,7 +85,7 @@ def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = Fal
     """Writes the merged report and one per run; returns the path of index.html.
 
     Args:
-        figures: PNG and SVG files too, into figures/ beside it.
+        figures: draw the figures, on the page and as PNG and SVG files into figures/ beside it.
         out: the folder; by default `report/` in the experiment, in the runs/ folder or in the run that was given, and
             `autorl-report/` in the current directory for runs of several roots.
 
@@ -92,12 +94,13 @@ def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = Fal
     """
     from autorl_hpc.report.pages import write_all
 
-    index = write_all(merged, Path(merged.default_out) if out is None else out)
+    out = Path(merged.default_out) if out is None else out
+    drawn = None
     if figures:
-        from autorl_hpc.report.charts.files import write_figures
+        from autorl_hpc.report.charts import write_figures
 
-        write_figures(merged, index.parent)
-    return index
+        drawn = write_figures(merged, out)
+    return write_all(merged, out, drawn)
 
 
 def compare_by_name(merged: MergedReport, a: str, b: str) -> Versus:
@@ -206,7 +209,7 @@ class Options:
         fresh: everything is read, nothing that was kept is used.
         reload_s: the page asks the browser to load it again after so many seconds.
         paper: the published results stand beside ours.
-        figures: PNG and SVG files are drawn too.
+        figures: the figures are drawn, on the page and as PNG and SVG files.
         compare: two sides that are set against each other.
     """
 
@@ -342,11 +345,10 @@ def _write_state(out: Path, state: dict[str, Any]) -> None:
         pass
 
 
-# Forked processes that do what this one would do piece by piece: a machine with two cores reads runs twice as fast.
+# Share work out to forked processes that do what this one would do piece by piece: two cores read runs twice as fast.
 #
-# A worker is asked for a piece by its number and answers with bytes. It never decides anything: a piece that failed in it, or
-# that it took with it when it was killed, is done again here, and fails here if it must. A worker ends when the other end of its
-# pipe is closed, also by this process's own end.
+# A worker never decides anything: a piece that failed in it, or that was lost with a killed one, is done again here, and fails here
+# if it must.
 
 MAX_WORKERS = 4
 """A report is most often made on a login node, which others use too."""
@@ -354,147 +356,66 @@ MAX_WORKERS = 4
 LEAST_PIECES = 8
 """Fewer are done before a second process has begun."""
 
-ASKED_AHEAD = 2
-"""Pieces that a worker has before it: it never waits for the next one."""
-
 WAITING = 64
 """Answers that may wait for a slower one before them: a bound on memory."""
 
 Work = Callable[[int], bytes]
-
-
-class _Worker(NamedTuple):
-    pid: int
-    pipe: Connection
-    asked: list[int]
+_held: list[Work] = []
+"""In a worker: what it does."""
 
 
 def workers_for(pieces: int) -> int:
-    """How many processes are worth it: as many as there are cores for this one, none if there is one core."""
+    """Return how many processes are worth it: as many as there are cores for this one, none if there is one core."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, MAX_WORKERS) if cores > 1 and pieces >= LEAST_PIECES else 0
 
 
 @contextmanager
-def beside(work: Callable[[], object], *, forked: bool) -> Iterator[None]:
-    """Does what leaves nothing but files: in a process of its own while the body runs, or after it.
-
-    Args:
-        forked: whether that is worth a process. Where it fails there, it is done again here.
-    """
-    pid = _child(work) if forked else None
-    try:
-        yield
-    finally:
-        is_done = pid is not None and _ended_well(pid)
-    if not is_done:
-        work()
-
-
-@contextmanager
 def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes | None]]:
-    """The answers of `work` to 0, 1, ... `pieces` - 1, in this order. None: there is no answer, do it yourself.
+    """Give the answers of `work` to 0, 1, ... `pieces` - 1, in this order. None: there is no answer, do it yourself.
 
     Args:
         work: runs in a copy of this process: what it changes in memory is seen nowhere else.
     """
-    team: list[_Worker] = []
+    if not min(workers, pieces):
+        yield iter([None] * pieces)
+        return
+    forks = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(min(workers, pieces), forks, _begin, (work,))
     try:
-        for _ in range(min(workers, pieces)):
-            team.append(_forked(work, team))
-        yield _in_order(team, pieces)
+        yield _in_order(pool, pieces)
     finally:
-        for worker in team:
-            worker.pipe.close()
-        for worker in team:
-            _ended_well(worker.pid)
+        pool.shutdown(cancel_futures=True)
 
 
-def _forked(work: Work, others: list[_Worker]) -> _Worker:
-    from multiprocessing import Pipe
-
-    ours, its = Pipe()
-
-    def live() -> None:
-        for pipe in (ours, *(other.pipe for other in others)):
-            pipe.close()
-        _answer(its, work)
-
-    pid = _child(live)
-    its.close()
-    return _Worker(pid, ours, [])
+def _begin(work: Work) -> None:
+    """Set up a worker: it ends with the process that asks, and ctrl-C is for that one."""
+    _held.append(work)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
-def _child(live: Callable[[], object]) -> int:
-    """A copy of this process that does nothing else; its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the process that asks
-        live()
-        status = 0
-    finally:
-        os._exit(status)  # nothing of the process that was copied is ended or flushed here
+def _end_with(asking: Any) -> None:
+    asking.join()
+    os._exit(1)
 
 
-def _ended_well(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, 0)[1] == 0
-    except ChildProcessError:  # whoever called us ignores the ends of children
-        return False
+def _answer(number: int) -> bytes:
+    return _held[0](number)
 
 
-def _answer(pipe: Connection, work: Work) -> None:
-    """A worker's whole life."""
-    while True:
-        try:
-            number = int.from_bytes(pipe.recv_bytes(), "little")
-        except (EOFError, OSError):
-            return
-        try:
-            answer = b"+" + work(number)
-        except Exception:
-            answer = b"-"
-        pipe.send_bytes(answer)
-
-
-def _in_order(team: list[_Worker], pieces: int) -> Iterator[bytes | None]:
-    answers: dict[int, bytes | None] = {}
-    working, to_ask = list(team), 0
-    for number in range(pieces):
-        while number not in answers and working:
-            while to_ask < min(pieces, number + WAITING) and (idle := _idlest(working)):
-                _ask(idle, to_ask)
-                to_ask += 1
-            _collect(working, answers)
-        yield answers.pop(number, None)
-
-
-def _idlest(working: list[_Worker]) -> _Worker | None:
-    found = min(working, key=lambda worker: len(worker.asked), default=None)
-    return found if found is not None and len(found.asked) < ASKED_AHEAD else None
-
-
-def _ask(worker: _Worker, number: int) -> None:
-    worker.asked.append(number)
-    with suppress(OSError):  # that it has gone is seen when its answer is waited for
-        worker.pipe.send_bytes(number.to_bytes(4, "little"))
-
-
-def _collect(working: list[_Worker], answers: dict[int, bytes | None]) -> None:
-    """Waits for one answer at least, or for a worker's end, with which all that it was asked remains unanswered."""
-    from multiprocessing.connection import wait
-
-    ready = wait([worker.pipe for worker in working])
-    for worker in [worker for worker in working if worker.pipe in ready]:
-        try:
-            answer = worker.pipe.recv_bytes()
-            answers[worker.asked.pop(0)] = answer[1:] if answer[:1] == b"+" else None
-        except (EOFError, OSError):
-            working.remove(worker)
-            answers.update(dict.fromkeys(worker.asked))
+def _in_order(pool: ProcessPoolExecutor, pieces: int) -> Iterator[bytes | None]:
+    asked: deque[Future[bytes]] = deque()
+    number = 0
+    for _ in range(pieces):
+        with suppress(BrokenExecutor):
+            while number < pieces and len(asked) < WAITING:
+                asked.append(pool.submit(_answer, number))
+                number += 1
+        answer = None
+        with suppress(Exception):
+            answer = asked.popleft().result() if asked else None
+        yield answer
 
 
 # The report made anew: runs that changed are read one by one and their pages written, the others come from what was kept.
@@ -530,13 +451,10 @@ def remake(found: FoundRuns, out: Path, digests: Digests, kept: dict[Path, Kept]
         folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
         merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
         versus = compare(merged, *options.compare) if options.compare is not None else None
-        with ExitStack() as stack:
-            if options.figures:
-                draw = partial(write_figures, merged, out)
-                stack.enter_context(beside(draw, forked=workers_for(len(merged.runs)) > 0))
-            write_merged(merged, folders, out, options.reload_s)
-            if versus is not None:
-                write_versus(versus, out)
+        figures = write_figures(merged, out) if options.figures else None
+        write_merged(merged, folders, out, options.reload_s, figures)
+        if versus is not None:
+            write_versus(versus, out)
     return RemadeReport(merged, taking.keys, taking.read)
 
 

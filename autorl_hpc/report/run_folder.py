@@ -15,7 +15,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import Ledger, WholeEntry, read_whole, sha256_hex
+from autorl_hpc.files.ledger import Ledger, Linked, sha256_hex
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.base import NewerVersion
@@ -46,7 +46,7 @@ class ReadableLedger:
     damage: str | None
     genesis: str
     hashes: tuple[str, ...]
-    entries: tuple[WholeEntry, ...] = ()
+    entries: tuple[Linked, ...] = ()
 
 
 def genesis_of(run: RunDir) -> str:
@@ -70,25 +70,30 @@ def read_chain(run: RunDir) -> ReadableLedger:
             the ledger, which is no damage.
     """
     ledger, genesis = Ledger(run), genesis_of(run)
-    whole = read_whole(run, genesis)
-    if whole == [] and (left := left_of_a_run(run)) is not None:
-        whole = read_whole(run, genesis)  # it may have begun between the two looks
-        if whole == []:
-            return _chain([], EMPTIED.format(left), genesis)
-    if whole is not None:
-        return _chain(whole, None, genesis)
-    damage = None
+    damage = _damage(ledger)
+    if damage is None and not ledger.entries and (left := left_of_a_run(run)) is not None:
+        damage = _damage(ledger)  # it may have begun between the two looks
+        damage = EMPTIED.format(left) if damage is None and not ledger.entries else damage
+    hashes = tuple(linked.sha256 for linked in ledger.entries)
+    damage = damage or _shorter_than_sealed(run, hashes)
+    return ReadableLedger(RunView.of(ledger.entries), damage, genesis, hashes, tuple(ledger.entries))
+
+
+def _damage(ledger: Ledger) -> str | None:
+    """Read a ledger as far as possible, and return what is wrong with the next entry.
+
+    Raises:
+        NewerVersion: a newer autorl-hpc wrote it.
+    """
     try:
         ledger.read()
     except NewerVersion:
         raise
     except AutorlError as error:
-        damage = error.what
+        return error.what
     except (OSError, ValueError) as error:
-        damage = f"the ledger can't be read: {error}"
-    entries = [WholeEntry(one.kind, one.entry.at, one.entry.writer, one.body, one.sha256) for one in ledger.entries]
-    damage = damage or _shorter_than_sealed(run, tuple(entry.sha256 for entry in entries))
-    return _chain(entries, damage, genesis)
+        return f"the ledger can't be read: {error}"
+    return None
 
 
 def left_of_a_run(run: RunDir) -> str | None:
@@ -101,11 +106,6 @@ def left_of_a_run(run: RunDir) -> str | None:
         if there:
             return str(path.relative_to(run.path))
     return None
-
-
-def _chain(entries: Sequence[WholeEntry], damage: str | None, genesis: str) -> ReadableLedger:
-    hashes = tuple(entry.sha256 for entry in entries)
-    return ReadableLedger(RunView.of(entries), damage, genesis, hashes, tuple(entries))
 
 
 def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:

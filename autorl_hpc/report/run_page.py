@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.records.entries import Contaminated, Contamination, Timings
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import plot
+from autorl_hpc.report import run_chart
 from autorl_hpc.report.axes import NAMES, axes_of
 from autorl_hpc.report.format import html
 from autorl_hpc.report.story_records import Change, EvidenceLine, Iteration, ReferenceMetrics, ResourcesUsed, Story
@@ -279,7 +279,7 @@ def html_parts(shown: RunPage) -> dict[str, Any]:
     run = shown.run
     return {
         **shown.rest,
-        "plots": [(name, Markup(drawing)) for name, drawing in plot.trajectories(run, axes_of(run))],
+        "plots": [(name, Markup(drawing)) for name, drawing in run_chart.trajectories(run, axes_of(run))],
         "submissions": Markup(lines(_submissions(shown))),
         "looks": Markup(lines(_look(number, look) for number, look in looks_of(run))),
         "iterations": Markup(lines(_iterations(shown))),

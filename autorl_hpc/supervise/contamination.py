@@ -1,7 +1,7 @@
 """Looks for held-out items in the workspace: after submissions, and once after the agent's end.
 
-It runs beside the run and has no say in it: a thread waits for accepted submissions and asks the scanner, a process that
-looks at the lowest priority as long as the agent works; what that finds goes into the ledger and to nobody else. See
+It runs beside the run and has no say in it: a thread waits for accepted submissions and starts the scanner, a process that
+looks once, at the lowest priority as long as the agent works; what that finds goes into the ledger and to nobody else. See
 docs/contamination.md.
 """
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir
@@ -41,7 +39,7 @@ END_S = 10.0
 """Of the last look, from the agent's end to the seal, whatever is still to be read then."""
 
 SETTLE_S = 2.0
-"""How long a look that is at work at the end may go on, and then may take to hear that it must not."""
+"""So long a look that is at work at the end may take to say what it has."""
 
 KILL_AFTER_S = 5.0
 """A scanner that overstays by this hangs in a file."""
@@ -55,80 +53,6 @@ class ScannerLost(Exception):
     """The scanner ended, or had to be ended, without an answer."""
 
 
-class ScannerProcess:
-    """One started scanner, as its supervisor sees it. Used by one thread at a time, but for `interrupt` and `kill`."""
-
-    def __init__(self, experiment: ExperimentDir, run_id: str, workspace: Path) -> None:
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        # Blocked until the scanner can hear it: an agent may end while its scanner still starts, and need not cost a second start.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        try:
-            self._process = start_own("autorl_hpc.supervise.scanner", env)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._buffer = b""
-        self.at: list[int] | None = None
-        job = {"experiment": str(experiment.path.absolute()), "run": run_id, "workspace": str(workspace.absolute())}
-        self._send(job)
-
-    def look(self, seconds: float, avoid: list[list[int]], *, beside: bool) -> Contamination:
-        """One look of that many seconds at most. Raises ScannerLost.
-
-        Args:
-            beside: the agent is at work, and must not be slowed.
-        """
-        self.at = None
-        deadline = time.monotonic() + seconds + KILL_AFTER_S
-        self._send({"seconds": seconds, "avoid": avoid, "beside": beside})
-        while True:
-            value = self._receive(deadline)
-            if "done" in value:
-                return Contamination.model_validate(value["done"])
-            self.at = value.get("at")
-
-    def interrupt(self) -> None:
-        """Asks for an answer now."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1)
-
-    def kill(self) -> None:
-        """Ends it."""
-        if self._process.poll() is None:
-            self._process.kill()
-        try:
-            self._process.wait(timeout=1.0)  # one that hangs in the kernel is left to it
-        except subprocess.TimeoutExpired:
-            return
-        OWN.discard(self._process.pid)
-
-    def _send(self, value: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError) as error:
-            raise ScannerLost("the scanner was ended from outside, or could not start") from error
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        out = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise ScannerLost("the scanner hung and was ended")
-            if select.select([out], [], [], min(left_s, 1.0))[0]:
-                data = os.read(out, 1 << 16)
-                if not data:
-                    raise ScannerLost("the scanner was ended from outside, or died of a file")
-                self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise ScannerLost("the scanner's answer can't be read") from error
-        return value if isinstance(value, dict) else {}
-
-
 class ContaminationWatch:
     """Has the workspace of one run looked at. Nothing that happens here reaches the run."""
 
@@ -136,7 +60,8 @@ class ContaminationWatch:
         self, experiment: ExperimentDir, run_id: str, workspace: Callable[[], Path], chain: LedgerWriter
     ) -> None:
         self.experiment, self.run_id, self.workspace, self.chain = experiment, run_id, workspace, chain
-        self._scanner: ScannerProcess | None = None
+        self._scanner: subprocess.Popen[bytes] | None = None
+        self._state = b"{}\n"
         self._avoid: list[list[int]] = []
         self._ending, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="contamination", daemon=True)
@@ -164,20 +89,17 @@ class ContaminationWatch:
         while last.is_alive() and not stop() and time.monotonic() < deadline:
             last.join(0.1)
         self._closed.set()
-        self._end_scanner(self._scanner)
+        self._signal(signal.SIGKILL)
         if last.is_alive() and not stop():
             self._write(Contamination(complete=False, reason="no look: the last one hung"), None, [])
 
     def _last(self) -> None:
         begun = time.monotonic()
         if self._thread.ident is not None:
+            self._signal(signal.SIGUSR1)
             self._thread.join(SETTLE_S)
-            scanner = self._scanner
-            if self._thread.is_alive() and scanner is not None:
-                scanner.interrupt()
-                self._thread.join(SETTLE_S)
             if self._thread.is_alive():
-                self._end_scanner(self._scanner)  # it hangs in a file
+                self._signal(signal.SIGKILL)  # it hangs in a file
                 self._thread.join(1.0)
         try:
             body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
@@ -213,18 +135,36 @@ class ContaminationWatch:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or over.is_set():
                 break
-            scanner = None
             try:
-                scanner = self._scanner or ScannerProcess(self.experiment, self.run_id, self.workspace())
-                self._scanner = scanner
-                return scanner.look(left_s, self._avoid, beside=over is self._ending)
+                return self._scan(left_s, beside=over is self._ending)
             except (ScannerLost, OSError) as error:
                 what = str(error)
                 log.warning("no look for held-out items: %s", what)
-                if scanner is not None and scanner.at is not None:
-                    self._avoid.append(scanner.at)
-                self._end_scanner(scanner)
         return Contamination(complete=False, reason=f"no look: {what}"[:500])
+
+    def _scan(self, seconds: float, *, beside: bool) -> Contamination:
+        """One look of that many seconds at most. Raises ScannerLost, OSError.
+
+        Args:
+            beside: the agent is at work, and must not be slowed.
+        """
+        places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
+        job = {**places, "run": self.run_id, "seconds": seconds, "avoid": self._avoid, "beside": beside}
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._scanner = process = start_own("autorl_hpc.supervise.scanner", env)
+        why = "the scanner was ended from outside, or died of a file"
+        try:
+            said, _ = process.communicate(json.dumps(job).encode() + b"\n" + self._state, seconds + KILL_AFTER_S)
+        except subprocess.TimeoutExpired as error:
+            said, why = error.output or b"", "the scanner hung and was ended"
+        finally:
+            _end(process)
+        lines = said.split(b"\n")[:-1]
+        if lines and lines[-1].startswith(b'{"done"'):
+            self._state = lines[-2] + b"\n"
+            return Contamination.model_validate(json.loads(lines[-1])["done"])
+        self._avoid += [json.loads(line)["at"] for line in lines[-1:] if line.startswith(b'{"at"')]
+        raise ScannerLost(why)
 
     def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
         # Beyond MAX_ALSO the oldest are named: the rest stays due, and the last look names what it can of it.
@@ -236,10 +176,16 @@ class ContaminationWatch:
         except (OSError, AutorlError) as error:
             log.warning("a look for held-out items could not be recorded: %s", error)
 
-    def _end_scanner(self, scanner: ScannerProcess | None) -> None:
-        """Ends this one: a look that was given up may hear of it when the next one has another."""
-        if scanner is None:
-            return
-        if self._scanner is scanner:
-            self._scanner = None
-        scanner.kill()
+    def _signal(self, number: signal.Signals) -> None:
+        """To the scanner that was started last; one that has ended is spared."""
+        if self._scanner is not None:
+            self._scanner.send_signal(number)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    try:
+        process.wait(timeout=1.0)  # one that hangs in the kernel is left to it
+    except subprocess.TimeoutExpired:
+        return
+    OWN.discard(process.pid)

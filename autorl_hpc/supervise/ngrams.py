@@ -218,10 +218,9 @@ class NgramIndex:
                 hits.append(at[self._alive[at]])
         return np.unique(np.concatenate(hits)) if hits else np.zeros(0, dtype=np.int64)
 
-    def forget(self, patterns: Sequence[Patterns]) -> None:
+    def forget(self, runs: Patterns | Sequence[int]) -> None:
         """Leaves out runs that the agent was given."""
-        for some in patterns:
-            self._alive[some] = False
+        self._alive[list(runs)] = False
         self._arrange()
 
     def looked_for(self) -> list[int]:

@@ -1,17 +1,15 @@
 """The scanner: a process of the supervisor's that looks for held-out items in a workspace.
 
-A process of its own, since what it reads is an agent's: a file that hangs or kills its reader costs a look and nothing
-else. It looks at the lowest priority while the agent works, ends with its supervisor, and keeps from look to look which
-files it has read.
+A process of its own for each look, since what it reads is an agent's: a file that hangs or kills its reader costs a look and nothing
+else. It looks at the lowest priority while the agent works, and ends with its supervisor.
 
-Protocol: one JSON line in (experiment, run, workspace), then one for each look (seconds, avoid, beside: whether an agent is
-at work); JSON lines out: `at`, the file that is read next, and `done`, a Contamination without its submission. SIGUSR1 ends
-a look early.
+Two JSON lines in: the job (experiment, run, workspace, seconds, avoid, beside: whether an agent is at work), and the state that the
+look before has left, `{}` at first. JSON lines out: `at`, the file that is read next; the state; and `done`, a Contamination
+without its submission. SIGUSR1 ends a look early.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
@@ -20,7 +18,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,11 +64,10 @@ MAX_FILE_LINES = 20
 FIRST_ITEMS = 5
 MAX_KNOWN = 200_000
 WATCH_PARENT_S = 1.0
-JOIN_S = 0.2
 
 FIRST_SUFFIXES = (
     *(".py", ".sh", ".ipynb", ".md", ".txt", ".log", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml"),
-    *(".gz", ".xz", ".bz2", ".zst", ".zip", ".parquet", ".arrow"),
+    *(".gz", ".xz", ".bz2", ".zip", ".arrow"),
 )
 """Read first, so that a limit cuts off the least likely files."""
 
@@ -151,6 +148,15 @@ class FileContent:
     scanned: bool
     reason: str | None
 
+    def told(self) -> list[Any]:
+        """As the next look is told."""
+        return [list(self.found.items()), self.skipped_bytes, self.scanned, self.reason]
+
+    @classmethod
+    def of(cls, told: list[Any]) -> FileContent:
+        """From that."""
+        return cls(dict(told[0]), *told[1:])
+
 
 @dataclass
 class ScanProgress:
@@ -166,7 +172,7 @@ class ScanProgress:
 
 
 class Scanner:
-    """Looks at one workspace, again and again."""
+    """Looks at one workspace."""
 
     def __init__(self, heldout: Heldout, given: int, workspace: Path, log: Path) -> None:
         self.heldout = heldout
@@ -175,7 +181,18 @@ class Scanner:
         self.log = log
         self.known: dict[Identity, FileContent] = {}
         self.avoid: set[Identity] = set()
-        self.telling = True
+        self.given_runs: list[int] = []
+        self.reads: Callable[[Identity], None] = lambda _: None
+
+    def state(self) -> dict[str, Any]:
+        """What the next look need not find out again: the given runs of words, and what is known of files. No text is in it."""
+        return {"given": self.given_runs, "known": [[list(i), read.told()] for i, read in self.known.items()]}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Takes up the state of an earlier look of the same run."""
+        self.given_runs = state["given"]
+        self.heldout.index.forget(self.given_runs)
+        self.known = {tuple(identity): FileContent.of(told) for identity, told in state["known"]}
 
     def look(self, meter: ReadingBudget) -> Contamination:
         """One look. Everything that goes wrong in it is said in the answer."""
@@ -252,8 +269,7 @@ class Scanner:
         taken, opaque, reason = 0, 0, None
         try:
             before = identity_of(os.fstat(fd))
-            if self.telling:
-                _say({"at": list(before)})
+            self.reads(before)
             try:
                 for chunk in chunks(fd, meter):
                     taken += len(chunk)
@@ -338,21 +354,31 @@ def _as_numbered(name: bytes) -> tuple[int, bytes]:
     return int(digits or b"0"), name
 
 
-def make_scanner(experiment: ExperimentDir, run_id: str, workspace: Path, meter: ReadingBudget) -> Scanner:
-    """The scanner of a run, its index built.
+def make_scanner(job: Mapping[str, Any], state: Mapping[str, Any], meter: ReadingBudget) -> Scanner:
+    """The scanner of a run, its index built; it goes on from the state of the look before.
 
     Raises:
         AutorlError, OSError, Limit: the held-out items or the training data can't be read.
     """
-    run = experiment.run(run_id)
+    experiment = ExperimentDir(Path(job["experiment"]))
+    run = experiment.run(job["run"])
     record, root = read_run(run), Root(Path(read_experiment(experiment).root))
     heldout = Heldout.load(root, record)
+    made = Scanner(heldout, 0, Path(job["workspace"]), run.agent_log)
     before = len(heldout.index.looked_for())
-    heldout.index.forget([heldout.index.search(chunk) for chunk in given_texts(root, record, meter)])
-    return Scanner(heldout, before - len(heldout.index.looked_for()), workspace, run.agent_log)
+    if state:
+        made.go_on(state)
+    else:
+        runs = [heldout.index.search(chunk) for chunk in given_texts(root, record, meter)]
+        made.given_runs = sorted({int(run) for some in runs for run in some})
+        heldout.index.forget(made.given_runs)
+    made.given = before - len(heldout.index.looked_for())
+    made.avoid = {tuple(identity) for identity in job["avoid"]}
+    made.reads = lambda identity: _say({"at": identity})
+    return made
 
 
-def _say(value: dict[str, Any]) -> None:
+def _say(value: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
@@ -363,56 +389,8 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def at_the_lowest_priority(work: Callable[[], None]) -> None:
-    """Does it in a thread that makes way for everything else. On Linux a thread has a priority of its own, and none can raise it
-    again: so what is done in the process's first thread, later, is not held up by others."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="look")
-    thread.start()
-    while thread.is_alive():
-        thread.join(JOIN_S)  # not for ever: signals are heard between
-    if raised:
-        raise raised[0]
-
-
-@dataclass
-class Service:
-    """The looks that one supervisor asks for."""
-
-    experiment: ExperimentDir
-    run_id: str
-    workspace: Path
-    stop: threading.Event
-    scanner: Scanner | None = None
-
-    def answer(self, seconds: float, avoid: set[Identity]) -> None:
-        """One look, and its answer."""
-        deadline = time.monotonic() + seconds
-        try:
-            if self.scanner is None:
-                given = ReadingBudget(deadline, GIVEN_BYTES, self.stop.is_set)
-                self.scanner = make_scanner(self.experiment, self.run_id, self.workspace, given)
-            self.scanner.avoid = avoid
-            body = self.scanner.look(ReadingBudget(deadline, LOOK_BYTES, self.stop.is_set))
-        except Limit as limit:
-            body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
-        except AutorlError as error:
-            body = Contamination(complete=False, reason=f"no look: {error.what}"[:500])
-        except (OSError, MemoryError, ValueError) as error:
-            body = Contamination(complete=False, reason=f"no look: {type(error).__name__}: {error}"[:500])
-        _say({"done": body.model_dump(mode="json")})
-
-
 def main() -> int:
-    """Serves one supervisor until it closes the pipe."""
+    """Looks once."""
     deny_inspection()  # it holds what the agent must not read
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -420,21 +398,22 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # a scheduler signals all of a job: it is the supervisor's to decide
     stop = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
-    job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    service = Service(ExperimentDir(Path(job["experiment"])), job["run"], Path(job["workspace"]), stop)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        stop.clear()
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGUSR1}
-        )  # the first time: one that came meanwhile is heard now
-        avoid = {tuple(identity) for identity in asked["avoid"]}
-        look = functools.partial(service.answer, asked["seconds"], avoid)
-        if asked["beside"]:
-            at_the_lowest_priority(look)
-        else:
-            look()
+    job, state = (json.loads(line) for line in sys.stdin)
+    deadline = time.monotonic() + job["seconds"]
+    if job["beside"]:
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    try:
+        scanner = make_scanner(job, state, ReadingBudget(deadline, GIVEN_BYTES, stop.is_set))
+        body, state = scanner.look(ReadingBudget(deadline, LOOK_BYTES, stop.is_set)), scanner.state()
+    except Limit as limit:
+        body = Contamination(complete=False, reason=f"the training data could not be read to their end: {limit}")
+    except AutorlError as error:
+        body = Contamination(complete=False, reason=f"no look: {error.what}"[:500])
+    except (OSError, MemoryError, ValueError) as error:
+        body = Contamination(complete=False, reason=f"no look: {type(error).__name__}: {error}"[:500])
+    _say(state)
+    _say({"done": body.model_dump(mode="json")})
     return 0
 
 

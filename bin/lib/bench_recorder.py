@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.recorder.code import Repository, files_at
+from autorl_hpc.recorder.code import Repository, object_id
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.children import RecorderProcess
@@ -141,12 +141,12 @@ def _one_recorder(
     first_s = cpu_s(pid)
     time.sleep(RECORDER_S)
     used_s = cpu_s(pid) - first_s
-    settled = []
+    settled, repository = [], Repository(run.code_git)
     for number in range(5):
         text = f"y = {number}\n".encode()
         (workspace / "code" / "part0" / "0.py").write_bytes(text)
         begun = time.monotonic()
-        while files_at(run.code_git, Repository(run.code_git).head() or "")["code/part0/0.py"] != text:
+        while repository.files(repository.head() or "")[b"code/part0/0.py"][1] != object_id("blob", text):
             time.sleep(0.02)
         settled.append(time.monotonic() - begun)
         time.sleep(3.3)

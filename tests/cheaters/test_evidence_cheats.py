@@ -177,7 +177,15 @@ def test_another_artifact_under_the_same_name(closed: Closed) -> None:
 
 
 def test_a_report_that_says_more(closed: Closed) -> None:
-    path = closed.run.report / "run.md"
-    closed.write(path, path.read_bytes().replace(b"improvement on report", b"improvement (won!) on report"))
+    path = closed.run.report / "summary.json"
+    true = path.read_bytes()
+    told = json.loads(true)
+    told["trajectory"][0]["score"] = 99.5
+    closed.write(path, json.dumps(told).encode())
     code, said = closed.verify()
-    assert code != 0 and "report/run.md was altered" in said
+    assert code != 0 and "report/summary.json was altered: `trajectory[0].score` is 99.5" in said
+    closed.write(path, true)
+    table = closed.cluster.experiment.report / "summary.csv"
+    closed.write(table, table.read_bytes().replace(closed.run.run_id.encode(), b"another", 1))
+    code, said = closed.verify()
+    assert code != 0 and "report/summary.csv was altered" in said

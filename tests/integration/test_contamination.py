@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
-import pytest
 from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import EntryKind, Split
-from autorl_hpc.supervise.contamination import ScannerProcess
-from autorl_hpc.supervise.scanner import NICE, at_the_lowest_priority
+from autorl_hpc.supervise.scanner import NICE
 
 BASH = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS
 HONEST = BASH + "cp data/train.jsonl code/mine.jsonl\nvariants 0 1\n./submit output/v0\n"
@@ -83,14 +80,6 @@ def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
     assert cluster.view(run_id).sealed is not None
     kinds = [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
     assert kinds[-2:] == [str(EntryKind.CONTAMINATION), str(EntryKind.SEALED)]
-    # An agent that ends while its scanner still starts: that hears of it when it can, and is there for the last look.
-    scanner = ScannerProcess(cluster.experiment, run_id, cluster.workspace(run_id))
-    try:
-        scanner.interrupt()
-        assert "asked to end" in str(scanner.look(PATIENCE_S, [], beside=True).reason)
-        assert scanner.look(PATIENCE_S, [], beside=True).complete
-    finally:
-        scanner.kill()
 
 
 def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -117,7 +106,9 @@ def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster,
 
 
 def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.agent("one", agent_that_holds(tmp_path, cluster) + UNTIL_OVER)
+    cluster.agent(
+        "one", agent_that_holds(tmp_path, cluster).replace("variants 0 1\n", LARGE + "variants 0 1\n") + UNTIL_OVER
+    )
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
     (scanner,) = wait_for(lambda: _scanners(supervisor.pid), "the scanner")
@@ -141,25 +132,14 @@ def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Clust
 
 
 def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
-    cluster.agent("one", HONEST + "sleep 600\n")
+    cluster.agent("one", HONEST.replace("variants 0 1\n", LARGE + "variants 0 1\n") + "sleep 600\n")
     (run_id,) = cluster.prepare(["one"])
     supervisor = cluster.supervisor(run_id)
     (pid,) = wait_for(lambda: _scanners(supervisor.pid), what="the scanner")
+    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, pid) == NICE, "it to make way for the agent")
     supervisor.kill()
     supervisor.wait()
     wait_for(lambda: not _lives(pid), "the scanner's end")
-
-
-def test_a_thread_can_make_way_for_all_and_the_next_look_need_not() -> None:
-    here, seen = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
-    at_the_lowest_priority(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-    assert seen == [NICE] and os.getpriority(os.PRIO_PROCESS, 0) == here
-    with pytest.raises(ValueError, match="of the look"):
-        at_the_lowest_priority(_fails)
-
-
-def _fails() -> None:
-    raise ValueError("of the look")
 
 
 def _lives(pid: int) -> bool:

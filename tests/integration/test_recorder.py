@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from codehistory import files_at
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import end_all
-from autorl_hpc.recorder.code import GitDamage, Repository, files_at
+from autorl_hpc.recorder.code import GitDamage, Repository
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.supervise import children as recordings

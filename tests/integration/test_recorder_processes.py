@@ -342,18 +342,6 @@ def test_a_fork_bomb_is_counted_and_not_followed(watched: type[Watched], monkeyp
     assert json.loads(one.events.read_text().splitlines()[-1])["processes"] >= 81
 
 
-def test_looks_come_less_often_where_they_cost_more(watched: type[Watched]) -> None:
-    one = watched("bash", "-c", "for i in $(seq 300); do sleep 600 & done; wait")
-
-    def every_s() -> float:
-        one.processes.look(one.now())
-        return one.processes.every_s
-
-    wait_for(lambda: every_s() > processes_module.LOOK_S, "rarer looks")
-    assert one.processes.every_s <= processes_module.SLOWEST_LOOK_S
-    one.close()
-
-
 @needs.needs("bwrap", shutil.which("bwrap") is not None, "no bwrap here")
 def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: type[Watched]) -> None:
     one = watched(

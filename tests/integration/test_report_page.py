@@ -72,7 +72,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
 
 @pytest.fixture(scope="module")
 def index(merged: MergedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write_reports(merged, tmp_path_factory.mktemp("out"))
+    return report.write_reports(merged, tmp_path_factory.mktemp("out"), figures=True)
 
 
 def chromium(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -162,7 +162,7 @@ def test_light_and_dark(tmp_path: Path, index: Path) -> None:
     script = """
         const of = (e) => w.getComputedStyle(e);
         found.paper = of(d.body).backgroundColor; found.ink = of(d.body).color;
-        found.line = of(d.querySelector("svg path.curve.c0")).stroke;
+        found.line = of(d.querySelector("svg.chart path[style*='stroke: var(--c0)']")).stroke;
     """
     light = ask(tmp_path, index, script, 1200, "--blink-settings=preferredColorScheme=1")
     dark = ask(tmp_path, index, script, 1200, "--blink-settings=preferredColorScheme=0")

@@ -6,17 +6,17 @@ import queue
 import shutil
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import needs
 import pytest
+from codehistory import Pointer, files_at
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import Ask, Pointer, Revisions, files_at
-from autorl_hpc.recorder.watch import Moment, Pace, RecorderJob
+from autorl_hpc.recorder.code import Ask, Revisions
+from autorl_hpc.recorder.watch import Moment, RecorderJob
 from autorl_hpc.records.recorded import CodeRevision
 
 NOW = Moment(1.5, "2026-01-01T00:00:00.000+00:00", 1)
@@ -25,14 +25,13 @@ needs_git = needs.needs("git", shutil.which("git") is not None, "git is not inst
 
 
 class World:
-    """A workspace, and a watch on it, whose clock goes when it is told to; what looks cost counts for nothing."""
+    """A workspace, and a watch on it, whose clock goes when it is told to."""
 
     def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s, time=time.time)
-        for module in (code, code, code):
+        for module in (code, code):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(code, "Pace", partial(Pace, now=clock.monotonic, cpu=lambda: 0.0))
         self.workspace, self.run = tmp / "workspace", RunDir(tmp / "run")
         (self.workspace / "code").mkdir(parents=True)
         self.code = self.workspace / "code"

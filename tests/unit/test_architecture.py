@@ -47,8 +47,8 @@ HEAVY = {
     "aiohttp",
 }
 
-MAX_PACKAGE_LINES, MAX_PACKAGE_CODE, MAX_PACKAGE_FILES = 75_200, 52_800, 276
-MAX_TEST_LINES = 67_400
+MAX_PACKAGE_LINES, MAX_PACKAGE_CODE, MAX_PACKAGE_FILES = 70_400, 49_200, 244
+MAX_TEST_LINES = 66_600
 """Ratchets: they only go down. The aim is 45,000 lines, 33,000 of them code, 230 files, and 35,000 lines of tests."""
 
 MIN_LINES = 40
@@ -167,12 +167,11 @@ def test_few_levels_of_packages() -> None:
 
 
 def test_one_word_means_one_thing() -> None:
-    leaves = Counter(path.stem for path in modules() if "routes" not in path.parts)
+    leaves = Counter(path.stem for path in modules())
     assert {name for name, n in leaves.items() if n > 1} <= {"__init__", "__main__"}
     classes = Counter(
         node.name
         for path in modules()
-        if "routes" not in path.parts
         for node in tree(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
@@ -186,9 +185,7 @@ def test_the_size_is_bounded() -> None:
     assert len(files) <= MAX_PACKAGE_FILES
     assert lines_of([p for p in (REPO / "tests").rglob("*.py") if ".cache" not in p.parts]) <= MAX_TEST_LINES
     short = [
-        str(p.relative_to(REPO))
-        for p in files
-        if "routes" not in p.parts and p.stem not in ("__init__", "__main__") and lines_of([p]) < MIN_LINES
+        str(p.relative_to(REPO)) for p in files if p.stem not in ("__init__", "__main__") and lines_of([p]) < MIN_LINES
     ]
     assert not short
 

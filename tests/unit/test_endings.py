@@ -141,3 +141,8 @@ def test_an_agent_is_blamed_for_nothing_but_its_memory() -> None:
     assert not any(case[4][1] is Fault.AGENT for case in CASES if not case[2]), (
         "one that never began is blamed for nothing"
     )
+
+
+def test_memory_that_agent_and_grader_shared_is_nobodys_fault_but_the_clusters() -> None:
+    ending = explain(seen("OUT_OF_MEMORY"), began=True, log_tail="", shared=True)
+    assert (ending.ended_by, ending.fault) == CLUSTER and "shared" in ending.reason

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,20 @@ def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> N
     assert elapsed == sorted(elapsed) and 5.0 <= elapsed[0] < 5.0 + PATIENCE_S and watch.looks[0].attempt == 2
 
 
+@pytest.mark.parametrize(("took_s", "rest_s"), [(0.001, 0.5), (0.1, 2.0), (10.0, 30.0)])
+def test_a_long_look_is_followed_by_a_long_rest(
+    events: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, rest_s: float
+) -> None:
+    """Whatever lies in a workspace, no watch takes more than a twentieth of a core; but one look in 30 s there is."""
+    now = [0.0]
+    monkeypatch.setattr(run_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    watch = Seen()
+    watch.every_s = 0.5
+    watch.look = lambda now_: now.__setitem__(0, now[0] + took_s)  # type: ignore[method-assign]
+    made = Looker(watch.name, lambda: watch, Elapsed(0.0, 0.0, 30.0, lambda: now[0]), 1, Troubles(events))
+    assert made._look() == pytest.approx(rest_s)
+
+
 def test_it_can_be_woken(events: Path) -> None:
     watch = Seen()
     watch.every_s = 3600.0
@@ -90,7 +105,7 @@ def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, mo
     made._look()
     assert troubles(events)[-1]["unsaid_before"] == 7
     watch.fails = False
-    assert made._look() == watch.every_s
+    assert made._look() < 2.0
     watch.fails = True
     assert made._look() == 2.0  # a look that went well begins the pauses anew
 

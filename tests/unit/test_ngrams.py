@@ -15,11 +15,12 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import zstandard
 
 from autorl_hpc.files.safe_open import open_regular
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import ngrams, plaintext
 from autorl_hpc.supervise.ngrams import NgramIndex, Text, words
@@ -41,12 +42,9 @@ TEXTS = [LONG, SHORT, LATEX]
 def scanner(folder: Path, texts: list[str] = TEXTS, given: str = "") -> Scanner:
     """A scanner over `folder` with these questions held out."""
     index = NgramIndex([Text(n, text, asked=True) for n, text in enumerate(texts)], len(texts))
-    index.forget([index.search(given.encode())])
-    made = Scanner(
-        Heldout(index, [Split.REPORT] * len(texts), [f"i{n}" for n in range(len(texts))]), 0, folder, folder / "no-log"
-    )
-    made.telling = False
-    return made
+    index.forget(index.search(given.encode()))
+    heldout = Heldout(index, [Split.REPORT] * len(texts), [f"i{n}" for n in range(len(texts))])
+    return Scanner(heldout, 0, folder, folder / "no-log")
 
 
 def meter(seconds: float = 200.0, count: int = 1 << 30) -> ReadingBudget:
@@ -74,15 +72,6 @@ def in_a_zip(text: str) -> bytes:
     return out.getvalue()
 
 
-def in_parquet(text: str) -> bytes:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    out = io.BytesIO()
-    rows = [{"messages": [{"role": "user", "content": text}]}, {"messages": []}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="zstd")
-    return out.getvalue()
-
-
 WAYS: dict[str, Callable[[str], bytes]] = {
     "copied": str.encode,
     "upper case": lambda text: text.upper().encode(),
@@ -103,9 +92,7 @@ WAYS: dict[str, Callable[[str], bytes]] = {
     "gzip in two members": lambda text: gzip.compress(b"first ") + gzip.compress(text.encode()),
     "xz": lambda text: lzma.compress(text.encode()),
     "bzip2": lambda text: bz2.compress(text.encode()),
-    "zstd": lambda text: zstandard.compress(text.encode()),
     "zip": in_a_zip,
-    "parquet": in_parquet,
 }
 
 
@@ -118,9 +105,7 @@ def test_every_way_of_writing_a_text_down_is_seen_through(way: str, tmp_path: Pa
             "gzip in two members",
             "xz",
             "bzip2",
-            "zstd",
             "zip",
-            "parquet",
         ) else (tmp_path / "file").write_bytes(WAYS[way](text))
         look = scanner(tmp_path).look(meter())
         assert [line.first_items for line in look.found] == [(f"i{TEXTS.index(text)}",)], text
@@ -185,6 +170,11 @@ def test_what_was_given_is_not_looked_for(tmp_path: Path) -> None:
     assert look.items == {Split.REPORT: 2}  # both share a run
     look = scanner(tmp_path, [first, second], given=f"Example: {shared}.").look(meter())
     assert look.items == {Split.REPORT: 1}
+    eye = scanner(tmp_path, [first, second])
+    eye.go_on(
+        {"given": eye.heldout.index.search(first.encode()).tolist(), "known": []}
+    )  # as the look before has found out
+    assert eye.look(meter()).items == {Split.REPORT: 0}
     look = scanner(tmp_path, [first, second], given=first).look(meter())
     assert look.items == {Split.REPORT: 0} and look.of == {Split.REPORT: 1}
 
@@ -266,7 +256,6 @@ BOMBS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "xz": lzma.compress,
     "bz2": bz2.compress,
-    "zst": zstandard.compress,
     "zip": lambda data: in_a_zip(data.decode()),
 }
 
@@ -285,7 +274,7 @@ def test_a_bomb_is_cut_off_and_the_next_file_is_read(
     assert look.bytes_scanned < 8 << 20
 
 
-@pytest.mark.parametrize("head", [b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh9", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"])
+@pytest.mark.parametrize("head", [b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh9", b"PK\3\4"])
 def test_files_that_only_begin_like_an_archive(head: bytes, tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(head + b"\0garbage" * 100)
     (tmp_path / "z.txt").write_text(LONG)
@@ -327,16 +316,26 @@ def test_a_look_that_is_asked_to_end_keeps_what_it_has(tmp_path: Path) -> None:
 def test_files_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(LONG)
     (tmp_path / "b.txt").write_text("nothing here")
-    eye = scanner(tmp_path)
-    first = eye.look(meter())
-    again = eye.look(meter())
+    state: dict[str, Any] = {"given": [], "known": []}
+
+    def look() -> Contamination:
+        """By a scanner of its own, which is told what the one before left."""
+        nonlocal state
+        eye = scanner(tmp_path)
+        eye.go_on(state)
+        answer = eye.look(meter())
+        state = json.loads(json.dumps(eye.state()))
+        return answer
+
+    first = look()
+    again = look()
     assert again.items == first.items and again.found == first.found
     assert again.bytes_scanned == 0 and again.bytes_unchanged == first.bytes_scanned > 0
     times = (tmp_path / "b.txt").stat()
     (tmp_path / "b.txt").write_text("NOTHING HERE"[:11] + "!")  # the same size, and the old mtime
     os.utime(tmp_path / "b.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
     (tmp_path / "a.txt").unlink()
-    third = eye.look(meter())
+    third = look()
     assert third.bytes_scanned == 12 and third.items == {Split.REPORT: 0}
 
 

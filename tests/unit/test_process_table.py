@@ -32,7 +32,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
         while time.monotonic() < deadline and not any(
             p.ended and p.parent == parent.pid for p in table.processes.values()
         ):
-            table.look(last=True)
+            table.look()
             time.sleep(0.05)
         (child,) = (p for p in table.processes.values() if p.parent == parent.pid)
         assert child.ended and child.own >= 1.4 * TICKS and table.processes[parent.pid].children == 0
@@ -46,7 +46,7 @@ def test_a_parent_read_before_its_child_went_does_not_count_it_twice() -> None:
         table._read_heirs(gone)
         table._read_heirs(gone)
         table._account(gone, had)
-        table.look(last=True)
+        table.look()
         assert before <= table.cpu_s < before + 1.0, "the tests' own process counts, too, and may collect its garbage"
     finally:
         parent.kill()

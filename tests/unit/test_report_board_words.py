@@ -14,7 +14,7 @@ from treemaker import Tree, sha
 from autorl_hpc.report import merge, pages
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import limits_told
-from autorl_hpc.report.charts.build import figures_of
+from autorl_hpc.report.charts import figures_of
 from autorl_hpc.report.story_records import Failure, RouteTold, Story
 from autorl_hpc.report.summary import Gain, MergedReport, RunSummary
 from autorl_hpc.states import FailureKind, Route

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -15,13 +14,9 @@ from xml.etree import ElementTree
 import demotree
 import pytest
 
-from autorl_hpc.files.layout import ExperimentDir, share
-from autorl_hpc.report import merge, report
-from autorl_hpc.report.charts import drawing, svg
-from autorl_hpc.report.charts.build import figures_of
-from autorl_hpc.report.charts.files import write_figures
-from autorl_hpc.report.charts.model import (
-    MAX_SERIES,
+from autorl_hpc.files.layout import share
+from autorl_hpc.report import charts, merge, pages
+from autorl_hpc.report.charts import (
     Bar,
     Bars,
     Figure,
@@ -29,12 +24,12 @@ from autorl_hpc.report.charts.model import (
     LinePanel,
     Series,
     Spot,
+    figures_of,
     shortened,
     shortened_apart,
+    write_figures,
 )
 from autorl_hpc.report.summary import MergedReport
-from autorl_hpc.report.written import check_merged_report
-from autorl_hpc.report.written_extras import check_extras
 
 HOSTILE = "$\\frac{1}{0}$ </text><script>alert(1)</script> \"&' _x" + "y" * 80
 
@@ -63,20 +58,18 @@ def test_each_question_has_its_figure(merged: MergedReport) -> None:
     assert names == {f"board01-{one}" for one in wanted}
 
 
-def test_what_is_best_so_far_is_drawn_as_steps(merged: MergedReport) -> None:
-    panel = LinePanel("t", (), "hours", "points", as_steps=True)
-    corners = [(0.0, 0.0), (2.0, 0.0), (2.0, 1.0), (4.0, 1.0), (4.0, 3.0), (5.0, 3.0)]
-    assert panel.corners((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0)) == corners
-    assert panel.corners((1.0,), (2.0,)) == [(1.0, 2.0)]
-    assert panel.corners((1.0, 2.0), (2.0, 3.0))[-1] == (2.0, 3.0)
-    figures = figures_of(merged, merged.boards[0], 1)
-    curves = [one for f in figures if "scaling" in f.name for one in f.panels]
-    assert curves and all(isinstance(one, LinePanel) and one.as_steps for one in curves)
-    for one in curves:
-        for path in re.findall(r'class="curve c\d" d="M([^"]*)"', svg.drawn(one)):
-            places = [tuple(map(float, place.split())) for place in path.split("L")]
-            pieces = list(itertools.pairwise(places))
-            assert all(a[0] == b[0] or a[1] == b[1] for a, b in pieces), "no piece slopes"
+def test_what_is_best_so_far_is_drawn_as_steps() -> None:
+    """A value holds until the next place, where it jumps: no piece of the line slopes, and its ends are those of the data."""
+    for as_steps in (True, False):
+        series = Series(
+            "a", 0, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0), (None,) * 6, (None,) * 6
+        )
+        (panel,) = drawn_on_page(Figure("f", "f", "", (LinePanel("t", (series,), "hours", "points", as_steps),)))
+        (path,) = re.findall(r'd="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--c0\)', panel)[:1]
+        places = [tuple(map(float, place.split()[:2])) for place in re.split("[ML]", path)[1:]]
+        pieces = list(itertools.pairwise(places))
+        assert all(a[0] == b[0] or a[1] == b[1] for a, b in pieces) == as_steps
+        assert places[0][0] < places[-1][0] and places[0][1] > places[-1][1]
 
 
 @pytest.mark.slow
@@ -102,7 +95,7 @@ def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Pa
     (tmp_path / "merged.json").write_text(merged.model_dump_json())
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report.summary import MergedReport;"
-        "from autorl_hpc.report.charts.files import write_figures;"
+        "from autorl_hpc.report.charts import write_figures;"
         "write_figures(MergedReport.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))"
     )
     home = tmp_path / "home"
@@ -117,7 +110,8 @@ def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Pa
 
 @pytest.mark.slow
 def test_no_date_no_machine_in_the_files(merged: MergedReport, tmp_path: Path) -> None:
-    for path in write_figures(merged, tmp_path):
+    write_figures(merged, tmp_path)
+    for path in (tmp_path / "figures").glob("board*"):
         data = path.read_bytes()
         assert b"date" not in data.lower() or path.suffix == ".png"
         assert not re.search(rb"tEXt|iTXt|Matplotlib v|matplotlib\.org", data), path.name
@@ -142,27 +136,47 @@ def hostile() -> Figure:
     return Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
 
 
-def test_hostile_labels_stay_text(merged: MergedReport) -> None:
-    for panel in hostile().panels:
-        text = svg.drawn(panel)
-        assert "<script" not in text
-        ElementTree.fromstring(text)
-    from autorl_hpc.report.charts import files
+def drawn_on_page(figure: Figure) -> tuple[str, ...]:
+    with charts.style():
+        return charts.on_page(figure, charts.drawn(figure)["svg"].decode())
 
-    with files._style():
-        found = files.drawn(hostile())
-    inside = ElementTree.fromstring(found["svg"])
-    assert not [e for e in inside.iter() if e.tag.endswith("script")] and HOSTILE in "".join(inside.itertext())
+
+def test_hostile_labels_stay_text() -> None:
+    with charts.style():
+        svg = charts.drawn(hostile())["svg"].decode()
+    on_page = charts.on_page(hostile(), svg)
+    for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in on_page)):
+        inside = ElementTree.fromstring(text)
+        assert not [e for e in inside.iter() if e.tag.endswith("script")] and "<script" not in text
+        assert not [e for e in inside.iter() if any(name.startswith("on") for name in e.attrib)]
+    assert HOSTILE in "".join(ElementTree.fromstring(svg).itertext())
+
+
+def test_each_panel_stands_on_the_page_in_its_colours(merged: MergedReport, tmp_path: Path) -> None:
+    """No colour of white paper is left, no id stands twice within a figure, what is referred to is there."""
+    found = charts.write_figures(merged, tmp_path)
+    page = pages.index_html(merged, {}, found)
+    for figure, panels in found[1]:
+        assert len(panels) == len(figure.panels)
+        whole = "".join(panels)
+        assert all(panel in page for panel in panels) and not re.search(r": #[0-9a-f]{6}", whole)
+        ids = re.findall(r' id="([^"]*)"', whole)
+        assert len(ids) == len(set(ids))
+        assert set(re.findall(r'(?:href="|url\()#(\w+)', whole)) <= set(ids)
+    assert '<svg class="chart"' not in pages.index_html(merged, {})
 
 
 def test_colours_of_page_and_files_agree() -> None:
     css = (share("templates") / "report" / "style.css").read_text()
-    light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", css[: css.index("@media")]))
-    assert [light[f"c{i}"] for i in range(MAX_SERIES)] == list(drawing.COLOURS)
-    dark = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", css[css.index("@media") :]))
+    light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", css[: css.index("@media")]))
+    assert {
+        colour: f"var(--{name})" for name, colour in light.items() if colour in charts.ON_PAGE and name != "ink"
+    } == (charts.ON_PAGE)
+    dark = dict(re.findall(r"--(c\d|soft): (#[0-9a-f]{6})", css[css.index("@media") :]))
+    assert {*dark, "line"} == {name[6:-1] for name in charts.ON_PAGE.values()}
     for paper, colours in (("#ffffff", light), ("#14171b", dark)):
-        for name, colour in colours.items():
-            assert contrast(colour, paper) >= 2.2, (name, colour, paper)
+        for name in dark:
+            assert contrast(colours[name], paper) >= 2.2, (name, colours[name], paper)
 
 
 def contrast(a: str, b: str) -> float:
@@ -177,43 +191,10 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 47.0), (0.0, 12.0), (0.0, 1e-6), (0.0, 3e7), (0.0, 0.0)])
-def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    found = svg.ticks(low, high)
-    assert 1 <= len(found) <= 7 and all(low - 1e-9 <= t <= high + abs(high) * 1e-9 + 1e-9 for t in found)
-
-
 def test_long_labels_keep_both_ends() -> None:
     found = shortened("claude-code · driver-a · sft-only", 20)
     assert len(found) == 20 and found.startswith("claude") and found.endswith("only") and "…" in found
     assert shortened("mini", 20) == "mini"
-
-
-@pytest.mark.slow
-def test_verify_sees_an_altered_figure_and_comparison(tmp_path: Path) -> None:
-    tree = demotree.demo(tmp_path / "runs" / "demo", seeds=2)
-    found = report.with_paper(report.build([tree.path]))
-    index = report.write_reports(found, None, figures=True)
-    report.write_comparison(report.compare_by_name(found, "mini", "codex"), index.parent)
-    experiment, now = ExperimentDir(tree.path), report.build([tree.path])
-    assert check_merged_report(experiment, now).problems == []
-    assert check_extras(index.parent, now, final=True) == ([], [])
-    folder = index.parent
-    for path in (
-        folder / "figures" / "board01-improvement.svg",
-        folder / "figures" / "index.json",
-        folder / "compare.md",
-    ):
-        whole = path.read_bytes()
-        path.write_bytes(whole + b" ")
-        problems, _ = check_extras(folder, now, final=True)
-        assert len(problems) == 1 and path.name in problems[0], path
-        path.write_bytes(whole)
-    (folder / "figures" / "mine.png").write_bytes(b"")
-    assert "mine.png" in check_extras(folder, now, final=True)[1][0]
-    value = json.loads((folder / "figures" / "index.json").read_text())
-    (folder / "figures" / "index.json").write_text(json.dumps({**value, "matplotlib": "0.1"}))
-    assert "another matplotlib" in check_extras(folder, now, final=True)[1][0]
 
 
 @pytest.mark.parametrize(
@@ -245,10 +226,3 @@ def test_what_all_begin_with_goes_first() -> None:
         "…sonnet · rl",
     ]
     assert shortened_apart(["one", "one · more"], 10) == ["one", "one · more"]
-
-
-def test_a_label_without_room_is_drawn_narrower() -> None:
-    labels = ["a" * 60 + x + "b" * 60 for x in "xyz"]
-    text = svg.drawn(Forest("t", tuple(Spot(label, 1.0, 0.5, 1.5, 0) for label in labels), "x"))
-    found = re.findall(r'textLength="155"[^>]*>([^<]*)<', text)
-    assert len(set(found)) == 3

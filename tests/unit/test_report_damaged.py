@@ -264,7 +264,7 @@ def test_entries_that_come_during_the_read(tree: Tree, monkeypatch: pytest.Monke
 
     def then_more(path: object) -> list[str]:
         names = real(path)  # type: ignore[call-overload]
-        if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}") == str(live.dir.ledger) and len(names) < 8:
+        if path == live.dir.ledger and len(names) < 8:
             monkeypatch.setattr(os, "listdir", real)
             live.submit(50.0)
             monkeypatch.setattr(os, "listdir", then_more)

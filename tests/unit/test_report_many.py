@@ -8,7 +8,7 @@ import demotree
 import pytest
 
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.report import cache, merge, pages, plot
+from autorl_hpc.report import cache, merge, pages, run_chart
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.format import lean
 from autorl_hpc.report.pages import merged_summary
@@ -54,8 +54,8 @@ def test_lean_copies_share_what_they_need_not_own(merged: MergedReport) -> None:
 
 def test_all_axes_are_drawn_as_each_alone(merged: MergedReport) -> None:
     for run in merged.runs:
-        assert plot.trajectories(run, axes_of(run)) == [
-            (axis.name, plot.trajectory(run, axis)) for axis in axes_of(run)
+        assert run_chart.trajectories(run, axes_of(run)) == [
+            (axis.name, run_chart.trajectory(run, axis)) for axis in axes_of(run)
         ]
 
 

@@ -61,8 +61,6 @@ def test_what_a_killed_worker_took_with_it_has_no_answer(killed_by: tuple[int, .
     assert len(found) == PIECES
     assert all(answer in (None, str(number).encode()) for number, answer in enumerate(found))
     assert all(found[number] is None for number in killed_by)
-    if len(killed_by) == 1:
-        assert found.count(None) <= report.ASKED_AHEAD  # the other one goes on
 
 
 def test_workers_end_when_nobody_asks_any_more() -> None:
@@ -92,27 +90,6 @@ def test_workers_end_with_the_process_that_asks() -> None:
         told = pipe.read()
     assert os.waitpid(asking, 0)[1] == signal.SIGKILL
     assert told
-
-
-def test_work_beside_another_is_done_once_or_again_where_it_failed(tmp_path: Path) -> None:
-    here = os.getpid()
-
-    def work() -> None:
-        with open(tmp_path / "done", "a") as file:
-            file.write(f"{os.getpid() == here} ")
-        if os.getpid() != here and (tmp_path / "fail").exists():
-            raise OSError("not there")
-
-    with report.beside(work, forked=True):
-        pass
-    assert (tmp_path / "done").read_text() == "False "
-    with report.beside(work, forked=False):
-        assert (tmp_path / "done").read_text() == "False "
-    assert (tmp_path / "done").read_text() == "False True "
-    (tmp_path / "fail").touch()
-    with report.beside(work, forked=True):
-        pass
-    assert (tmp_path / "done").read_text() == "False True False True "
 
 
 def test_the_report_by_workers_is_the_report_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

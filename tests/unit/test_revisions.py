@@ -15,12 +15,13 @@ from typing import Any
 
 import codeworld
 import pytest
+from codehistory import Pointer, files_at
 from codeworld import NOW, World
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import Ask, Pointer, Repository, changes, files_at
-from autorl_hpc.recorder.watch import Allowance, RecorderJob
+from autorl_hpc.recorder.code import Ask, Repository
+from autorl_hpc.recorder.watch import RecorderJob
 
 world = codeworld.world
 
@@ -49,6 +50,17 @@ def test_a_change_is_committed_when_two_looks_agree_or_it_is_overdue(world: Worl
         assert len(world.lines()) == 2
         world.watch.look(NOW)
     assert len(world.lines()) == 3
+
+
+def test_states_that_may_have_been_missed_between_two_looks_are_said(world: World) -> None:
+    """A look that came late: a busy node, a slow file server, a suspension."""
+    world.watch.look(NOW)
+    for pause_s in (1.0, 60.0):
+        (world.code / "a.py").write_text(f"{pause_s}")
+        world.later(pause_s)
+        world.watch.look(NOW)
+        world.watch.look(NOW)
+    assert [line.reason for line in world.lines()] == [None, None, "60 s since the state before was seen last"]
 
 
 def test_a_submission_has_its_state_at_once(world: World) -> None:
@@ -86,15 +98,15 @@ def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World, mo
     world.fsck()
 
 
-def test_changes_without_end_are_committed_less_often(world: World) -> None:
-    clock = [0.0]
-    world.watch._allowance = Allowance(5, 20.0, lambda: clock[0])
+def test_changes_without_end_are_committed_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "COMMITS_AT_ONCE", 5)
     for number in range(40):
         (world.code / f"{number}.py").write_text("1")
         world.watch.look(NOW)
         world.watch.look(NOW)
     assert len(world.lines()) == 5
-    clock[0] = 21.0
+    assert world.watch.every_s == code.LOOK_S, "nothing waits for a change to settle that can't be committed"
+    world.later(21.0)
     world.watch.look(NOW)
     line = world.lines()[-1]
     assert len(world.lines()) == 6 and line.files == 40 and "changes without end" in str(line.reason)
@@ -215,7 +227,6 @@ def test_the_end_keeps_the_last_state(world: World) -> None:
     line = world.lines()[-1]
     assert world.watch.head == line.revision
     assert files_at(world.run.code_git, line.revision) == {"code/a.py": b"last words"}
-    assert changes(world.run.code_git, world.lines()[0].revision, line.revision).added_lines == 1
 
 
 def test_what_a_job_says_is_read_back() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import codeworld
 import pytest
+from codehistory import Pointer
 from codeworld import NOW, World
 
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import Pointer, Repository
+from autorl_hpc.recorder.code import Repository
 
 world = codeworld.world
 

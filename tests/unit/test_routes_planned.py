@@ -1,4 +1,7 @@
-"""The planned route of training scripts as agents write them: folders under routes/, with the route that a reader sees."""
+"""The planned route of training scripts as agents write them: folders under routes/, with the route that a reader sees.
+
+A wrong route is a failure everywhere; `unknown` is the answer where a plain look can't be sure.
+"""
 
 from __future__ import annotations
 
@@ -13,144 +16,234 @@ from autorl_hpc.states import Route
 SCRIPTS = Path(__file__).with_name("routes")
 
 PLAIN = {
-    "sft_lora_argparse": Route.SFT,
-    "grpo_trl_vllm": Route.GRPO,
-    "dpo_trl": Route.DPO,
-    "ppo_trl": Route.PPO,
-    "ppo_old_step": Route.PPO,
-    "sft_then_grpo_one_file": Route.SFT_RL,
-    "sft_rl_two_scripts": Route.SFT_RL,
-    "subprocess_pipeline": Route.SFT_RL,
-    "trl_cli_sft_grpo": Route.SFT_RL,
-    "rejection_sampling_files": Route.REJECTION_SAMPLING,
-    "rejection_sampling_one_file": Route.REJECTION_SAMPLING,
-    "loop_rejection_ce": Route.REJECTION_SAMPLING,
-    "soup_state_dict": Route.AVERAGING,
-    "soup_mergekit": Route.AVERAGING,
-    "soup_interpolate": Route.AVERAGING,
-    "distill_logits": Route.DISTILLATION,
-    "distill_outputs": Route.DISTILLATION,
-    "copy_base": Route.COPY,
-    "copy_cp_shell": Route.COPY,
-    "copy_load_save": Route.COPY,
-    "none_data_prep": Route.NONE,
-    "none_eval_only": Route.NONE,
-    "loop_sft_plain": Route.SFT,
-    "loop_grpo_plain": Route.GRPO,
-    "loop_ppo_plain": Route.PPO,
-    "loop_reinforce": Route.RL,
-    "loop_dpo_plain": Route.DPO,
-    "verl_grpo": Route.GRPO,
-    "verl_ppo_default": Route.PPO,
-    "openrlhf_reinforce": Route.RL,
-    "llamafactory_sft": Route.SFT,
-    "llamafactory_simpo": Route.PREFERENCE,
-    "axolotl_dpo": Route.DPO,
-    "axolotl_sft_config_only": Route.SFT,
-    "torchtune_run": Route.SFT,
-    "unsloth_grpo": Route.GRPO,
+    "sft": ("sft_lora_argparse loop_sft_plain llamafactory_sft axolotl_sft_config_only torchtune_run "),
+    "grpo": ("grpo_trl_vllm loop_grpo_plain verl_grpo unsloth_grpo "),
+    "dpo": ("dpo_trl loop_dpo_plain axolotl_dpo "),
+    "ppo": ("ppo_trl ppo_old_step loop_ppo_plain verl_ppo_default "),
+    "sft+rl": ("sft_then_grpo_one_file sft_rl_two_scripts subprocess_pipeline trl_cli_sft_grpo "),
+    "rejection-sampling": ("rejection_sampling_files rejection_sampling_one_file loop_rejection_ce "),
+    "model-averaging": ("soup_mergekit "),
+    "distillation": ("distill_logits distill_outputs "),
+    "copy": ("copy_base copy_cp_shell copy_load_save "),
+    "none": ("none_data_prep none_eval_only "),
+    "rl": ("loop_reinforce openrlhf_reinforce "),
+    "preference": ("llamafactory_simpo "),
 }
 """Scripts that say what they do."""
 
-TWISTED = {
-    "twist_comment_mentions": Route.SFT,
-    "twist_import_unused": Route.SFT,
-    "twist_if_false": Route.SFT,
-    "twist_never_called": Route.SFT,
-    "twist_alias_renamed": Route.GRPO,
-    "twist_getattr_importlib": Route.GRPO,
-    "twist_helper_module": Route.GRPO,
-    "twist_sft_named_grpo": Route.SFT,
-    "twist_trainer_subclass_dpo": Route.DPO,
-    "twist_trainer_subclass_grpo": Route.GRPO,
-    "twist_zero_lr": Route.COPY,
-    "twist_zero_steps": Route.COPY,
-    "twist_train_commented": Route.NONE,
-    "twist_model_train_mode": Route.NONE,
-    "twist_exec_string": Route.SFT,
-    "twist_exec_opaque": Route.UNKNOWN,
-    "twist_sft_with_eval": Route.SFT,
-    "twist_class_inherits": Route.GRPO,
-    "twist_lora_merge_not_average": Route.PREFERENCE,
-    "twist_heredoc": Route.GRPO,
-    "twist_python2_broken": Route.SFT,
+STRANGE = {
+    "sft": (
+        "twist_comment_mentions twist_import_unused twist_if_false twist_never_called twist_sft_named_grpo "
+        "twist_sft_with_eval held_sft_hfparser held_fake_ppo again_sft_fsdp third_main_of_imported "
+        "other_sft_peft_merge other_fake_grpo_nll other_accelerate_loop_sft other_sft_with_ema other_unsloth_sft "
+        "other_early_return "
+    ),
+    "grpo": (
+        "twist_alias_renamed twist_helper_module twist_trainer_subclass_grpo twist_class_inherits "
+        "held_grpo_modules again_grpo_agent_env third_star_import third_advantage_weighted_sft "
+        "third_lora_adapter_export other_own_grpo_view other_notebook "
+    ),
+    "dpo": ("twist_trainer_subclass_dpo held_iterative_dpo "),
+    "copy": ("twist_zero_lr other_grpo_env_zero other_copytree_bf16 "),
+    "none": ("twist_train_commented twist_model_train_mode again_best_of_n_no_train third_ppo_never_stepped "),
+    "unknown": ("twist_exec_opaque held_noise "),
+    "preference": ("twist_lora_merge_not_average held_orpo_own again_simpo_cpo other_kto_trl_exp "),
+    "rl": ("held_rloo_class again_online_dpo other_own_rloo other_reward_weighted other_trainer_subclass_reinforce "),
+    "rejection-sampling": ("held_rejection_server other_rft_vllm other_expert_iter other_majority_rs "),
+    "distillation": ("held_gkd again_distill_claude again_trainer_subclass_kl "),
+    "ppo": ("held_ppo_class other_own_ppo_value "),
+    "sft+rl": ("again_verl_sft_then_grpo "),
 }
-"""Scripts whose words say something else than what they do."""
+"""Scripts whose words say something else than what they do, and scripts by others, that the plain look tells all the same."""
 
-HELD_OUT = {
-    "held_sft_hfparser": Route.SFT,
-    "held_rloo_class": Route.RL,
-    "held_iterative_dpo": Route.DPO,
-    "held_rejection_server": Route.REJECTION_SAMPLING,
-    "held_gkd": Route.DISTILLATION,
-    "held_checkpoint_average": Route.AVERAGING,
-    "held_eval_lm_harness": Route.NONE,
-    "held_ppo_class": Route.PPO,
-    "held_bash_functions": Route.SFT_RL,
-    "held_hydra_cfg": Route.PREFERENCE,
-    "held_grpo_modules": Route.GRPO,
-    "held_orpo_own": Route.PREFERENCE,
-    "held_fake_ppo": Route.SFT,
-    "held_noise": Route.UNKNOWN,
-    "held_rs_then_nothing": Route.REJECTION_SAMPLING,
+UNDECIDED = {
+    "model-averaging": ("soup_state_dict soup_interpolate other_slerp "),
+    "grpo": ("twist_getattr_importlib twist_heredoc other_try_fallback "),
+    "copy": ("twist_zero_steps third_download other_rm_only_copy "),
+    "sft": (
+        "twist_python2_broken again_grpo_commented_back_to_sft other_reassigned_trainer other_sft_eval_hard_mining "
+    ),
+    "none": ("held_eval_lm_harness other_backward_no_opt "),
+    "sft+rl": ("held_bash_functions "),
+    "preference": ("held_hydra_cfg "),
+    "rl": ("third_async "),
 }
-"""Scripts that were written after the classifier; docs/routes.md says how many were right at the first try."""
-
-HELD_OUT_AGAIN = {
-    "again_sft_fsdp": Route.SFT,
-    "again_grpo_agent_env": Route.GRPO,
-    "again_distill_claude": Route.DISTILLATION,
-    "again_grpo_commented_back_to_sft": Route.SFT,
-    "again_simpo_cpo": Route.PREFERENCE,
-    "again_verl_sft_then_grpo": Route.SFT_RL,
-    "again_best_of_n_no_train": Route.NONE,
-    "again_trainer_subclass_kl": Route.DISTILLATION,
-    "again_online_dpo": Route.RL,
-}
-"""The same once more, after what the first of them taught."""
-
-HELD_OUT_HARD = {
-    "third_writes_script": Route.DPO,
-    "third_star_import": Route.GRPO,
-    "third_async": Route.RL,
-    "third_ppo_never_stepped": Route.NONE,
-    "third_main_of_imported": Route.SFT,
-    "third_inline_shell": Route.PREFERENCE,
-    "third_advantage_weighted_sft": Route.GRPO,
-    "third_lora_adapter_export": Route.GRPO,
-}
-"""Held out again, and written to be hard."""
-
-MISSED = {"third_download": (Route.COPY, Route.NONE)}
-"""What a reader sees, and what is told: a download may be the base model's or data's, so it is no copy."""
+"""What a reader sees, and the plain look doesn't: it says `unknown`."""
 
 WITH_COMMANDS = [
-    ("twist_script_not_run", ("python train_dpo.py",), Route.DPO),
-    ("twist_script_not_run", ("nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py",), Route.GRPO),
-    ("twist_mode_flag", ("python train.py --method sft --lr 1e-5",), Route.SFT),
-    ("twist_mode_flag", ("accelerate launch --num_processes 2 code/train.py --method=grpo",), Route.GRPO),
+    ("twist_script_not_run", ("python train_dpo.py",), "dpo", "dpo"),
+    ("twist_script_not_run", ("nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py",), "grpo", "grpo"),
+    ("twist_mode_flag", ("python train.py --method sft --lr 1e-5",), "sft", "unknown"),
+    ("twist_mode_flag", ("accelerate launch --num_processes 2 code/train.py --method=grpo",), "grpo", "unknown"),
     (
         "twist_mode_flag",
         ("python train.py --method sft", "python train.py --method grpo --model output/m"),
-        Route.SFT_RL,
+        "sft+rl",
+        "unknown",
     ),
-    ("dpo_trl", ("bash run.sh", "python build_pairs.py", "python train_dpo.py"), Route.DPO),
-    ("sft_rl_two_scripts", ("python 01_sft.py",), Route.SFT),
-    ("sft_rl_two_scripts", ("python 02_rloo.py",), Route.RL),
-    ("none_eval_only", ("python evaluate.py output/v1",), Route.NONE),
-    ("third_registry", ("python main.py grpo",), Route.GRPO),
-    ("third_registry", ("python main.py sft",), Route.SFT),
-    ("grpo_trl_vllm", ("python -c 'import torch; print(torch.__version__)'", "cp -r data backup"), Route.GRPO),
-    ("none_eval_only", ("cp -r data backup", "python evaluate.py output/v1"), Route.NONE),
-    ("none_eval_only", ("cp -r models/Qwen2.5-0.5B output/v1",), Route.COPY),
+    ("dpo_trl", ("bash run.sh", "python build_pairs.py", "python train_dpo.py"), "dpo", "dpo"),
+    ("sft_rl_two_scripts", ("python 01_sft.py",), "sft", "sft"),
+    ("sft_rl_two_scripts", ("python 02_rloo.py",), "rl", "rl"),
+    ("none_eval_only", ("python evaluate.py output/v1",), "none", "none"),
+    ("third_registry", ("python main.py grpo",), "grpo", "unknown"),
+    ("third_registry", ("python main.py sft",), "sft", "unknown"),
+    ("grpo_trl_vllm", ("python -c 'import torch; print(torch.__version__)'", "cp -r data backup"), "grpo", "grpo"),
+    ("none_eval_only", ("cp -r data backup", "python evaluate.py output/v1"), "none", "none"),
+    ("none_eval_only", ("cp -r models/Qwen2.5-0.5B output/v1",), "copy", "copy"),
     (
         "none_data_prep",
         ("trl grpo --model_name_or_path models/base --dataset_name data/grpo_prompts.jsonl",),
-        Route.GRPO,
+        "grpo",
+        "grpo",
     ),
-    ("grpo_trl_vllm", ("ls -la", "vim train.py", "cat train.py"), Route.GRPO),
+    ("grpo_trl_vllm", ("ls -la", "vim train.py", "cat train.py"), "grpo", "grpo"),
+    ("other_dpo_makefile", ("make all",), "dpo", "dpo"),
+    ("other_stage_env", ("bash pipeline.sh",), "sft+rl", "unknown"),
+    ("other_distill_openai_filtered", ("python gen.py", "python sft.py"), "distillation", "distillation"),
+    (
+        "other_trlparser",
+        ("accelerate launch --config_file z2.yaml main.py --config recipes/grpo.yaml",),
+        "grpo",
+        "grpo",
+    ),
+    ("other_loss_registry_dict", ("python train.py dpo",), "dpo", "unknown"),
+    ("other_grpo_bg_server", ("bash run.sh",), "grpo", "grpo"),
+    ("other_ppo_with_rm", ("python a_rm.py", "python b_ppo.py"), "ppo", "ppo"),
+    ("other_execv_chain", ("python one.py",), "sft+rl", "sft+rl"),
 ]
-"""With command lines that were seen."""
+"""With command lines that were seen: folder, lines, what a reader sees, what is told."""
+
+SFT = "from trl import SFTTrainer\nSFTTrainer('m').train()\n"
+GRPO = "from trl import GRPOTrainer\nGRPOTrainer('m', reward_funcs=len).train()\n"
+BY_OPTION = """import argparse
+from trl import *
+p = argparse.ArgumentParser()
+p.add_argument("--algo", default="sft")
+a = p.parse_args()
+if a.algo == "sft":
+    SFTTrainer("m").train()
+else:
+    GRPOTrainer("m", reward_funcs=len).train()
+"""
+BUILD = """from trl import *
+def build(kind):
+    if kind == "grpo":
+        return GRPOTrainer("m", reward_funcs=len)
+    return SFTTrainer("m")
+"""
+TWO = """import sys, argparse, fire
+from trl import *
+def sft(a=1): SFTTrainer('m').train()
+def grpo(a=1): GRPOTrainer('m', reward_funcs=len).train()
+"""
+MODELS = """import torch
+from transformers import AutoModelForCausalLM
+a = AutoModelForCausalLM.from_pretrained("a")
+b = AutoModelForCausalLM.from_pretrained("b")
+"""
+ENDS = "a.save_pretrained('out')\n"
+SAMPLES = """import json
+from vllm import LLM
+rows = LLM("b").generate(prompts)
+with open("kept.jsonl", "w") as file:
+    for row, a in zip(rows, known):
+        for c in row.outputs:
+            if CHECK:
+                file.write(json.dumps({"text": c.text}))
+"""
+ON_SAMPLES = "from trl import SFTTrainer\nSFTTrainer('b', train_dataset=load('kept.jsonl')).train()\n"
+STAGES = {
+    "s.py": "from trl import *\nt = SFTTrainer('m')\nt.train()\nt.save_model('out/sft')\n",
+    "t.py": "from trl import *\nGRPOTrainer('out/sft', reward_funcs=len).train()\n",
+}
+OPEN = "an open condition"
+
+SMALL: list[tuple[str, dict[str, str], list[str], str]] = [
+    (OPEN, {"t.py": BY_OPTION}, ["python t.py --algo grpo"], "unknown"),
+    (
+        OPEN,
+        {"t.py": BY_OPTION, "run.sh": "for s in sft grpo; do python t.py --algo $s; done\n"},
+        ["bash run.sh"],
+        "unknown",
+    ),
+    (OPEN, {"a.py": BUILD + "t = build('sft')\nt.train()\n"}, [], "unknown"),
+    (OPEN, {"a.py": BUILD + "t = build('sft')\nt.train()\nt = build('grpo')\nt.train()\n"}, [], "unknown"),
+    (OPEN, {"a.py": TWO + "{'sft': sft, 'grpo': grpo}[sys.argv[1]]()\n"}, ["python a.py sft"], "unknown"),
+    (OPEN, {"a.py": TWO + "fire.Fire()\n"}, ["python a.py sft"], "unknown"),
+    (
+        OPEN,
+        {"a.py": TWO + "match sys.argv[1]:\n  case 'sft': sft()\n  case _: grpo()\n"},
+        ["python a.py sft"],
+        "unknown",
+    ),
+    (OPEN, {"a.py": TWO + "if sys.argv[1:]:\n  sft()\n  sys.exit()\ngrpo()\n"}, [], "unknown"),
+    (OPEN, {"a.py": TWO + "def main():\n  if x: return sft()\n  grpo()\nmain()\n"}, [], "unknown"),
+    (OPEN, {"a.py": TWO + "T = SFTTrainer\nif x: T = GRPOTrainer\nT('m').train()\n"}, [], "unknown"),
+    (OPEN, {"a.py": TWO + "for T in (SFTTrainer, GRPOTrainer): T('m').train()\n"}, [], "unknown"),
+    (OPEN, {**STAGES, "run.sh": "if [ $1 ]; then python s.py; else python t.py; fi\n"}, ["bash run.sh x"], "unknown"),
+    (
+        OPEN,
+        {**STAGES, "run.sh": "case $1 in\n a) python s.py;;\n b) python t.py;;\nesac\n"},
+        ["bash run.sh a"],
+        "unknown",
+    ),
+    ("both stages", {"a.py": TWO + "sft()\ngrpo()\n"}, [], "unknown"),  # of the same stored model
+    ("both stages", {"a.py": TWO.replace("O('m'", "O(x") + "sft()\nif sys.argv[1:]: pass\ngrpo()\n"}, [], "unknown"),
+    ("a constant", {"a.py": TWO + "RL = False\nif RL: grpo()\nelse: sft()\n"}, [], "sft"),
+    ("dead code", {"a.py": TWO + "def main():\n  sft()\n  return\n  grpo()\nmain()\n"}, [], "sft"),
+    ("never called", {"a.py": TWO + "sft()\n"}, [], "sft"),
+    ("commands in order", STAGES, ["cd code && X=1 python s.py && python t.py > log 2>&1 &"], "sft+rl"),
+    ("one command", STAGES, ["cd code; python t.py --lr 3 | tee log"], "grpo"),
+    ("each command once", STAGES, ["python s.py && python t.py", "python s.py", "python t.py"], "sft+rl"),
+    ("nothing joins them", {"a.py": SFT, "b.py": GRPO}, [], "unknown"),
+    (
+        "started",
+        {"a.py": SFT + "import os\nos.system(f'{sys.executable} b.py')\n", "b.py": STAGES["t.py"]},
+        [],
+        "sft+rl",
+    ),
+    ("started", {"a.py": "import os\nos.execv('python', ['python', 'b.py'])\n" + SFT, "b.py": GRPO}, [], "grpo"),
+    (
+        "handed over",
+        {"a.py": "from trl import SFTTrainer\nt = SFTTrainer('m')\nThread(target=t.train).start()\n"},
+        [],
+        "sft",
+    ),
+    (
+        "checked",
+        {"a.py": SAMPLES.replace("CHECK", "extract(c.text) == a"), "b.py": ON_SAMPLES},
+        [],
+        "rejection-sampling",
+    ),
+    ("unchecked", {"a.py": SAMPLES.replace("CHECK", "len(c.text) > 9"), "b.py": ON_SAMPLES}, [], "unknown"),
+    ("other model", {"a.py": SAMPLES.replace('"b"', '"big"'), "b.py": ON_SAMPLES}, [], "distillation"),
+    (
+        "averaged",
+        {"a.py": MODELS + "for p, q in zip(a.parameters(), b.parameters()): p.data.lerp_(q, 0.5)\n" + ENDS},
+        [],
+        "unknown",
+    ),
+    ("noise", {"a.py": MODELS + "for p in a.parameters(): p.add_(torch.randn_like(p))\n" + ENDS}, [], "unknown"),
+    ("saved again", {"a.py": MODELS + ENDS}, [], "copy"),
+    ("no step", {"a.py": MODELS + "a(ids, labels=ids).loss.backward()\n"}, [], "unknown"),
+    (
+        "gold",
+        {"a.py": SAMPLES.replace("CHECK", "a not in c.text").replace("c.text})", "row})"), "b.py": ON_SAMPLES},
+        [],
+        "unknown",
+    ),
+    ("adapter", {"a.py": MODELS + "a = PeftModel.from_pretrained(a, 'l').merge_and_unload()\n" + ENDS}, [], "unknown"),
+    (
+        "a reward model",
+        {"a.py": MODELS + "F.logsigmoid(a(chosen) - a(rejected)).backward()\nopt.step()\n"},
+        [],
+        "unknown",
+    ),
+    ("unread command", {"run.sh": "PY=python\n$PY a.py\n", "a.py": SFT}, ["bash run.sh"], "unknown"),
+    ("half-written", {"a.py": "from trl import GRPOTrainer\nt = GRPOTrainer(model='m',\n"}, [], "unknown"),
+    ("words only", {"a.py": 'x = """\nGRPOTrainer(\n"""\n# GRPOTrainer(\ns = "GRPOTrainer("\n'}, [], "none"),
+]
+"""What it guards, files, command lines, and what is told."""
 
 
 def files_of(name: str) -> dict[str, str]:
@@ -159,93 +252,64 @@ def files_of(name: str) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text("utf-8") for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("name", "route"),
-    [*PLAIN.items(), *TWISTED.items(), *HELD_OUT.items(), *HELD_OUT_AGAIN.items(), *HELD_OUT_HARD.items()],
-)
-def test_the_planned_route_is_what_a_reader_sees(name: str, route: Route) -> None:
+def names_of(table: dict[str, str]) -> list[tuple[str, str]]:
+    return [(name, route) for route, names in table.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("name", "route"), [*names_of(PLAIN), *names_of(STRANGE)])
+def test_the_planned_route_is_what_a_reader_sees(name: str, route: str) -> None:
     told = planned(files_of(name))
-    assert told.route is route, told
-    assert route is Route.NONE or told.evidence
+    assert told.route == route, told
+    assert route == "none" or told.evidence
+
+
+@pytest.mark.parametrize(("name", "route"), names_of(UNDECIDED))
+def test_what_the_plain_look_cannot_decide_is_unknown(name: str, route: str) -> None:
+    told = planned(files_of(name))
+    assert told.route is Route.UNKNOWN and told.confidence == 0.0, (route, told)
+
+
+@pytest.mark.parametrize(("name", "commands", "route", "told"), WITH_COMMANDS)
+def test_commands_that_were_seen_decide_which_scripts_ran(
+    name: str, commands: tuple[str, ...], route: str, told: str
+) -> None:
+    assert told in (route, "unknown")
+    assert planned(files_of(name), commands).route == told
+
+
+@pytest.mark.parametrize(("what", "files", "commands", "told"), SMALL)
+def test_small_scripts(what: str, files: dict[str, str], commands: list[str], told: str) -> None:
+    assert planned(files, commands).route == told, what
+
+
+def test_alternatives_are_named_where_a_condition_is_open() -> None:
+    told = planned({"t.py": BY_OPTION}, ["python t.py"])
+    assert {each.route for each in told.alternatives} == {Route.SFT, Route.GRPO}
 
 
 LOGGED_BY = {
-    Route.SFT: ("SFTTrainer",),
-    Route.REJECTION_SAMPLING: ("SFTTrainer",),
-    Route.DISTILLATION: ("SFTTrainer",),
-    Route.GRPO: ("GRPOTrainer",),
-    Route.RL: ("GRPOTrainer", "DPOTrainer"),
-    Route.PPO: ("PPOTrainer",),
-    Route.DPO: ("DPOTrainer",),
-    Route.PREFERENCE: ("DPOTrainer",),
-    Route.SFT_RL: ("SFTTrainer", "GRPOTrainer"),
+    "sft": ("SFTTrainer",),
+    "rejection-sampling": ("SFTTrainer",),
+    "distillation": ("SFTTrainer",),
+    "grpo": ("GRPOTrainer",),
+    "rl": ("GRPOTrainer", "DPOTrainer"),
+    "ppo": ("PPOTrainer",),
+    "dpo": ("DPOTrainer",),
+    "preference": ("DPOTrainer",),
+    "sft+rl": ("SFTTrainer", "GRPOTrainer"),
 }
 """Trainers whose logs are honest beside such code."""
 
 
 def test_honest_logs_are_never_disputed() -> None:
-    for name, route in {**PLAIN, **TWISTED, **HELD_OUT, **HELD_OUT_AGAIN, **HELD_OUT_HARD}.items():
+    for name, route in [*names_of(PLAIN), *names_of(STRANGE), *names_of(UNDECIDED)]:
         plan = planned(files_of(name))
         for trainer in LOGGED_BY.get(route, ()):
             point = TrainingPoint(elapsed_s=1.0, at="x", source="agent.log", trainer=trainer, step=1, loss=1.0)
-            told = executed([point], [], None, plan)
-            assert not told.disputed, (name, trainer, plan)
-
-
-@pytest.mark.parametrize(("name", "commands", "route"), WITH_COMMANDS)
-def test_commands_that_were_seen_decide_which_scripts_ran(name: str, commands: tuple[str, ...], route: Route) -> None:
-    assert planned(files_of(name), commands).route is route
-
-
-@pytest.mark.parametrize("name", MISSED)
-def test_what_is_known_to_be_missed_is_still_missed(name: str) -> None:
-    right, said = MISSED[name]
-    assert planned(files_of(name)).route is said is not right
-
-
-def test_scripts_that_nothing_joins_are_no_pipeline() -> None:
-    files = {
-        "sft.py": "from trl import SFTTrainer\nSFTTrainer('models/base', train_dataset=[]).train()\n",
-        "grpo.py": "from trl import GRPOTrainer\nGRPOTrainer('models/base', [len], train_dataset=[]).train()\n",
-    }
-    for commands in ((), ("ls", "python -c 'print(1)'")):
-        told = planned(files, commands)
-        assert told.route is Route.GRPO
-        assert {a.route for a in told.alternatives} == {Route.SFT, Route.SFT_RL}
-        assert told.confidence <= 0.5
-
-
-def test_scripts_are_joined_by_a_path_that_one_writes_and_the_other_starts_from() -> None:
-    sft = "from trl import SFTConfig, SFTTrainer\nSFTTrainer('models/base', args=SFTConfig(output_dir='ckpt/warm'), train_dataset=[]).train()\n"
-    rl = "from trl import GRPOTrainer\nGRPOTrainer('ckpt/{}', [len], train_dataset=[]).train()\n"
-    assert planned({"sft.py": sft, "zrl.py": rl.format("warm")}).route is Route.SFT_RL
-    assert planned({"sft.py": sft, "zrl.py": rl.format("cold")}).route is Route.GRPO
-
-
-def test_two_trainings_of_the_same_stored_model_are_no_pipeline() -> None:
-    files = {
-        "both.py": "from trl import *\nSFTTrainer('models/base', train_dataset=[]).train()\n"
-        "GRPOTrainer('models/base', [len], train_dataset=[]).train()\n",
-        "chain.py": "from trl import *\nm = load('models/base')\nSFTTrainer(m, train_dataset=[]).train()\n"
-        "GRPOTrainer(m, [len], train_dataset=[]).train()\n",
-    }
-    assert planned(files, ["python both.py"]).route is Route.GRPO
-    assert planned(files, ["python chain.py"]).route is Route.SFT_RL
-
-
-def test_every_route_occurs() -> None:
-    assert set(PLAIN.values()) | set(TWISTED.values()) == set(Route)
+            assert not executed([point], [], None, plan).disputed, (name, trainer, plan)
 
 
 def test_every_folder_is_expected_to_be_something() -> None:
-    known = {
-        *PLAIN,
-        *TWISTED,
-        *HELD_OUT,
-        *HELD_OUT_AGAIN,
-        *HELD_OUT_HARD,
-        *MISSED,
-        *(name for name, _, _ in WITH_COMMANDS),
-    }
-    found = {p.name for p in SCRIPTS.iterdir() if p.is_dir() and not p.name.startswith("other_")}
-    assert found - {"__pycache__"} == known  # those of others stand in test_routes_by_another.py
+    known = {name for name, _ in [*names_of(PLAIN), *names_of(STRANGE), *names_of(UNDECIDED)]}
+    known |= {name for name, _, _, _ in WITH_COMMANDS}
+    assert {p.name for p in SCRIPTS.iterdir() if p.is_dir()} - {"__pycache__"} == known

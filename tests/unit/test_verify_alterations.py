@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import gzip
+import io
 import json
 import os
 from collections.abc import Callable
@@ -238,43 +240,118 @@ def test_a_result_changed_in_a_report(place: Place, name: str) -> None:
     assert f"{place.run.dir.run_id}: `{name}` is 77" in problem
 
 
-@pytest.mark.parametrize("name", ["run.md", "run.html"])
-def test_a_page_changed(place: Place, name: str) -> None:
-    path = place.run.dir.report / name
-    path.write_text(path.read_text().replace("60", "99"))
-    assert place.problems() == [f"report/{name} was altered: it is not what the ledgers give"]
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("trajectory", 0, "score"), 77.5),
+        (("trajectory", 0, "elapsed_s"), 77.5),
+        (("baseline_report", "low"), 77.5),
+        (("story", "resources", "tokens_in"), 77),
+        (("accepted",), 77),
+        (("notes",), ["all is well"]),
+        (("trajectory",), []),
+        (("x",), 1),
+    ],
+)
+@pytest.mark.parametrize("merged", [False, True])
+def test_any_figure_of_a_summary_changed(
+    place: Place, path: tuple[str | int, ...], value: object, merged: bool
+) -> None:
+    """Each value of a record is compared, not only the results that every version of it has."""
+    summary = (place.tree.experiment if merged else place.run.dir).report / "summary.json"
+    record = json.loads(summary.read_text())
+    within = next(r for r in record["runs"] if r["run_id"] == place.run.dir.run_id) if merged else record
+    for part in path[:-1]:
+        within = within[part]
+    within[path[-1]] = value
+    summary.write_text(json.dumps(record))
+    (problem,) = place.shared() if merged else place.problems()
+    assert problem.startswith("report/summary.json was altered: ") and str(path[-1]) in problem
 
 
-@pytest.mark.parametrize("name", ["index.html", "summary.csv", "summary.md"])
-def test_a_merged_page_changed(place: Place, name: str) -> None:
+def test_a_mean_over_runs_changed(place: Place) -> None:
+    summary = place.tree.experiment.report / "summary.json"
+    value = json.loads(summary.read_text())
+    value["groups"][0]["cells"][0]["improvement"]["mean"] += 0.1
+    place.edit(summary, **value)
+    (problem,) = place.shared()
+    assert "`groups[0].cells[0].improvement.mean` is" in problem
+
+
+def test_a_run_that_is_none_added_to_a_merged_report(place: Place) -> None:
+    summary = place.tree.experiment.report / "summary.json"
+    rows = json.loads(summary.read_text())["runs"]
+    place.edit(summary, runs=[*rows, {**rows[0], "run_id": "another"}])
+    assert len(place.shared()) == 1
+    place.edit(summary, runs=[{**rows[0], "accepted": 77}, *rows])
+    assert len(place.shared()) == 1
+    place.edit(summary, runs=[*rows, {**rows[0], "run_id": []}, 7])
+    assert len(place.shared()) == 1
+
+
+@pytest.mark.parametrize(("name", "column"), [("summary.csv", "improvement"), ("leaderboard.csv", None)])
+def test_a_figure_changed_in_a_table(place: Place, name: str, column: str | None) -> None:
     path = place.tree.experiment.report / name
-    path.write_text(path.read_text() + "<p>99</p>")
-    assert place.shared() == [f"report/{name} was altered: it is not what the ledgers give"]
+    true = path.read_text()
+    rows = list(csv.DictReader(io.StringIO(true)))
+    column = column or next(c for c in rows[0] if c.endswith("mean") or c == "improvement")
+    assert float(rows[0][column]) != 77
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(out.getvalue())  # the same cells with other ends of lines
+    assert place.shared() == [] and place.unseen() == []
+    path.write_text(out.getvalue().replace(rows[0][column], "77", 1))
+    (problem,) = place.shared()
+    assert problem.startswith(f"report/{name} was altered: ") and "77" in problem
+    for text in (true + "x,1\n", true.split("\n", 1)[0], ""):
+        path.write_text(text)
+        assert len(place.shared()) == 1
+    path.unlink()
+    assert place.shared() == [f"report/{name} is missing or can't be read"]
 
 
-@pytest.mark.parametrize("fields", [{"notes": []}, {"notes": ["all is well"]}, {"trajectory": []}, {"x": 1}, {}])
-def test_one_byte_more_in_a_summary_hides_no_page(place: Place, fields: dict[str, object]) -> None:
-    page, summary = place.run.dir.report / "run.html", place.run.dir.report / "summary.json"
-    page.write_text(page.read_text().replace("60", "99"))
-    place.edit(summary, **fields)
-    summary.write_bytes(summary.read_bytes() + b"\n")
-    altered = [f"report/{name} was altered: it is not what the ledgers give" for name in ("summary.json", "run.html")]
-    assert place.problems() == altered
+def test_a_figure_changed_in_a_comparison(place: Place) -> None:
+    third = place.tree.finished(seed=0, solved=50, agent="another")
+    (place.tree.experiment.finished / third.dir.run_id).touch()
+    merged = report.build([place.tree.path])
+    report.write_reports(merged, None)
+    sides = sorted({run.agent for run in merged.runs})
+    report.write_comparison(report.compare_by_name(merged, *sides), place.tree.experiment.report)
+    assert place.shared() == [] and place.unseen() == []
+    path = place.tree.experiment.report / "compare.json"
+    value = json.loads(path.read_text())
+    value["a"]["runs"] = 77
+    path.write_text(json.dumps(value))
+    (problem,) = place.shared()
+    assert problem.startswith("report/compare.json was altered: `a.runs` is 77")
+    path.write_text(json.dumps({**value, "a": {"name": "nobody"}}))
+    assert place.shared() == [] and "names sides that are not in this experiment" in place.unseen()[0]
+
+
+def test_what_is_no_figure_is_not_compared(place: Place) -> None:
+    """Layout of a record, pages and pictures: another machine may write other bytes of the same figures."""
+    for place_of_report in (place.run.dir.report, place.tree.experiment.report):
+        summary = place_of_report / "summary.json"
+        summary.write_text(json.dumps(json.loads(summary.read_text()), indent=7))
+        for page in (*place_of_report.glob("*.html"), *place_of_report.glob("*.md")):
+            page.write_text(page.read_text() + "\n")
+    value = json.loads((place.run.dir.report / "summary.json").read_text())
+    place.edit(place.run.dir.report / "summary.json", elapsed_s=value["elapsed_s"] * (1 + 1e-9))
+    assert place.problems() == [] and place.shared() == [] and place.unseen() == []
 
 
 @pytest.mark.parametrize("version", ["0.0.1", None, 7])
 def test_a_report_of_another_version_is_not_called_whole(place: Place, version: object) -> None:
-    page = place.run.dir.report / "run.html"
-    page.write_text(page.read_text().replace("60", "99"))
     place.edit(place.run.dir.report / "summary.json", tool_version=version)
     assert place.problems() == []
-    (summary, html) = place.unseen()  # run.md is what this version would write
-    assert summary.startswith("report/summary.json is of another version") and "not compared" in summary
-    assert html.startswith("report/run.html is of another version") and "not compared" in html
+    (summary,) = place.unseen()
+    assert summary.startswith("report/summary.json is of another version") and "only its results" in summary
     lines = as_lines(verify_paths([place.tree.path]))
     assert any(line.startswith(f"PARTLY   {place.run.dir.run_id}") for line in lines) and "1 seen in part" in lines[-1]
     place.edit(place.tree.experiment.report / "summary.json", tool_version=version)
-    assert any(text.startswith("report/summary.json is of another version") for text in place.unseen()[:-2])
+    assert any(text.startswith("report/summary.csv is of another version") for text in place.unseen()[:-2])
 
 
 def test_a_merged_report_from_before_runs_named_a_version(place: Place) -> None:
@@ -284,8 +361,9 @@ def test_a_merged_report_from_before_runs_named_a_version(place: Place) -> None:
         del row["tool_version"]
     place.edit(summary, runs=value["runs"])
     assert place.shared() == []
-    (text,) = place.unseen()
-    assert text.startswith("report/summary.json is of another version, none that it names: not compared")
+    assert place.unseen()[0].startswith(
+        "report/summary.json is of another version, none that it names: only its results"
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,12 +384,6 @@ def test_what_stands_beside_a_score_is_compared_whatever_the_version(place: Plac
     assert problem.startswith(f"report/summary.json was altered: `{name}")
 
 
-@pytest.mark.parametrize("name", ["run.md", "run.html"])
-def test_a_page_that_is_gone(place: Place, name: str) -> None:
-    (place.run.dir.report / name).unlink()
-    assert place.problems() == [f"report/{name} is missing or can't be read"]
-
-
 def test_pages_without_their_summary(place: Place) -> None:
     (place.run.dir.report / "summary.json").unlink()
     assert place.problems() == ["report/summary.json is missing, though report/run.md is there"]
@@ -323,20 +395,9 @@ def test_pages_without_their_summary(place: Place) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["index.html", "summary.csv", "summary.md"])
-def test_a_merged_page_that_is_gone(place: Place, name: str) -> None:
-    (place.tree.experiment.report / name).unlink()
-    assert place.shared() == [f"report/{name} is missing or can't be read"]
+def test_merged_pages_without_their_summary(place: Place) -> None:
     (place.tree.experiment.report / "summary.json").unlink()
-    assert "report/summary.json is missing, though report/" in place.shared()[0]
-
-
-def test_a_folder_for_pages_elsewhere_hides_no_page(place: Place) -> None:
-    index = place.tree.experiment.report / "index.html"
-    (place.tree.experiment.report / "runs").mkdir()
-    assert place.shared() == []
-    index.write_text(index.read_text() + "<p>99</p>")
-    assert place.shared() == ["report/index.html was altered: it is not what the ledgers give"]
+    assert place.shared() == ["report/summary.json is missing, though report/summary.csv is there"]
 
 
 def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,9 +417,15 @@ def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.Monke
     monkeypatch.setattr(pages, "_put_files", theirs)
     report.write_reports(report.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == [] and place.unseen() == []
-    page = next(place.tree.experiment.report.glob("runs/*/run.html"))
-    page.write_text(page.read_text() + "<p>99</p>")
-    assert place.shared() == [f"report/runs/{page.parent.name}/run.html was altered: it is not what the ledgers give"]
+    summary = next(place.tree.experiment.report.glob("runs/*/summary.json"))
+    place.edit(summary, elapsed_s=77.0)
+    (problem,) = place.shared()
+    assert problem.startswith(f"report/runs/{summary.parent.name}/summary.json was altered: `elapsed_s` is 77.0")
+    summary.unlink()
+    assert place.shared() == [
+        f"report/runs/{summary.parent.name}/summary.json is missing, though "
+        f"report/runs/{summary.parent.name}/run.md is there"
+    ]
 
 
 def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +443,7 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypa
 def test_a_report_that_is_older_than_its_ledger_is_no_damage(place: Place) -> None:
     place.run.start()  # an attempt that came late
     assert place.problems() == [] and place.shared() == []
-    assert any("report/run.html was written 1 entries ago: not compared" in text for text in place.unseen())
+    assert any("report/summary.json was written 1 entries ago: not compared" in text for text in place.unseen())
     value = json.loads((place.run.dir.report / "summary.json").read_text())
     (place.run.dir.report / "summary.json").write_text(json.dumps(value | {"ledger_head": "0" * 64}))
     assert "names a head that this ledger never had" in place.problems()[0]

@@ -600,7 +600,7 @@ def _stamp(line: bytes) -> tuple[int, float, str] | None:
 LOG = "agent.log"
 LOOK_BYTES = 64 * 1024 * 1024
 LOOK_S = 0.3
-"""Of one look: other watches wait. With a look every 2 s, plain output of 30 MB/s is kept up with."""
+"""Of one look: other watches wait. With the pause after it, plain output of 10 MB/s is kept up with."""
 
 CLOSE_S = 20.0
 """After the agent's end, so long is read on; 10 GB behind would take a minute, and the run's end waits."""

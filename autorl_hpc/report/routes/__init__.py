@@ -1,16 +1,16 @@
 """By which route a checkpoint came about: planned by code, executed by trainers; and with which settings."""
 
 from autorl_hpc.report.routes.executed import executed, mode_kept, trained_in_vain
-from autorl_hpc.report.routes.plan import planned
+from autorl_hpc.report.routes.planned import planned
+from autorl_hpc.report.routes.route import Alternative, Commanded, CommandSeen, Executed, Planned
 from autorl_hpc.report.routes.settings import settings
-from autorl_hpc.report.routes.told import Alternative, Commanded, CommandSeen, Executed, Planned
 
 __all__ = [
     "Alternative",
+    "CommandSeen",
     "Commanded",
     "Executed",
     "Planned",
-    "Seen",
     "executed",
     "mode_kept",
     "planned",

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes.commands import command_of
-from autorl_hpc.report.routes.logged import Stage, stages
-from autorl_hpc.report.routes.told import Commanded, Executed, Planned
+from autorl_hpc.report.routes.route import Commanded, Executed, Planned
+from autorl_hpc.report.routes.trainers import NO_POLICY_TRAINERS, PREFERENCE, RL, SUPERVISED, TRAINER_CLASSES
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
-
-SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
-RL = (Route.GRPO, Route.PPO, Route.RL)
-PREFERENCE = (Route.DPO, Route.PREFERENCE)
 
 BETWEEN_TOLERANCE = 0.05
 """Of the distance between two models: what lies on the straight line between them is off by the sketches' error, 1.1 % of each of
@@ -32,6 +29,91 @@ DISAGREE = "logs and code disagree"
 
 SURE_ENOUGH = 0.6
 """Confidence from which a plan stands for a script that ran and logged nothing."""
+
+
+_GENERIC = ("Trainer", "Seq2SeqTrainer")
+"""Their logs don't tell which loss a subclass computes."""
+
+NO_EFFECT_POINTS = 2
+"""A single point with learning rate 0 is the first step of a warm-up."""
+
+_FIGURES: tuple[tuple[Route, str], ...] = (
+    (Route.PREFERENCE, "log_odds_ratio log_odds_chosen"),  # ORPO
+    (
+        Route.PPO,
+        "critic/vf_loss value_loss vf_loss loss/value val/ratio ppo/loss/value critic_loss loss/value_avg",
+    ),
+    (Route.DPO, "rewards/chosen rewards/margins logps/chosen"),
+    (Route.GRPO, "frac_reward_zero_std reward_std clip_ratio/region_mean completions/mean_length"),
+    (Route.RL, "objective/rlhf_reward actor/pg_loss policy_loss critic/score/mean objective/scores"),
+    (Route.SFT, "mean_token_accuracy num_tokens"),
+)
+"""Figures that only one kind of trainer logs, the most telling first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)."""
+
+
+@dataclass
+class _Stage:
+    """Steps of one kind, one after another, in one log."""
+
+    route: Route
+    """UNKNOWN: the log doesn't tell."""
+    source: str
+    trainer: str
+    why: str
+    first: TrainingPoint
+    last: TrainingPoint
+    points: int = 1
+    idle: int = 0
+    """Points with learning rate 0."""
+
+    @property
+    def steps(self) -> int:
+        """The last step's number, or the points where they have none."""
+        return max(self.last.step or 0, self.points if self.last.step is None else 0)
+
+    @property
+    def had_effect(self) -> bool:
+        """False: every step had learning rate 0."""
+        return not (self.idle == self.points and self.points >= NO_EFFECT_POINTS)
+
+
+def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
+    """Trainings by what logged them, in the order of their first steps."""
+    found: dict[tuple[str, Route, str], _Stage] = {}
+    for point in sorted(training, key=lambda p: (p.attempt, p.elapsed_s)):
+        told = _kind(point)
+        if told is None:
+            continue
+        route, why = told
+        key = (point.source, route, point.trainer or "")
+        stage = found.get(key)
+        if stage is None:
+            stage = found[key] = _Stage(route, point.source, point.trainer or "", why, point, point)
+        else:
+            stage.points += 1
+            if (point.step or 0) >= (stage.last.step or 0):
+                stage.last = point
+        stage.idle += point.learning_rate == 0
+    return list(found.values())
+
+
+def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
+    """Route and reason of one point; None: it is no policy's training, or holds nothing but an evaluation."""
+    name = point.trainer or ""
+    if name in NO_POLICY_TRAINERS or (
+        point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
+    ):
+        return None
+    known = TRAINER_CLASSES.get(name)
+    if known is not None and name not in _GENERIC:
+        return known, name
+    for route, figures in _FIGURES if point.more else ():
+        for figure in figures.split():
+            if figure in point.more:
+                return (Route.PREFERENCE if route is Route.DPO and "kl" in point.more else route), f"logs `{figure}`"
+    if point.reward is not None:
+        return Route.RL, "logs a reward"
+    return (Route.UNKNOWN, name or "a loss only") if point.loss is not None or point.step is not None else None
 
 
 def executed(
@@ -51,7 +133,7 @@ def executed(
     `submitted`: False where there is no checkpoint; then nothing but the logs tells.
     """
     origin = _origin(fingerprint, is_base)
-    logged = stages(training)
+    logged = _stages(training)
     steps = sum(stage.steps for stage in logged)
     if origin is not None:
         notes = (f"{steps} training steps were logged, and these weights show none of them",) if steps else ()
@@ -68,7 +150,7 @@ def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[Evi
     unused = f"; not in these weights: they are those of submission {number}"
     return tuple(
         line.model_copy(update={"says": f"{line.says}{unused}"})
-        for line in (_line(stage, stage.route) for stage in stages(training)[:4])
+        for line in (_line(stage, stage.route) for stage in _stages(training)[:4])
     )
 
 
@@ -93,7 +175,7 @@ def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLin
 
 
 def _by_logs(
-    found: Sequence[Stage], planned: Planned, parent: Route | None, steps: int, notes: tuple[str, ...]
+    found: Sequence[_Stage], planned: Planned, parent: Route | None, steps: int, notes: tuple[str, ...]
 ) -> Executed:
     routes = [_refined(stage, planned) for stage in found]
     evidence = [_line(stage, route) for stage, route in zip(found, routes, strict=True)]
@@ -136,7 +218,7 @@ def _kinds(route: Route) -> set[str]:
     return {name for name, routes in kinds.items() if route in routes}
 
 
-def _refined(stage: Stage, planned: Planned) -> Route:
+def _refined(stage: _Stage, planned: Planned) -> Route:
     """What a log tells, and code refines: a log can't tell where SFT's data came from, nor what a subclass's loss is."""
     known = (planned.route, *(a.route for a in planned.alternatives))
     if stage.route is Route.SFT:
@@ -154,7 +236,7 @@ def _is_training(route: Route) -> bool:
     return route not in (Route.NONE, Route.COPY, Route.AVERAGING, Route.UNKNOWN)
 
 
-def _line(stage: Stage, route: Route) -> EvidenceLine:
+def _line(stage: _Stage, route: Route) -> EvidenceLine:
     figures = [f"{stage.steps} steps", f"{stage.why} -> {route}"]
     for name in ("loss", "reward", "kl"):
         first, last = getattr(stage.first, name), getattr(stage.last, name)

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import options
-from autorl_hpc.report.routes.follow import Follower
-from autorl_hpc.report.routes.names import KEY_SETTINGS
-from autorl_hpc.report.routes.plan import follow
-from autorl_hpc.report.routes.reading import CONFIGS, sources
+from autorl_hpc.report.routes.look import called
+from autorl_hpc.report.routes.planned import Followed, follow
+from autorl_hpc.report.routes.script import Place, Script
+from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_CALLS, SETTING_CLASSES, TRAINER_CLASSES
 from autorl_hpc.report.story_records import Setting
 
 MAX_SETTINGS = 60
 """Shown of one revision: more is a folder of several trainings."""
 MAX_VALUE_CHARS = 120
-
-_PARSERS = ("HfArgumentParser", "TrlParser")
-"""Parsers that take every setting of a trainer as an option."""
-
 _ORDER = {name: number for number, name in enumerate(KEY_SETTINGS)}
 
 
 def settings(
-    files: Mapping[str, str | bytes],
-    entry_points: Sequence[str] = (),
-    cache: MutableMapping[str, Any] | None = None,
+    files: Mapping[str, str | bytes], entry_points: Sequence[str] = (), cache: MutableMapping[str, Any] | None = None
 ) -> tuple[Setting, ...]:
-    """The key settings (`names.KEY_SETTINGS`) that reached code gives to trainers, optimisers and samplers.
+    """Return the key settings (`trainers.KEY_SETTINGS`) that live code gives to trainers, optimisers and samplers.
 
-    Sorted by the list of key settings, then by place. The value is resolved where constants, options and files tell it,
-    and as it is written where they don't. Never raises for what stands in `files`.
+    Sorted by the list of key settings, then by place. Constants and options are resolved, anything else is shown as it is
+    written. Never raises for what stands in `files`.
     """
-    known, _ = sources(files, cache)
-    follower = follow(known, entry_points, cache)
-    found = [*_of_code(follower), *_of_commands(follower), *_of_files(follower)]
-    unique = dict.fromkeys((name, value, where) for name, value, where in found if value)
+    done = follow(files, entry_points, cache)
+    found = [*_of_files(done), *(each for script in done.scripts.values() for each in _of_code(script))]
+    for command, where in done.commands:
+        found += [(name, value, where) for name, value in options(command.args).items()]
+    unique = dict.fromkeys(s for s in found if s[0].rsplit(".", 1)[-1].lower() in KEY_SETTINGS and s[1])
     ordered = sorted(unique, key=lambda s: (_ORDER[s[0].rsplit(".", 1)[-1].lower()], s[2]))
     return tuple(
         Setting(name=clean(name, 80) or "", value=clean(value, MAX_VALUE_CHARS) or "", where=clean(where, 200) or "")
@@ -45,39 +41,45 @@ def settings(
     )
 
 
-def _is_key(name: str) -> bool:
-    return name.rsplit(".", 1)[-1].lower() in KEY_SETTINGS
+def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
+    for each in script.calls:
+        call = each.node
+        full = each.look.name_of(call.func)
+        name = full.rsplit(".", 1)[-1] or called(call)
+        if name in SETTING_CLASSES or name in TRAINER_CLASSES or name in OPTIMISERS or name in SETTING_CALLS:
+            given = [(k.arg, k.value) for k in call.keywords if k.arg]
+            given += [("lr", call.args[1])] if name in OPTIMISERS and len(call.args) > 1 else []
+            for key, expr in given:
+                yield key, _shown(script, expr, each), f"{each.look.path}:{expr.lineno}"
+    for each in script.statements:
+        if isinstance(each.node, ast.Assign) and isinstance(each.node.value, ast.Constant):
+            for target in each.node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, str(each.node.value.value), f"{each.look.path}:{each.node.lineno}"
+    if any("Parser" in name for look in script.reached.values() for name in look.imports):
+        for name, value in script.given.items():
+            yield name, value, f"{script.path} --{name}"
 
 
-def _of_code(follower: Follower) -> Iterator[tuple[str, str, str]]:
-    for _, _, walk in follower.ran:
-        for name, value, path, line in walk.settings:
-            if _is_key(name):
-                yield name, value, f"{path}:{line}"
-    for path, values, _ in follower.ran:
-        source = follower.sources.get(path)
-        if source is not None and any(parser in source.text for parser in _PARSERS):
-            for name, value in values.options.items():
-                if _is_key(name):
-                    yield name, value, f"{path} --{name}"
+def _shown(script: Script, expr: ast.expr, each: Place) -> str:
+    """Return a value in words: constants and options resolved, functions by name, the rest as it is written."""
+    if isinstance(expr, ast.Attribute) and expr.attr in script.options:
+        if expr.attr in script.given:
+            return script.given[expr.attr]
+        expr = next((n for n in [script.options[expr.attr].node] if isinstance(n, ast.Constant)), expr)
+    known = each.look.literal(expr)
+    if known is not None:
+        return str(known)
+    lines = each.look.text.split("\n")
+    if expr.lineno != expr.end_lineno:
+        return ""
+    return lines[expr.lineno - 1].encode()[expr.col_offset : expr.end_col_offset].decode("utf-8", "replace")
 
 
-def _of_commands(follower: Follower) -> Iterator[tuple[str, str, str]]:
-    for _, command, at in follower.programs:
-        where = f"{at.path}:{at.line}" if at.line else at.path
-        for name, value in options(command.args).items():
-            if _is_key(name):
-                yield name, value, where
-
-
-def _of_files(follower: Follower) -> Iterator[tuple[str, str, str]]:
-    """Of configurations that a command used; of all trainers' configurations where no code ran."""
-    used = [path for path in follower.used if path.endswith(CONFIGS)]
-    if not used and not follower.ran:
-        used = [
-            p for p, s in follower.sources.items() if p.endswith(CONFIGS) and configs.asked(configs.items(s.text, p))
-        ]
+def _of_files(done: Followed) -> Iterator[tuple[str, str, str]]:
+    """Yield those of configurations that a command used; of all trainers' configurations where nothing ran."""
+    used = [path for path in done.used if path.endswith(configs.ENDINGS)]
+    if not used and not done.scripts and not done.commands:
+        used = [p for p, t in done.files.items() if p.endswith(configs.ENDINGS) and configs.asked_by_config(t, p)]
     for path in used:
-        for item in configs.items(follower.sources[path].text, path):
-            if _is_key(item.key):
-                yield item.name if item.name in KEY_SETTINGS else item.key, item.value, f"{path}:{item.line}"
+        yield from ((i.key, i.value, f"{path}:{i.line}") for i in configs.items(done.files[path], path))

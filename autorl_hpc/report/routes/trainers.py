@@ -1,198 +1,259 @@
-"""Which trainer a call makes, what it starts from, and whether it is set to learn nothing."""
+"""The words of trainers: classes, command lines, configuration keys. A word that is missing here makes a route unknown, no more.
+
+Taken from trl 0.12 to 1.16, transformers 4.40 to 5.24, LLaMA-Factory 0.9, axolotl 0.9, torchtune 0.6, verl 0.4, OpenRLHF 0.8,
+ms-swift 3 and unsloth.
+"""
 
 from __future__ import annotations
 
 import ast
-import posixpath
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple
 
-from autorl_hpc.report.routes import losses
-from autorl_hpc.report.routes.flow import Flow, flow
-from autorl_hpc.report.routes.kinds import Cls, Const, Lib, Lit, Made, Value
-from autorl_hpc.report.routes.names import LOSS_TYPES_OF_RELATIVES, NO_POLICY_TRAINERS, TRAINER_CLASSES
-from autorl_hpc.report.routes.scopes import Scope, statements
-from autorl_hpc.report.routes.values import Values
+from autorl_hpc.report.routes.commands import words_of
 from autorl_hpc.states import Route
 
-_OWN_LOSS = (
-    "compute_loss",
-    "_compute_loss",
-    "training_step",
-    "get_batch_loss_metrics",
-    "dpo_loss",
-    "loss",
+SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
+RL = (Route.GRPO, Route.PPO, Route.RL)
+PREFERENCE = (Route.DPO, Route.PREFERENCE)
+
+
+def _by_word(words: Mapping[Route, str]) -> dict[str, Route]:
+    return {word: route for route, text in words.items() for word in text.split()}
+
+
+TRAINER_CLASSES: dict[str, Route] = _by_word(
+    {
+        Route.SFT: "Trainer Seq2SeqTrainer SFTTrainer IterativeSFTTrainer UnslothTrainer",
+        Route.DPO: "DPOTrainer",
+        Route.PREFERENCE: "KTOTrainer ORPOTrainer CPOTrainer BCOTrainer TPOTrainer",
+        Route.RL: (
+            "AlignPropTrainer DDPOTrainer SDPOTrainer A2POTrainer RLOOTrainer RLOOv2Trainer OnlineDPOTrainer "
+            "XPOTrainer NashMDTrainer"
+        ),
+        Route.GRPO: (
+            "GRPOTrainer AsyncGRPOTrainer GSPOTokenTrainer GMPOTrainer PAPOTrainer GRPOWithReplayBufferTrainer "
+            "GFPOTrainer"
+        ),
+        Route.PPO: "PPOTrainer PPOv2Trainer",
+        Route.DISTILLATION: (
+            "GKDTrainer GOLDTrainer MiniLLMTrainer DistillationTrainer AsyncDistillationTrainer "
+            "ServerDistillationTrainer SDFTTrainer"
+        ),
+    }
 )
-"""Methods by which a subclass changes what is learned."""
-_STEPS = ("max_steps", "num_train_epochs", "learning_rate")
-OPTIMISERS = frozenset({"AdamW", "Adam", "SGD", "AdamW8bit", "Adafactor", "Lion", "PagedAdamW8bit", "RMSprop"})
+"""Classes of libraries by their last name. `Trainer`: the loss on labels, unless a subclass computes another."""
+
+TRAINER_PACKAGES = words_of("trl transformers unsloth verl openrlhf swift llamafactory axolotl peft")
+"""Where classes of these names come from."""
+
+NO_POLICY_TRAINERS = words_of("RewardTrainer PRMTrainer CrossEncoderTrainer SentenceTransformerTrainer")
+
+LOSS_TYPES_OF_RELATIVES = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
+"""`loss_type` of a DPO trainer that makes it a relative of DPO."""
+
+SETTING_CLASSES = {name.removesuffix("Trainer") + "Config" for name in TRAINER_CLASSES} | words_of(
+    "TrainingArguments Seq2SeqTrainingArguments LoraConfig SamplingParams GenerationConfig RewardConfig"
+)
+OPTIMISERS = words_of("AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop")
+SETTING_CALLS = words_of(
+    "generate DataLoader dict get_peft_model get_cosine_schedule_with_warmup get_linear_schedule_with_warmup"
+)
+"""Functions that are given key settings."""
+
+GENERATE = words_of("generate chat")
+"""Methods that ask a model for text (transformers, vLLM, sglang)."""
+
+OWN_LOSS = words_of("compute_loss _compute_loss training_step get_batch_loss_metrics dpo_loss loss")
+"""Methods by which a subclass of a trainer changes what is learned."""
+
+API_CLIENTS = words_of("openai anthropic litellm google together mistralai cohere groq")
+"""Packages that ask a model elsewhere: what they answer is another model's output."""
+
+RL_WORDS: dict[str, Route] = _by_word(
+    {
+        Route.DPO: "dpo",
+        Route.PREFERENCE: "ipo orpo kto simpo cpo",
+        Route.GRPO: "grpo",
+        Route.PPO: "ppo",
+        Route.RL: "rloo",
+        Route.DISTILLATION: "gkd",
+    }
+)
+"""axolotl's `rl`, LLaMA-Factory's `pref_loss`, ms-swift's `rlhf_type`."""
+
+TRL_COMMANDS: dict[str, Route | None] = {**RL_WORDS, "sft": Route.SFT, "reward": None}
+"""`trl WORD ...`; None: it trains no policy."""
+
+MODULES: dict[str, Route | None] = {
+    **_by_word(
+        {
+            Route.SFT: (
+                "verl.trainer.fsdp_sft_trainer verl.trainer.sft_trainer openrlhf.cli.train_sft axolotl.cli.train "
+                "trl.scripts.sft mlx_lm.lora llamafactory.cli"
+            ),
+            Route.PPO: "verl.trainer.main_ppo openrlhf.cli.train_ppo openrlhf.cli.train_ppo_ray",
+            Route.GRPO: "recipe.dapo.main_dapo trl.scripts.grpo",
+            Route.DPO: "openrlhf.cli.train_dpo trl.scripts.dpo",
+            Route.PREFERENCE: "openrlhf.cli.train_kto trl.scripts.kto",
+            Route.DISTILLATION: "openrlhf.cli.train_kd",
+            Route.RL: "trl.scripts.rloo",
+        }
+    ),
+    "openrlhf.cli.train_rm": None,
+}
+"""`python -m MODULE`; those that decide by an option are looked at again."""
+
+ADVANTAGE_ESTIMATORS: dict[str, Route] = _by_word(
+    {
+        Route.PPO: "gae",
+        Route.GRPO: "grpo group_norm dr_grpo grpo_passk",
+        Route.RL: "rloo reinforce reinforce_baseline reinforce_plus_plus reinforce_plus_plus_baseline remax opo",
+    }
+)
+"""verl's `algorithm.adv_estimator`, OpenRLHF's `--advantage_estimator`."""
+
+STAGES: dict[str, Route | None] = {
+    **_by_word({Route.SFT: "sft pt", Route.DPO: "dpo", Route.PREFERENCE: "kto", Route.PPO: "ppo"}),
+    "rm": None,
+}
+"""LLaMA-Factory's `stage`."""
+
+KEY_SETTINGS: dict[str, str] = {
+    word: why
+    for why, text in {
+        "decides between learning, standing still and collapse": "learning_rate lr",
+        "length of the training": "num_train_epochs epochs num_epochs max_steps",
+        "samples a step": (
+            "per_device_train_batch_size batch_size train_batch_size micro_batch_size gradient_accumulation_steps"
+        ),
+        "weight of the KL penalty or of preferences, clip range": (
+            "beta kl_coef init_kl_coef kl_loss_coef epsilon cliprange"
+        ),
+        "size of a group: no signal where all its rewards are equal": "num_generations n_samples_per_prompt group_size",
+        "how far samples differ": "temperature top_p",
+        "what of a text is seen; answers cut off get no reward": (
+            "max_length max_seq_length max_prompt_length max_completion_length max_new_tokens max_tokens cutoff_len "
+            "sequence_len"
+        ),
+        "which weights can change, and how much": "r lora_r lora_rank lora_alpha lora_dropout target_modules",
+        "the learning rate over time": (
+            "lr_scheduler_type lr_scheduler warmup_ratio warmup_steps num_warmup_steps weight_decay max_grad_norm optim"
+        ),
+        "what is learned, and from what": (
+            "loss_type scale_rewards reward_funcs reward_weights packing completion_only_loss assistant_only_loss "
+            "model_name_or_path finetuning_type merge_method adv_estimator advantage_estimator"
+        ),
+        "precision, and how to repeat it": "bf16 fp16 seed",
+    }.items()
+    for word in text.split()
+}
+"""The settings that a report shows, in this order, and why: they decide whether and what a training learns."""
+
+# -- losses of own loops, by the words and operations that flow into them
+
+_CALLS = {
+    "ce": "cross_entropy CrossEntropyLoss nll_loss NLLLoss fused_linear_cross_entropy",
+    "logp": "log_softmax gather logsumexp selective_log_softmax log_prob take_along_dim",
+    "kl": "kl_div KLDivLoss",
+    "logsigmoid": "logsigmoid LogSigmoid softplus",
+    "sigmoid": "sigmoid",
+    "exp": "exp",
+    "square": "mse_loss MSELoss smooth_l1_loss",
+    "generate": "generate chat",
+    "group": "whiten",
+}
+_BY_CALL = {name: signal for signal, names in _CALLS.items() for name in names.split()}
+_WORDS = {
+    "reward": re.compile(r"reward|advantage|\badv|_adv|returns|\bret\b|score|baseline", re.I),
+    "pair": re.compile(r"chosen|reject|winner|loser|preferred", re.I),
+    "reference": re.compile(r"\bref|_ref|reference|frozen", re.I),
+    "teacher": re.compile(r"teacher", re.I),
+    "odds": re.compile(r"odds", re.I),
+    "kto": re.compile(r"\bkto|_kto|desirable", re.I),
+    "value": re.compile(r"value_?(loss|head|fn|pred|clip|model)|\bvf|critic|v_head|\bgae", re.I),
+}
 
 
-class Told(NamedTuple):
-    """A trainer; route None: it trains no policy."""
+def route_of_loss(nodes: Iterable[ast.AST]) -> tuple[Route, str]:
+    """Return the route of what flows into a loss, and why in words; `unknown` where it doesn't tell.
 
-    route: Route | None
-    why: str
-
-
-def of_class(target: Value, call: ast.Call, scope: Scope, values: Values) -> Told | None:
-    """What a class that is called is as a trainer; None: it is none."""
-    if isinstance(target, Lib):
-        return _of_library(target, call, scope, values)
-    if not isinstance(target, Cls):
-        return None
-    bases = [
-        told for base in values.library_bases(target) if (told := _of_library(base, call, scope, values)) is not None
-    ]
-    if not bases:
-        return None
-    own = _own_loss(target, values)
-    name = target.node.name
-    if own is not None:
-        return Told(own[0], f"{name}, a trainer whose own loss is {own[1]}")
-    return Told(bases[0].route, f"{name}, which is a {bases[0].why}")
-
-
-def _of_library(target: Lib, call: ast.Call, scope: Scope, values: Values) -> Told | None:
-    last = target.last
-    if target.name.startswith("builtins.") and target.name.count(".") == 1:
-        return None
-    if "()" in target.name or (last not in TRAINER_CLASSES and last not in NO_POLICY_TRAINERS):
-        return None
-    if last in NO_POLICY_TRAINERS:
-        return Told(None, last)
-    route = TRAINER_CLASSES[last]
-    if route is Route.DPO and _loss_type(call, scope, values) in LOSS_TYPES_OF_RELATIVES:
-        route = Route.PREFERENCE
-    return Told(route, last)
+    Formulas: DPO Rafailov et al. 2023 (7); ORPO Hong et al. 2024 (7); IPO Azar et al. 2023 (17); PPO Schulman et al. 2017 (7);
+    GRPO Shao et al. 2024 (3); RLOO Ahmadian et al. 2024 (7).
+    """
+    has = set(_signals(nodes))
+    if "logsigmoid" in has and "weighted" not in has:
+        if not has & {"logp", "ce"}:
+            return Route.UNKNOWN, "log-sigmoid of scores: perhaps of a reward model"
+        if has & {"odds", "kto"}:
+            return Route.PREFERENCE, "log-sigmoid of odds or of a margin to a reference point (ORPO, KTO)"
+        named = Route.DPO if "reference" in has else Route.PREFERENCE if "pair" in has else Route.UNKNOWN
+        return named, "log-sigmoid of a margin"
+    if has >= {"pair", "square", "reference"} and "weighted" not in has:
+        return Route.PREFERENCE, "squared margin between chosen and rejected (IPO)"
+    if has >= {"clip", "exp"}:
+        if has >= {"value", "square"}:
+            return Route.PPO, "clipped ratio with a value loss (PPO)"
+        return (Route.GRPO if has & {"group", "baseline"} else Route.RL), "clipped ratio"
+    if "kl" in has and has & {"teacher"}:
+        return Route.DISTILLATION, "divergence to a teacher's logits"
+    if has & {"group", "baseline", "weighted"} and has & {"logp", "ce"}:
+        if "group" in has and has & {"weighted", "generate"} and "product" in has:
+            return Route.GRPO, "log-probabilities times rewards normalised in their group (GRPO)"
+        if "weighted" in has or has >= {"baseline", "product", "generate"}:
+            return Route.RL, "log-probabilities times rewards"
+    if "ce" in has and not has & {"kl", "clip", "logsigmoid", "pair"}:
+        return Route.SFT, "cross-entropy on labels"
+    return Route.UNKNOWN, "nothing that is known"
 
 
-def _loss_type(call: ast.Call, scope: Scope, values: Values) -> str | None:
-    for given in (call, *configured(call, scope, values)):
-        node, where = given if isinstance(given, tuple) else (given, scope)
-        for keyword in node.keywords:
-            if keyword.arg == "loss_type":
-                return values.text(keyword.value, where)
-    return None
+def _signals(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        word = _word(node)
+        yield from (signal for signal, pattern in _WORDS.items() if word and pattern.search(word))
+        if isinstance(node, ast.Call):
+            name = _word(node.func)
+            yield _BY_CALL.get(name, "")
+            if any(k.arg == "labels" for k in node.keywords):
+                yield "ce"
+            if name in ("clamp", "clip") and _around_one(node):
+                yield "clip"
+        elif isinstance(node, ast.Attribute) and node.attr == "loss" and _word(node.value) != "self":
+            yield "ce"
+        elif isinstance(node, ast.BinOp):
+            yield from _operation(node)
 
 
-def configured(call: ast.Call, scope: Scope, values: Values) -> list[tuple[ast.Call, Scope]]:
-    """The calls that made a trainer's configuration."""
-    found = []
-    exprs = [k.value for k in call.keywords if k.arg in ("args", "config", "training_args")] + list(call.args[:3])
-    for expr in exprs:
-        for value in values.of(expr, scope):
-            if isinstance(value, Made) and value.call is not call and (value.call.keywords or value.call.args):
-                found.append((value.call, value.scope))
-    return found
+def _operation(node: ast.BinOp) -> Iterator[str]:
+    left, right = node.left, node.right
+    difference = isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub)
+    if isinstance(node.op, ast.Div) and _mentions(right, r"std|sigma"):
+        yield "group"
+    elif isinstance(node.op, ast.Sub) and _mentions(right, r"mean|baseline|\bbase\b|running|\bmu\b"):
+        yield "baseline"
+    elif isinstance(node.op, ast.Div) and difference and isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub):
+        yield "baseline"  # leave one out: (sum - r) / (n - 1)
+    elif isinstance(node.op, ast.Mult):
+        yield "product"
+        if any(_WORDS["reward"].search(_word(n)) for side in (left, right) for n in islice(ast.walk(side), 60)):
+            yield "weighted"
+    elif isinstance(node.op, ast.Pow) and difference:
+        yield "square"
 
 
-def _own_loss(cls: Cls, values: Values) -> tuple[Route, str] | None:
-    """The route of a loss that a local class computes; None: it leaves it to its base."""
-    for each in values.lineage(cls):
-        scope = values.scopes.class_(each.node, each.parent)
-        for name in _OWN_LOSS:
-            method = scope.functions.get(name)
-            if method is None or isinstance(method, ast.Lambda):
-                continue
-            inner = values.scopes.function(method, scope)
-            found = Flow()
-            for returned in inner.returns[:6]:
-                part = flow(returned, inner, values)
-                found.nodes += part.nodes
-                found.tests += part.tests
-            told = losses.route_of(losses.signals(found, values))
-            if told is not None and not (told[0] is Route.SFT and _asks_base(method, name)):
-                return told[0], told[2]
-    return None
+def _mentions(expr: ast.expr, pattern: str) -> bool:
+    return any(re.search(pattern, _word(n)) for n in islice(ast.walk(expr), 60))
 
 
-def _asks_base(method: ast.AST, name: str) -> bool:
-    """Whether a method calls the one that it replaces."""
-    body = getattr(method, "body", [])
-    for statement, _ in statements(body):
-        for node in islice(ast.walk(statement), 2_000):
-            is_method = isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.value, ast.Call)
-            if is_method and getattr(node.value.func, "id", "") == "super":  # type: ignore[attr-defined]
-                return True
-    return False
+def _around_one(node: ast.Call) -> bool:
+    """Return whether it is `clamp(x, 1 - e, 1 + e)` or `clamp(x, 0.8, 1.2)`."""
+    bounds = [*node.args, *(k.value for k in node.keywords)]
+    sums = [b for b in bounds if isinstance(b, ast.BinOp) and getattr(b.left, "value", None) in (1, 1.0)]
+    numbers = [b.value for b in bounds if isinstance(b, ast.Constant) and isinstance(b.value, float)]
+    return len(sums) >= 2 or (any(0.5 <= n < 1 for n in numbers) and any(1 < n <= 2 for n in numbers))
 
 
-def models(call: ast.Call, scope: Scope, values: Values) -> frozenset[str]:
-    """Base names of the models that a call is given, as far as they are constant."""
-    exprs = [k.value for k in call.keywords if k.arg in ("model", "pretrained_model_name_or_path", "model_name")]
-    found: set[str] = set()
-    waiting: list[tuple[ast.expr, Scope, int]] = [(e, scope, 0) for e in [*exprs, *call.args[:2]]]
-    while waiting:
-        expr, where, depth = waiting.pop()
-        for value in values.of(expr, where):
-            if isinstance(value, Const) and isinstance(value.value, str) and len(value.value) < 300:
-                found.add(posixpath.basename(value.value.rstrip("/")))
-            elif isinstance(value, Made) and depth < 3 and value.call.args:
-                waiting.append((value.call.args[0], value.scope, depth + 1))
-    return frozenset(found)
-
-
-def objects(call: ast.Call, scope: Scope, values: Values) -> frozenset[int]:
-    """The calls that made the model object that a trainer is given; empty: it is given a path."""
-    exprs = [k.value for k in call.keywords if k.arg == "model"] + call.args[:1]
-    return frozenset(id(v.call) for e in exprs for v in values.of(e, scope) if isinstance(v, Made))
-
-
-def outputs(call: ast.Call, scope: Scope, values: Values) -> list[str]:
-    """Where a trainer writes its checkpoints to, as far as that is constant."""
-    found = []
-    for node, where in configured(call, scope, values):
-        named = [k.value for k in node.keywords if k.arg == "output_dir"] or node.args[:1]
-        found += [text for expr in named if (text := values.text(expr, where)) is not None]
-    return found
-
-
-def is_idle(call: ast.Call, scope: Scope, values: Values) -> bool:
-    """Whether a trainer is set to make no step, or steps of no length."""
-    for node, where in configured(call, scope, values):
-        for keyword in given(node, where, values):
-            if keyword[0] in _STEPS and _is_zero(keyword[1], keyword[2], values):
-                return True
-    return False
-
-
-def given(call: ast.Call, scope: Scope, values: Values) -> list[tuple[str, ast.expr, Scope]]:
-    """Keyword arguments of a call by name; `**settings` opened where it is a literal."""
-    found: list[tuple[str, ast.expr, Scope]] = []
-    for keyword in call.keywords[:100]:
-        if keyword.arg is not None:
-            found.append((keyword.arg, keyword.value, scope))
-            continue
-        for value in values.of(keyword.value, scope):
-            if isinstance(value, Lit) and isinstance(value.expr, ast.Dict):
-                for key, item in zip(value.expr.keys, value.expr.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        found.append((key.value, item, value.scope))
-            elif isinstance(value, Made) and isinstance(value.of, Lib) and value.of.last == "dict":
-                found += [(k.arg, k.value, value.scope) for k in value.call.keywords if k.arg]
-    return found
-
-
-def _is_zero(expr: ast.expr, scope: Scope, values: Values) -> bool:
-    known = values.of(expr, scope)
-    return (
-        len(known) == 1 and isinstance(known[0], Const) and known[0].value in (0, 0.0) and known[0].value is not False
-    )
-
-
-def optimiser_is_idle(reached: Iterable[Scope], values: Values) -> bool:
-    """Whether all optimisers of the followed code have learning rate 0."""
-    rates: list[bool] = []
-    for scope in reached:
-        for bindings in scope.names.values():
-            for bound in bindings[:4]:
-                call = bound.expr
-                if (
-                    isinstance(call, ast.Call)
-                    and getattr(call.func, "attr", getattr(call.func, "id", "")) in OPTIMISERS
-                ):
-                    rate = next((k.value for k in call.keywords if k.arg == "lr"), None)
-                    rates.append(rate is not None and _is_zero(rate, scope, values))
-    return bool(rates) and all(rates)
+def _word(node: ast.AST) -> str:
+    found = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", getattr(node, "value", ""))))
+    return found[:60] if isinstance(found, str) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import DriverTotals, read_totals
-from autorl_hpc.recorder.code import BY_HASH, LINK, GitDamage, Repository, Work, line_diff
+from autorl_hpc.recorder.code import BY_HASH, LINK, GitDamage, Repository
 from autorl_hpc.recorder.traces.totals import Span, TraceTotals, add_up
 from autorl_hpc.records.entries import Contamination, Submission, Writer
 from autorl_hpc.records.exchange import Engine
@@ -43,6 +44,12 @@ MAX_LINE_CHARS = 160
 MAX_TEXT_BYTES = 200_000
 """A larger file is data, or made by a program: its lines are counted and not shown."""
 
+MAX_LINES = 3000
+"""Of a text that is compared line by line: difflib then takes 0.4 s at most, however the text was made."""
+
+LINES_A_RUN, LEAST_LINES = 100_000, 300
+"""Lines that are compared for one run, outside those that both texts begin and end with; each pair counts as LEAST_LINES at least."""
+
 CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".md")
 """Named first: what an agent writes."""
 
@@ -66,10 +73,10 @@ class _FileChange(NamedTuple):
 class Differ:
     """Compares states of one run's code; a pair of contents is compared once."""
 
-    def __init__(self, hidden: Hidden = NOTHING) -> None:
-        """`hidden`: what must not be shown."""
+    def __init__(self, hidden: Hidden = NOTHING, lines: int = LINES_A_RUN) -> None:
+        """`hidden`: what must not be shown. `lines`: that are compared at most."""
         self._hidden = hidden
-        self._work = Work()
+        self._lines_left = lines
         self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
 
     def between(
@@ -102,8 +109,20 @@ class Differ:
     def _texts(self, before: bytes | None, after: bytes | None) -> tuple[int, int, list[str]]:
         key = (before, after)
         if key not in self._known:
-            self._known[key] = _compared(before or b"", after or b"", self._work)
+            self._known[key] = self._compared(before or b"", after or b"")
         return self._known[key]
+
+    def _compared(self, before: bytes, after: bytes) -> tuple[int, int, list[str]]:
+        """Lines added and removed, and the diff."""
+        old, new = text_lines(before.decode("utf-8", "replace")), text_lines(after.decode("utf-8", "replace"))
+        small = max(len(old), len(new)) <= MAX_LINES and max(len(before), len(after)) <= MAX_TEXT_BYTES
+        if small and old and new:
+            same = _begin_alike(old, new) + _begin_alike(old[::-1], new[::-1])
+            self._lines_left -= max(LEAST_LINES, len(old) + len(new) - 2 * same)
+        if not small or self._lines_left < 0:
+            gone, come = Counter(old), Counter(new)
+            return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]
+        return line_diff(old, new)
 
 
 def _differs(path: str, old: Files, new: Files) -> bool:
@@ -112,14 +131,23 @@ def _differs(path: str, old: Files, new: Files) -> bool:
     return path in old or path in new
 
 
-def _compared(before: bytes, after: bytes, work: Work) -> tuple[int, int, list[str]]:
-    """Lines added and removed, and the diff."""
-    old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
-    if work.steps <= 0 or max(len(before), len(after)) > MAX_TEXT_BYTES:
-        gone, come = Counter(old.splitlines()), Counter(new.splitlines())
-        return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]
-    found = line_diff(old, new, work)
-    return found.added, found.removed, found.text.removesuffix("\n").split("\n")
+def _begin_alike(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many lines both begin with."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((number for number, (left, right) in pairs if left != right), min(len(old), len(new)))
+
+
+def text_lines(text: str) -> list[str]:
+    """By line feeds alone: str.splitlines parts lines at signs that no editor and no git takes for an end."""
+    *lines, last = text.split("\n")
+    return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
+
+
+def line_diff(old: Sequence[str], new: Sequence[str]) -> tuple[int, int, list[str]]:
+    """Lines added, lines removed, and the hunks of a unified diff."""
+    found = list(difflib.unified_diff(old, new, lineterm=""))[2:]
+    added, removed = (sum(line.startswith(sign) for line in found) for sign in "+-")
+    return added, removed, "\n".join(found).split("\n")
 
 
 def _joined(found: Sequence[_FileChange]) -> str | None:

@@ -5,7 +5,10 @@ gpu-load      the engine's reading of a checkpoint against reading and sha256 al
 gpu-gsm8k     gsm8k's report split by a warm engine, by a new engine a submission, by one bare call in a living engine
 gpu-alfworld  alfworld's report split, all games at once, its bounds, and the reference's loop on some of them
 gpu-queue     submissions of many runs on two tasks through a real grader daemon
-gpu-all       all of them
+gpu-all       all of these
+gpu-learners  the experts' own learner beside trl's GRPOTrainer with vLLM, on ALFWorld from one SFT start
+gpu-large     a model of random weights in the shape of Qwen2.5-7B or 1.5B: hashing, start, swaps, generation beside a bare call
+gpu-before    how many of 48 answers are equal, by what was asked before
 
 What is known is printed at once; `--json FILE` is written anew after each figure. With `--small` the same code runs on the toy
 model, on tasks of the package and on the CPU: that shows that it works, and measures nothing.
@@ -21,13 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpubench import games, load, questions, queueing, swap
+from gpubench import games, large, learners, load, questions, queueing, swap
 from gpubench.figures import Figures
 from gpubench.starting import start
 from gpubench.world import Options, World, about
 
 PARTS = ("gpu-swap", "gpu-load", "gpu-gsm8k", "gpu-alfworld", "gpu-queue")
-NAMES = (*PARTS, "gpu-all")
+APART = {"gpu-learners": learners.measure, "gpu-large": large.measure, "gpu-before": large.before}
+"""With engines of their own, or none; not in gpu-all."""
+NAMES = (*PARTS, "gpu-all", *APART)
 SMALL = {
     "engine": "transformers",
     "device": "cpu",
@@ -43,6 +48,8 @@ SMALL = {
     "reference_games": 1,
     "submissions": 4,
     "runs": 4,
+    "shape": "toy",
+    "seconds": 1.0,
 }
 REPEATS = 4
 """Calls of the living engine, the first of which is its warming up."""
@@ -94,6 +101,9 @@ class Session:
             self._guarded(asked[0], self._reference)
         if "gpu-queue" in wanted:
             self._guarded("gpu-queue", lambda: queueing.measure(self.world, self.figures))
+        for name, measured in APART.items():
+            if name in wanted:
+                self._guarded(name, lambda measured=measured: measured(self.world, self.figures))  # type: ignore[misc]
 
     def _guarded(self, name: str, part: Callable[[], None]) -> None:
         self.figures.of = name
@@ -189,5 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--submissions", type=_count, default=100, help="in the queue (%(default)s)")
     add("--runs", type=_count, default=20, help="that they are of (%(default)s)")
     add("--feedback-items", type=_count, help="that each of them is asked (the whole feedback split)")
+    add("--shape", choices=tuple(large.SHAPES), default="7b", help="of gpu-large (%(default)s)")
+    add("--seconds", type=float, default=150, help="that each learner begins iterations in (%(default)s)")
+    add("--traces", type=_folder, help="demonstrations of collect.py's for gpu-learners (it collects some)")
     add("--limit-s", type=float, default=500, help="of the queue (%(default)s)")
     return parser

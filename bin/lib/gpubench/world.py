@@ -43,6 +43,9 @@ class Options:
         reference_limit_s: of one process of the reference's; what it told by then counts.
         limit_s: of the queue.
         feedback_items: of each submission in the queue; None: the whole feedback split.
+        shape: of the made model.
+        seconds: for each learner.
+        traces: demonstrations for their start; None: they are collected.
     """
 
     engine: str
@@ -66,6 +69,9 @@ class Options:
     runs: int
     limit_s: float
     feedback_items: int | None
+    shape: str
+    seconds: float
+    traces: Path | None
 
 
 class World:

@@ -60,3 +60,22 @@ class Executed:
     notes: tuple[str, ...] = ()
     disputed: bool = False
     """The logs tell another kind of training than code that is sure of its own."""
+
+
+TRAINER, OWN_LOOP = 0.95, 0.8
+"""Confidence in what was found; less where a condition is open."""
+
+
+@dataclass
+class Training:
+    """A training that a script makes."""
+
+    route: Route | None
+    why: str
+    path: str
+    line: int
+    sure: bool = True
+    confidence: float = TRAINER
+    model: object = None
+    """Literal name of the model that it starts from."""
+    reads: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""The quick way to read a whole ledger against the ledger's own: the same entries, or none where anything is unusual."""
+"""The chain that a report reads: whole ledgers, and each kind of damage is seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigtree import BigTree
 from treemaker import Tree, outcomes
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import Ledger, read_whole, sha256_hex
+from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.report.run_folder import read_chain
 
@@ -31,26 +31,18 @@ def run(tmp_path: Path) -> RunDir:
     return made.dir
 
 
-def genesis(run: RunDir) -> str:
-    return sha256_hex(run.record.read_bytes())
-
-
-def test_it_is_what_the_ledger_reads(run: RunDir) -> None:
-    whole, ledger = read_whole(run, genesis(run)), Ledger(run)
-    ledger.read()
-    assert whole is not None and len(whole) == len(ledger.entries) == 7
-    for one, linked in zip(whole, ledger.entries, strict=True):
-        told = (linked.kind, linked.entry.at, linked.entry.writer, linked.body, linked.sha256)
-        assert tuple(one) == told and type(one.body) is type(linked.body)
-    assert RunView.of(whole) == RunView.of(ledger.entries)
+def test_the_chain_is_what_the_ledger_reads(run: RunDir) -> None:
+    chain, ledger = read_chain(run), Ledger(run)
+    assert list(chain.entries) == list(ledger.read()) and len(chain.entries) == 7 and chain.damage is None
+    assert chain.view == RunView.of(ledger.entries) and chain.hashes[-1] == ledger.head()
 
 
 def test_a_sealed_copy_alone(run: RunDir) -> None:
-    whole = read_whole(run, genesis(run))
+    whole = read_chain(run)
     for path in run.ledger.iterdir():
         path.unlink()
     run.ledger.rmdir()
-    assert read_whole(run, genesis(run)) == whole
+    assert read_chain(run) == whole
 
 
 def test_big_trees_are_as_the_ledger_writes_them(tmp_path: Path) -> None:
@@ -58,10 +50,8 @@ def test_big_trees_are_as_the_ledger_writes_them(tmp_path: Path) -> None:
     folders = sorted((tmp_path / "runs" / "exp000").glob("gsm8k*"))
     assert len(folders) == 12
     for run in map(RunDir, folders):
-        ledger = Ledger(run)
-        ledger.read()
-        whole = read_whole(run, genesis(run))
-        assert whole is not None and [one.sha256 for one in whole] == [one.sha256 for one in ledger.entries]
+        chain = read_chain(run)
+        assert chain.damage is None and chain.entries
 
 
 def altered(change: Callable[[bytes], bytes], name: str = "000003.json") -> Callable[[RunDir], None]:
@@ -109,15 +99,14 @@ DAMAGE: dict[str, Callable[[RunDir], None]] = {
     "run.json": lambda run: run.record.write_bytes(run.record.read_bytes() + b" ") and None,
 }
 HARMLESS = ("a stranger", "link")
-"""The ledger's own reading passes over these."""
+"""Nothing of a ledger."""
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_anything_unusual_is_left_to_the_ledger(run: RunDir, name: str) -> None:
+def test_damage_is_seen(run: RunDir, name: str) -> None:
     from autorl_hpc.records.base import NewerVersion
 
     DAMAGE[name](run)
-    assert read_whole(run, genesis(run)) is None
     if name == "a newer version":
         with pytest.raises(NewerVersion):
             read_chain(run)
@@ -125,11 +114,10 @@ def test_anything_unusual_is_left_to_the_ledger(run: RunDir, name: str) -> None:
         assert (read_chain(run).damage is None) == (name in HARMLESS)
 
 
-def test_times_with_escapes_are_left_to_the_ledger(run: RunDir) -> None:
+def test_times_may_hold_escapes(run: RunDir) -> None:
     value = json.loads((run.ledger / "000007.json").read_text())
     value["at"] = 'say "when"\n'
     data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
     altered(lambda _: data, "000007.json")(run)
     run.sealed_ledger.unlink()
-    assert read_whole(run, genesis(run)) is None
     assert read_chain(run).damage is None and read_chain(run).entries[-1].at == value["at"]

@@ -1,0 +1,766 @@
+"""Figures of the merged report: what they show (`model`, `build`), drawn by matplotlib (`drawing`) for the page and into files (`files`)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from autorl_hpc.errors import from_os_error
+from autorl_hpc.files import atomic, reading
+from autorl_hpc.records import readable_json
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report.summary import Axis, Board, BoardRow, CellSummary, Curve, MergedReport, Spent
+
+# Hold what a figure shows, apart from how it is drawn.
+
+MAX_SERIES = 7
+"""Colours that stay apart for colour-blind readers, on paper too; further agents are in the tables and in summary.json."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line with its band; `low` and `high` are None where the runs are too few for one.
+
+    Attributes:
+        colour: its agent's number in this leaderboard, 0 to 6: the same in every figure.
+    """
+
+    label: str
+    colour: int
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class LinePanel:
+    """Lines over one axis.
+
+    Attributes:
+        as_steps: a value holds until the next place, where it jumps; else straight lines join them.
+        counts: the axis counts something, from 1.
+    """
+
+    title: str
+    series: tuple[Series, ...]
+    x_label: str
+    y_label: str
+    as_steps: bool = False
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A label and its parts, in the order of the panel's kinds."""
+
+    label: str
+    parts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars."""
+
+    title: str
+    kinds: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    x_label: str
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A mean with its interval."""
+
+    label: str
+    mean: float
+    low: float | None
+    high: float | None
+    colour: int
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Means with intervals, one a line."""
+
+    title: str
+    spots: tuple[Spot, ...]
+    x_label: str
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """A value; `mark` is a word of the best and the worst, `clear` whether their intervals are apart."""
+
+    value: float
+    mark: Literal["best", "worst"] | None = None
+    clear: bool = False
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Values by row and column; None where there is no run."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[HeatCell | None, ...], ...]
+
+
+Panel = LinePanel | Bars | Forest | Heat
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of one leaderboard.
+
+    Attributes:
+        name: of its files, without what they end in.
+        caption: what is to be seen and what isn't, in whole sentences.
+        legend: labels of the colours, where it has any.
+    """
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    legend: tuple[tuple[str, int], ...] = ()
+
+
+def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
+    """Each at most `most` characters, where that leaves those apart that are; else as long as it takes.
+
+    First what all begin with is dropped, whole words of it: that tells nobody from anybody.
+    """
+    distinct = set(labels)
+    if max(map(len, labels), default=0) > most and len(distinct) > 1:
+        begin = _common_words(sorted(distinct))
+        labels = [f"…{label[begin:]}" if begin else label for label in labels]
+    for room in range(most, max(map(len, labels), default=0) + 1):
+        short = [shortened(label, room) for label in labels]
+        if len(set(short)) == len(distinct):
+            return short
+    return list(labels)
+
+
+def _common_words(labels: Sequence[str]) -> int:
+    """How many characters all begin with, up to the end of a word; `labels` in order."""
+    first, last = labels[0], labels[-1]
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
+
+
+def shortened(label: str, most: int) -> str:
+    """At most so many characters, cut in the middle: an agent's name is told by its beginning, its mode by the end."""
+    if len(label) <= most:
+        return label
+    tail = (most - 1) // 2
+    return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"
+
+
+# The figures of each leaderboard, from the merged report's numbers alone.
+
+AXES: dict[Axis, tuple[str, str, float]] = {
+    "time_s": ("time", "budget used, hours", 3600.0),
+    "tokens": ("tokens", "tokens of the driver, millions", 1e6),
+    "submissions": ("submissions", "submissions", 1.0),
+    "gpu_hours": ("gpu-hours", "GPU-hours of the agent", 1.0),
+}
+"""Of each axis: its word in a file name, its label, and what its numbers are divided by."""
+
+UNKNOWN = "unknown"
+MAX_SPOTS = 40
+"""Rows of a forest plot or a bar chart: more can't be read; the tables have them all."""
+
+SELECTED_BY = "Feedback scores, which the agents chose by: they flatter."
+
+
+def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure, ...]:
+    """The figures of one leaderboard that have something to show; `number` is its place, from 1."""
+    colours = {row.label: place for place, row in enumerate(board.rows[:MAX_SERIES])}
+    found = [_improvement(board, colours), *_scaling(merged, board, colours), _best_of(merged, board, colours)]
+    found += [_modes(board), _routes(board), _failures(board), _cost(board, colours)]
+    prefix = f"board{number:02d}"
+    return tuple(
+        Figure(f"{prefix}-{one.name}", one.title, one.caption, one.panels, one.legend) for one in found if one.panels
+    )
+
+
+def _improvement(board: Board, colours: dict[str, int]) -> Figure:
+    panels = []
+    for column in range(len(board.tasks)):
+        spots = []
+        for row in board.rows[:MAX_SPOTS]:
+            cell = row.cells[column]
+            if cell is not None and cell.improvement.mean is not None:
+                over = cell.improvement
+                faint = over.interval != "t over runs"
+                spots.append(
+                    Spot(row.label, cell.improvement.mean, over.low, over.high, colours.get(row.label, -1), faint)
+                )
+        if spots:
+            panels.append(Forest(board.column(column), tuple(spots), "improvement on report, points"))
+    caption = (
+        "Mean improvement on the report split over counted runs with its 95 % t interval. Faint: fewer than three runs, "
+        "the bar is the range of two or the interval of one run's items; or runs that are all equal, which have no interval."
+    )
+    return Figure("improvement", "Improvement by agent and task", caption, tuple(panels))
+
+
+def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Iterator[Figure]:
+    for axis, (word, label, unit) in AXES.items():
+        panels = []
+        for column in range(len(board.tasks)):
+            found = [
+                (row, curve)
+                for row, cell in _cells(merged, board, column)
+                if row.label in colours and (curve := _curve(cell, axis)) is not None
+            ]
+            series = tuple(_series(row.label, curve, unit, colours[row.label]) for row, curve in found)
+            if series:
+                counts = axis == "submissions"
+                panels.append(
+                    LinePanel(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
+                )
+        legend = _legend_of(panels)
+        caption = (
+            f"Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % "
+            f"t interval (three runs and more). A run that has ended stays where it was. {SELECTED_BY}"
+        )
+        yield Figure(f"scaling-{word}", f"Improvement over {label}", caption + _more(board), tuple(panels), legend)
+
+
+def _series(label: str, curve: Curve, unit: float, colour: int) -> Series:
+    points = curve.points
+    return Series(
+        label=label,
+        colour=colour,
+        x=tuple(p.x / unit for p in points),
+        y=tuple(p.mean for p in points),
+        low=tuple(p.low for p in points),
+        high=tuple(p.high for p in points),
+    )
+
+
+def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Figure:
+    panels = []
+    for column in range(len(board.tasks)):
+        series = []
+        for row, cell in _cells(merged, board, column):
+            if row.label in colours and len(cell.best_of) > 1:
+                series.append(_best_series(row.label, cell, colours[row.label]))
+        if series:
+            panels.append(
+                LinePanel(board.column(column), tuple(series), "k runs", "best improvement, points", counts=True)
+            )
+    caption = (
+        "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
+        "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
+    )
+    return Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), tuple(panels), _legend_of(panels))
+
+
+def _best_series(label: str, cell: CellSummary, colour: int) -> Series:
+    untold = [None] * (len(cell.best_of) - len(cell.best_of_intervals))
+    return Series(
+        label=label,
+        colour=colour,
+        x=tuple(float(k) for k in range(1, len(cell.best_of) + 1)),
+        y=cell.best_of,
+        low=(*(low for low, _ in cell.best_of_intervals), *untold),
+        high=(*(high for _, high in cell.best_of_intervals), *untold),
+    )
+
+
+def _modes(board: Board) -> Figure:
+    several = {
+        (row.agent, row.driver, row.agent_hash)
+        for row in board.rows
+        if sum((r.agent, r.driver, r.agent_hash) == (row.agent, row.driver, row.agent_hash) for r in board.rows) > 1
+    }
+    rows = sorted(
+        (row for row in board.rows if (row.agent, row.driver, row.agent_hash) in several),
+        key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode),
+    )[:MAX_SPOTS]
+    if not rows:
+        return Figure("modes", "", "", ())
+    cells = tuple(
+        tuple(
+            None
+            if cell is None or cell.improvement.mean is None
+            else HeatCell(cell.improvement.mean, cell.mark, cell.mark_clear)
+            for cell in row.cells
+        )
+        for row in rows
+    )
+    names = tuple(" · ".join([row.agent, *([row.driver] if row.driver != "none" else []), row.mode]) for row in rows)
+    heat = Heat("mean improvement, points", names, tuple(map(board.column, range(len(board.tasks)))), cells)
+    caption = (
+        "Mean improvement on the report split by mode and task, for agents with more than one mode. Best and worst of "
+        "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
+    )
+    return Figure("modes", "Mode by task", caption, (heat,))
+
+
+def _routes(board: Board) -> Figure:
+    rows = board.rows[:MAX_SPOTS]
+    seen = {word for row in rows for word in (*row.planned, *row.executed)}
+    if not seen - {UNKNOWN}:
+        return Figure("routes", "", "", ())
+    kinds = tuple(sorted(seen, key=lambda kind: (kind == UNKNOWN, kind)))
+    panels = (
+        _stacked("planned in code", [(row.label, row.planned) for row in rows], kinds),
+        _stacked("executed", [(row.label, row.executed) for row in rows], kinds),
+    )
+    caption = (
+        "Runs by the route that their code planned, and by the route whose trainers really ran. Unknown: nothing tells, "
+        "or nothing was recorded."
+    )
+    return Figure("routes", "Routes: planned and executed", caption, panels, tuple((k, i) for i, k in enumerate(kinds)))
+
+
+def _failures(board: Board) -> Figure:
+    rows = [row for row in board.rows[:MAX_SPOTS] if row.failures]
+    if not rows:
+        return Figure("failures", "", "", ())
+    kinds = tuple(sorted({kind for row in rows for kind in row.failures}))
+    panel = _stacked("why runs did not help", [(row.label, row.failures) for row in rows], kinds)
+    caption = "Runs that did not help, by the kind of their failure; each run's page gives the lines it rests on."
+    return Figure("failures", "Failures", caption, (panel,), tuple((k, i) for i, k in enumerate(kinds)))
+
+
+def _stacked(title: str, rows: Sequence[tuple[str, dict[str, int]]], kinds: tuple[str, ...]) -> Bars:
+    bars = tuple(Bar(label, tuple(float(counts.get(kind, 0)) for kind in kinds)) for label, counts in rows)
+    return Bars(title, kinds, bars, "runs")
+
+
+def _cost(board: Board, colours: dict[str, int]) -> Figure:
+    panels: list[Panel] = []
+    for title, name, unit in (
+        ("tokens of the driver, millions a run", "tokens", 1e6),
+        ("US dollars a run", "cost_usd", 1.0),
+        ("GPU-hours a run", "gpu_hours", 1.0),
+    ):
+        spots = []
+        for row in board.rows[:MAX_SPOTS]:
+            spent: Spent = getattr(row.costs, name)
+            if spent.mean is not None:
+                low = None if spent.low is None else max(0.0, spent.low / unit)
+                high = None if spent.high is None else spent.high / unit
+                spots.append(Spot(row.label, spent.mean / unit, low, high, colours.get(row.label, -1), low is None))
+        if spots:
+            panels.append(Forest(title, tuple(spots), title))
+    caption = "Mean over counted runs with its 95 % t interval, cut at zero; of the runs whose cost was recorded."
+    return Figure("cost", "What a run costs", caption, tuple(panels))
+
+
+def _cells(merged: MergedReport, board: Board, column: int) -> list[tuple[BoardRow, CellSummary]]:
+    """The rows that have runs on a task, with what the group says of them."""
+    cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[board.tasks[column].group].cells}
+    found = [(row, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in board.rows]
+    return [(row, cell) for row, cell in found if cell is not None]
+
+
+def _curve(cell: CellSummary, axis: Axis) -> Curve | None:
+    return next((one for one in cell.scaling if one.axis == axis and one.points), None)
+
+
+def _legend_of(panels: Sequence[Panel]) -> tuple[tuple[str, int], ...]:
+    found = {s.label: s.colour for panel in panels if isinstance(panel, LinePanel) for s in panel.series}
+    return tuple(sorted(found.items(), key=lambda one: one[1]))
+
+
+def _more(board: Board) -> str:
+    more = len(board.rows) - MAX_SERIES
+    return (
+        f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
+        if more > 0
+        else ""
+    )
+
+
+# Draw one figure with matplotlib, by its object interface: no pyplot, no state, no window.
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#1b1e23")
+"""Okabe and Ito's, with the yellow and the orange darkened for white paper."""
+
+INK, SOFT, GRID = COLOURS[6], "#5c6470", "#dfe2e6"
+ON_PAGE = {**{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)}, SOFT: "var(--soft)", GRID: "var(--line)"}
+"""The page's own variables, which have another value in the dark; a test compares their light ones with these."""
+
+DASHES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (4, 2)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)), (0, (10, 3)), (0, (3, 4)))
+
+COLUMN, LINE_HEIGHT, ROW_HEIGHT = 3.3, 2.3, 0.2
+"""Inches: a panel's width with its labels, a line chart's height with its axis, a row's height."""
+
+ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.55, 0.12
+"""Inches that a title, an axis with its name, numbers at the left, and half a number at the right take.
+
+Places are computed: matplotlib's layout engines draw everything twice to find them."""
+
+AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.40
+CHARACTER, LEGEND_ROW = 0.066, 0.19
+"""Inches: a character of a row's label, on the wide side; a line of the legend."""
+
+MAX_COLUMNS = 3
+LABEL_CHARACTERS = 34
+
+
+class Layout(NamedTuple):
+    """Places in inches: the size of one panel, of the whole, and how many panels stand side by side."""
+
+    columns: int
+    width: float
+    height: float
+    whole_width: float
+    whole_height: float
+
+    def corner(self, place: int) -> tuple[float, float]:
+        """The left and upper end of a panel, from the upper left."""
+        return self.width * (place % self.columns), self.height * (place // self.columns)
+
+
+def layout(figure: Figure) -> Layout:
+    """Set the panels side by side, three to a row, above one legend."""
+    columns = min(MAX_COLUMNS, len(figure.panels))
+    width, height = max(map(_width, figure.panels)), max(map(_height, figure.panels))
+    legend_rows = -(-len(figure.legend) // max(1, int(width * columns / COLUMN)))
+    foot = 0.05 + LEGEND_ROW * legend_rows if figure.legend else 0.0
+    return Layout(columns, width, height, width * columns, height * -(-len(figure.panels) // columns) + foot)
+
+
+def draw(figure: Figure) -> Any:
+    """Return the figure as matplotlib's."""
+    from matplotlib.figure import Figure as Drawing
+
+    at = layout(figure)
+    picture = Drawing(figsize=(at.whole_width, at.whole_height))
+    inside = at.height - ABOVE - BELOW
+    for place, panel in enumerate(figure.panels):
+        x, y = at.corner(place)
+        left = _left(panel)
+        width = at.width - left - RIGHT
+        box = (x + left, at.whole_height - y - at.height + BELOW, width, inside)
+        whole = (at.whole_width, at.whole_height) * 2
+        axis = picture.add_axes(tuple(part / all_ for part, all_ in zip(box, whole, strict=True)))  # type: ignore[arg-type]
+        axis.set_title(panel.title, loc="left", gid="title")
+        _DRAW[type(panel)](axis, panel)
+        if x:
+            axis.set_ylabel("")
+        axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside)
+        axis.yaxis.set_label_coords(-AXIS_NAME_LEFT / width, 0.5)
+    if figure.legend:
+        _legend(picture, figure, max(1, int(at.whole_width / COLUMN)))
+    return picture
+
+
+def on_page(figure: Figure, svg: str) -> tuple[str, ...]:
+    """Cut a drawn figure into one `<svg>` element a panel, in the page's colours.
+
+    A panel's title is left out: the page has it as text that wraps.
+    """
+    at = layout(figure)
+    groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
+    shared = "".join(
+        found for found in re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.M | re.S) if "<style" not in found
+    )
+    elements = []
+    for place, (panel, group) in enumerate(zip(figure.panels, groups, strict=True)):
+        x, y = at.corner(place)
+        box = (x, y + ABOVE - 0.06, at.width, at.height - ABOVE + 0.06)
+        size = " ".join(f"{inches * 72:.1f}" for inches in box)
+        label = escape(f"{figure.title}: {panel.title}")
+        content = re.sub(
+            r'<g id="title">.*?</g>| id="[a-z0-9.]+_\d+"', "", group if place else shared + group, flags=re.S
+        )
+        for colour, name in ON_PAGE.items():
+            content = content.replace(colour, name)
+        elements.append(f'<svg class="chart" viewBox="{size}" role="img" aria-label="{label}">{content}</svg>')
+    return tuple(elements)
+
+
+def _height(panel: Panel) -> float:
+    return LINE_HEIGHT if isinstance(panel, LinePanel) else ABOVE + BELOW + ROW_HEIGHT * max(2, len(_row_labels(panel)))
+
+
+def _row_labels(panel: Panel) -> list[str]:
+    if isinstance(panel, LinePanel):
+        return []
+    labels = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
+    return shortened_apart([one if isinstance(one, str) else one.label for one in labels], LABEL_CHARACTERS)
+
+
+def _left(panel: Panel) -> float:
+    return max([LEFT, *(0.15 + CHARACTER * len(label) for label in _row_labels(panel))])
+
+
+def _width(panel: Panel) -> float:
+    inside = (
+        0.95 * len(panel.columns) if isinstance(panel, Heat) else 0.0 if isinstance(panel, LinePanel) else COLUMN - 1.1
+    )
+    return max(COLUMN, _left(panel) + inside + RIGHT)
+
+
+def _lines(axis: Any, panel: LinePanel) -> None:
+    axis.axhline(0, color=SOFT, linewidth=0.6)
+    for series in panel.series:
+        colour, dash = COLOURS[series.colour % MAX_SERIES], DASHES[series.colour % MAX_SERIES]
+        points = list(zip(series.x, series.y, series.low, series.high, strict=True))
+        if panel.as_steps:  # what stays level needs no point
+            points = [
+                p for p, before in zip(points, [None, *points[:-1]], strict=True) if not before or p[1:] != before[1:]
+            ] + points[-1:]
+        band = [(x, low, high) for x, _, low, high in points if low is not None and high is not None]
+        if len(band) > 1:
+            step = "post" if panel.as_steps else None
+            axis.fill_between(*zip(*band, strict=True), step=step, color=colour, alpha=0.1, linewidth=0)
+        style = "steps-post" if panel.as_steps else "default"
+        line = [p[0] for p in points], [p[1] for p in points]
+        axis.plot(*line, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
+        axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+    axis.grid(axis="y", color=GRID, linewidth=0.5)
+    if panel.counts:
+        axis.locator_params(axis="x", integer=True, nbins=6)
+
+
+def _forest(axis: Any, panel: Forest) -> None:
+    axis.axvline(0, color=SOFT, linewidth=0.6)
+    for place, spot in enumerate(panel.spots):
+        colour = COLOURS[spot.colour] if spot.colour >= 0 else SOFT
+        alpha = 0.45 if spot.faint else 1.0
+        if spot.low is not None and spot.high is not None:
+            axis.plot([spot.low, spot.high], [place, place], color=colour, linewidth=1.4, alpha=alpha)
+        axis.plot([spot.mean], [place], color=colour, marker="o", markersize=4, alpha=alpha)
+    _label_rows(axis, panel)
+    axis.set_xlabel(panel.x_label)
+    axis.grid(axis="x", color=GRID, linewidth=0.5)
+
+
+def _bars(axis: Any, panel: Bars) -> None:
+    left = [0.0] * len(panel.bars)
+    for kind in range(len(panel.kinds)):
+        parts = [bar.parts[kind] for bar in panel.bars]
+        axis.barh(range(len(parts)), parts, left=left, height=0.7, **_fill(kind))
+        left = [a + b for a, b in zip(left, parts, strict=True)]
+    _label_rows(axis, panel)
+    axis.set_xlabel(panel.x_label)
+    axis.locator_params(axis="x", integer=True, nbins=6)
+
+
+def _fill(kind: int) -> dict[str, Any]:
+    """Return the colour of a kind: seven, then the same ones lighter."""
+    return {"color": COLOURS[kind % MAX_SERIES], "linewidth": 0, "alpha": 1.0 if kind < MAX_SERIES else 0.45}
+
+
+def _heat(axis: Any, panel: Heat) -> None:
+    for c in range(len(panel.columns)):
+        column = [row[c] for row in panel.cells]
+        most = max((abs(cell.value) for cell in column if cell is not None), default=1.0) or 1.0
+        for r, cell in enumerate(column):
+            if cell is None:
+                continue
+            colour = COLOURS[0] if cell.value >= 0 else COLOURS[1]
+            axis.barh([r], [0.96], left=[c - 0.48], height=0.92, color=colour, alpha=0.75 * abs(cell.value) / most)
+            mark = {"best": " best", "worst": " worst"}.get(cell.mark or "", "") + ("*" if cell.clear else "")
+            axis.text(c, r, f"{fmt.signed(cell.value)}{mark}", ha="center", va="center")
+    axis.set_xticks(range(len(panel.columns)), panel.columns)
+    axis.set_xlim(-0.5, len(panel.columns) - 0.5)
+    axis.tick_params(length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    _label_rows(axis, panel)
+
+
+_DRAW: dict[type, Any] = {LinePanel: _lines, Forest: _forest, Bars: _bars, Heat: _heat}
+
+
+def _label_rows(axis: Any, panel: Panel) -> None:
+    """Rows from above to below, as in the table."""
+    labels = _row_labels(panel)
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def _legend(picture: Any, figure: Figure, columns: int) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = []
+    for text, place in figure.legend:
+        label = f" {text}" if text.startswith("_") else text  # matplotlib leaves out what begins with an underscore
+        line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
+        is_line = isinstance(figure.panels[0], LinePanel)
+        handles.append(Line2D([], [], label=label, **line) if is_line else Patch(label=label, **_fill(place)))
+    picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
+
+
+# Write the figures as PNG and SVG files, for a thesis or a talk, and return them for the page. The same numbers give the same bytes.
+#
+# matplotlib's version stands in figures/index.json, since another one draws other bytes.
+
+FOLDER = "figures"
+INDEX = "index.json"
+DRAWN_BY = 3
+"""Raised when the drawing changes, so that figures of an older version are drawn again."""
+
+MAX_BOARDS = 6
+"""Leaderboards with figures: a report of more of them is a table, not a comparison."""
+
+MAX_PANELS = 120
+"""At about 0.07 s of a core each, both files: a report should not wait for its pictures."""
+
+SUFFIXES = ("png", "svg")
+
+Drawn = tuple[Figure, tuple[str, ...]]
+"""A figure, and each of its panels as an element of the page."""
+
+
+def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:
+    """Draw what changed into figures/ of `out` and remove figures that no longer exist; return all, by their leaderboard's number.
+
+    Raises:
+        AutorlError: the folder can't be written.
+    """
+    folder = out / FOLDER
+    known = _known(folder)
+    index: dict[str, Any] = {}
+    found: dict[int, list[Drawn]] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with style() as version:
+            for number, figure in _chosen(merged):
+                inputs = hashlib.sha256(repr((figure, version, DRAWN_BY)).encode()).hexdigest()
+                old = known.get(figure.name)
+                files = (
+                    _unchanged(folder, figure.name, old)
+                    if isinstance(old, dict) and old.get("inputs") == inputs
+                    else None
+                )
+                if files is None:
+                    files = drawn(figure)
+                    for suffix, data in files.items():
+                        atomic.write_bytes(folder / f"{figure.name}.{suffix}", data, durable=False)
+                sums = {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()}
+                index[figure.name] = {"inputs": inputs, "title": figure.title, "caption": figure.caption, **sums}
+                found.setdefault(number, []).append((figure, on_page(figure, files["svg"].decode())))
+        text = readable_json({"matplotlib": version, "figures": index})
+        if not reading.says(folder / INDEX, (text,)):
+            atomic.write_bytes(folder / INDEX, text, durable=False)
+        for name in set(known) - set(index):
+            for suffix in SUFFIXES:
+                (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "writing the figures", error.filename or folder) from error
+    return found
+
+
+def _chosen(merged: MergedReport) -> Iterator[tuple[int, Figure]]:
+    """The figures of as many whole leaderboards as there is time for, one at least, each with its board's number."""
+    panels = 0
+    for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
+        figures = figures_of(merged, board, number)
+        panels += sum(len(figure.panels) for figure in figures)
+        if number > 1 and panels > MAX_PANELS:
+            break
+        for figure in figures:
+            yield number, figure
+
+
+def drawn(figure: Figure) -> dict[str, bytes]:
+    """Return PNG and SVG of one figure. Call it within `style`.
+
+    By the canvas alone: `savefig` would draw everything once more to settle a layout that is settled.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    picture = draw(figure)
+    png, svg = io.BytesIO(), io.BytesIO()
+    print_png: Any = FigureCanvasAgg(picture).print_png
+    print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 2})
+    print_svg: Any = FigureCanvasSVG(picture).print_svg
+    print_svg(svg, metadata={"Date": None, "Creator": None})
+    return {"png": png.getvalue(), "svg": svg.getvalue()}
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    """Return what an earlier report drew; empty if there was none, or its index can't be read."""
+    value = reading.read_json_or_none(folder / INDEX)
+    figures = value.get("figures") if isinstance(value, dict) else None
+    return {name: one for name, one in figures.items() if _is_ours(name)} if isinstance(figures, dict) else {}
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether this is a name of ours: nothing that leads out of the folder."""
+    return name.isascii() and name.replace("-", "").isalnum()
+
+
+def _unchanged(folder: Path, name: str, old: dict[str, Any]) -> dict[str, bytes] | None:
+    """Return the files of a figure as they were written; None if one of them is not as it was."""
+    try:
+        files = {suffix: reading.read_bytes(folder / f"{name}.{suffix}") for suffix in SUFFIXES}
+    except (OSError, ValueError):
+        return None
+    return files if all(hashlib.sha256(data).hexdigest() == old.get(suffix) for suffix, data in files.items()) else None
+
+
+@contextmanager
+def style() -> Iterator[str]:
+    """Set matplotlib up as it comes, whatever the user's matplotlibrc says; give its version.
+
+    Its configuration and font cache go to a folder of ours, unless the user names one: a home may be full, or not writable, and
+    nothing of ours is to be found there.
+    """
+    with tempfile.TemporaryDirectory(prefix="autorl-mpl-") as spare:
+        if "MPLCONFIGDIR" not in os.environ:
+            os.environ["MPLCONFIGDIR"] = spare
+        try:
+            import matplotlib as mpl
+
+            logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it says that it looks for fonts
+            with mpl.rc_context():
+                mpl.rcdefaults()
+                settings: Any = mpl.rcParams
+                settings.update(_SETTINGS)
+                yield str(mpl.__version__)
+        finally:
+            if os.environ.get("MPLCONFIGDIR") == spare:
+                del os.environ["MPLCONFIGDIR"]
+
+
+_SETTINGS: dict[str, Any] = {
+    "backend": "agg",
+    "svg.hashsalt": "autorl-hpc",
+    "svg.fonttype": "none",  # text stays text: small, searchable, and set in the thesis's own font
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.facecolor": "none",  # on the page its own paper shows through
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titley": 1.0,  # where it is anyway: left alone, everything above the axes is measured first, twice
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.parse_math": False,  # an agent's name may hold dollar signs
+    "text.usetex": False,
+    "figure.dpi": 150,
+}

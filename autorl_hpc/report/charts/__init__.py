@@ -1,1 +1,0 @@
-"""Figures of the merged report: what they show (`model`, `build`), drawn on the page (`svg`) and into files (`files`)."""

@@ -1,2 +1,0 @@
-from .cli import main
-main()
