@@ -16,7 +16,7 @@ from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import Command, command_of, commands_in, matching, seen, words_of
 from autorl_hpc.report.routes.look import Look, base_names, called, look_at, receiver, said
 from autorl_hpc.report.routes.route import Alternative, Planned, Training
-from autorl_hpc.report.routes.script import CHECK, MODEL_NAME, Place, Script, is_elsewhere, is_sampling
+from autorl_hpc.report.routes.script import CHECK, MODEL_NAME, CodePlace, Script, is_elsewhere, is_sampling
 from autorl_hpc.report.routes.trainers import PREFERENCE, RL, SUPERVISED
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
@@ -155,7 +155,7 @@ def _without_training(script: Script) -> list[Training]:
     return found
 
 
-def _origin_of(script: Script, call: Place) -> str:
+def _origin_of(script: Script, call: CodePlace) -> str:
     """Return the names and texts that flow into what is copied or saved."""
     parts, _ = script.flow([call.part(a) for a in [*call.node.args[:1], getattr(call.node.func, "value", call.node)]])
     return " ".join(str(getattr(p.node, "value", getattr(p.node, "id", ""))) for p in parts)

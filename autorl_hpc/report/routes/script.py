@@ -37,7 +37,7 @@ _GUARD = re.compile(r"exists|is_?file|is_?dir|main_process|rank")
 """In conditions of scripts that go on after a break, or of one process among several: what they guard counts as run."""
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """A statement or an expression that may run, with the file and function where its names mean something."""
 
     node: Any
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     tests: tuple[ast.expr, ...] = ()
     """Conditions around it."""
 
-    def part(self, node: ast.AST) -> Place:
+    def part(self, node: ast.AST) -> CodePlace:
         """Return a part of it."""
         return self._replace(node=node)
 
@@ -59,15 +59,15 @@ class Script:
     def __init__(self, path: str, looks: Mapping[str, Look], args: Sequence[str] = ()) -> None:
         self.path, self.looks, self.given = path, looks, options(args)
         self.reached: dict[str, Look] = {}
-        self.statements: list[Place] = []
-        self.calls: list[Place] = []
-        self.by_name: dict[str, list[Place]] = defaultdict(list)
+        self.statements: list[CodePlace] = []
+        self.calls: list[CodePlace] = []
+        self.by_name: dict[str, list[CodePlace]] = defaultdict(list)
         """Calls by the last name of what they call."""
-        self.loads: list[Place] = []
+        self.loads: list[CodePlace] = []
         """Names that are used and not called."""
-        self.bound: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
-        self.members: dict[tuple[str, str], list[Place]] = defaultdict(list)
-        self.options: dict[str, Place] = {}
+        self.bound: dict[tuple[str, str, str], list[CodePlace]] = defaultdict(list)
+        self.members: dict[tuple[str, str], list[CodePlace]] = defaultdict(list)
+        self.options: dict[str, CodePlace] = {}
         """Defaults of `add_argument`."""
         self._defined: dict[str, list[tuple[Look, Any]]] = defaultdict(list)
         self._waiting: list[tuple[Look, Any, bool]] = []
@@ -115,7 +115,7 @@ class Script:
         self._wanted[sure][name] = None
         self._names[sure].append(name)
 
-    def _lives(self, look: Look, owner: Any, sure: bool) -> Iterator[Place]:
+    def _lives(self, look: Look, owner: Any, sure: bool) -> Iterator[CodePlace]:
         waiting: list[tuple[list[ast.stmt], bool, tuple[ast.expr, ...]]] = [(owner.body, sure, ())]
         function = getattr(owner, "name", "")
         while waiting:
@@ -124,7 +124,7 @@ class Script:
             for node in body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     continue
-                yield Place(node, look, function, sure, tests)
+                yield CodePlace(node, look, function, sure, tests)
                 if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) or _leaves(node):
                     break
                 if isinstance(node, ast.If | ast.While):
@@ -160,7 +160,7 @@ class Script:
         known = look.literal(test)
         return bool(known) if isinstance(known, bool | int) else None
 
-    def _statement(self, each: Place) -> None:
+    def _statement(self, each: CodePlace) -> None:
         look = each.look
         self.statements.append(each)
         if isinstance(each.node, ast.Import | ast.ImportFrom):
@@ -182,7 +182,7 @@ class Script:
                 self.loads.append(each.part(part))
                 self._want(part.id if isinstance(part, ast.Name) else part.attr, False)
 
-    def _option(self, call: ast.Call, each: Place) -> None:
+    def _option(self, call: ast.Call, each: CodePlace) -> None:
         names = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         given = {k.arg: k.value for k in call.keywords}
         name = each.look.literal(given.get("dest")) or "".join(names[-1:]).lstrip("-").replace("-", "_")
@@ -191,10 +191,10 @@ class Script:
 
     # -- what flows into something
 
-    def flow(self, start: Sequence[Place]) -> tuple[list[Place], list[ast.expr]]:
+    def flow(self, start: Sequence[CodePlace]) -> tuple[list[CodePlace], list[ast.expr]]:
         """Return all that flows into these expressions, by names and calls, and the conditions that it was kept by."""
         waiting, done = list(start), set[int]()
-        nodes: list[Place] = []
+        nodes: list[CodePlace] = []
         tests: list[ast.expr] = []
         while waiting and len(nodes) < MAX_FLOW:
             place = waiting.pop()
@@ -208,14 +208,16 @@ class Script:
                 elif isinstance(part, ast.comprehension):
                     tests += part.ifs
                 elif isinstance(part, ast.Call):
-                    waiting += [Place(node, look, node.name) for look, node in self._defined.get(called(part), ())[:4]]
+                    waiting += [
+                        CodePlace(node, look, node.name) for look, node in self._defined.get(called(part), ())[:4]
+                    ]
                 elif isinstance(part, ast.Name | ast.Attribute):
                     origins = self._origins(part, place)
                     waiting += origins
                     tests += [test for origin in origins for test in origin.tests]
         return nodes, tests
 
-    def _origins(self, part: ast.Name | ast.Attribute, place: Place) -> list[Place]:
+    def _origins(self, part: ast.Name | ast.Attribute, place: CodePlace) -> list[CodePlace]:
         path = place.look.path
         if isinstance(part, ast.Attribute):
             if isinstance(part.value, ast.Name) and part.value.id in ("self", "s"):
@@ -223,7 +225,7 @@ class Script:
             return [self.options[part.attr]] if part.attr in self.options else []
         if known := self.bound.get((path, place.function, part.id)) or self.bound.get((path, "", part.id)):
             return known[:20]
-        found = [Place(node, look, node.name) for look, node in self._defined.get(part.id, ())[:2]]
+        found = [CodePlace(node, look, node.name) for look, node in self._defined.get(part.id, ())[:2]]
         for node in place.look.functions.get(place.function, ())[:1]:
             names = [a.arg for a in node.args.args if a.arg != "self"]
             for call in self.by_name[place.function][:8] if part.id in names else ():
@@ -263,7 +265,7 @@ class Script:
                 found.append(training)
         return found + [self._loop(call) for call in self.by_name["backward"]]
 
-    def _trainer(self, expr: ast.AST, look: Look, depth: int = 0) -> tuple[Route | None, str, list[Place]] | None:
+    def _trainer(self, expr: ast.AST, look: Look, depth: int = 0) -> tuple[Route | None, str, list[CodePlace]] | None:
         """Return route and name of a trainer's class, and what computes a loss of its own."""
         name = look.name_of(expr)
         last, root = name.rsplit(".", 1)[-1], name.split(".", 1)[0]
@@ -271,7 +273,9 @@ class Script:
             if (local := where.classes.get(last)) is not None and (where is look or "." in name or look.stars):
                 told = next((t for b in local.bases if (t := self._trainer(b, where, depth + 1)) is not None), None)
                 own = [
-                    Place(n, where, n.name) for n in local.body if isinstance(n, ast.FunctionDef) and n.name in OWN_LOSS
+                    CodePlace(n, where, n.name)
+                    for n in local.body
+                    if isinstance(n, ast.FunctionDef) and n.name in OWN_LOSS
                 ]
                 return (told[0], f"{last}, which is a {told[1]}", own or told[2]) if told else None
         full = [name, *(w.imports.get(last, "") for w in self.reached.values()), *(f"{s}.{last}" for s in look.stars)]
@@ -281,7 +285,7 @@ class Script:
             return None, last, []
         return (TRAINER_CLASSES[last], last, []) if last in TRAINER_CLASSES else None
 
-    def _made(self, call: Place) -> Training | None:
+    def _made(self, call: CodePlace) -> Training | None:
         if (told := self._trainer(call.node.func, call.look)) is None:
             return None
         route, why, own = told
@@ -306,7 +310,7 @@ class Script:
             self._data(made, [p for k, p in parts.items() if k == "train_dataset"])
         return made
 
-    def _loop(self, call: Place) -> Training:
+    def _loop(self, call: CodePlace) -> Training:
         """Return what an own loop learns, by what flows into its loss."""
         parts = [call.part(e) for e in [*call.node.args, getattr(call.node.func, "value", call.node)]]
         nodes, _ = self.flow(parts)
@@ -320,7 +324,7 @@ class Script:
                 made.route, made.why = Route.UNKNOWN, f"{made.why}, beside samples of a model"
         return made
 
-    def _data(self, made: Training, parts: Sequence[Place]) -> None:
+    def _data(self, made: Training, parts: Sequence[CodePlace]) -> None:
         """Refine supervised training by where its rows come from."""
         nodes, tests = self.flow(parts)
         made.reads = base_names([n.node for n in nodes])
@@ -331,7 +335,7 @@ class Script:
             made.route = Route.DISTILLATION if any(map(is_elsewhere, samples)) else made.route
             made.why += ", on samples that a check kept" if kept else ", on samples"
 
-    def model(self, call: Place) -> object:
+    def model(self, call: CodePlace) -> object:
         """Return the literal name of the model that a call is given, or that was loaded for it; None: not known."""
         named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
         given = [*named, *call.node.args[:1]][:1]
@@ -344,7 +348,7 @@ class Script:
         return None
 
 
-def is_sampling(part: Place) -> bool:
+def is_sampling(part: CodePlace) -> bool:
     """Whether a call asks a model for text."""
     return isinstance(part.node, ast.Call) and (
         called(part.node) in GENERATE
@@ -352,7 +356,7 @@ def is_sampling(part: Place) -> bool:
     )
 
 
-def is_elsewhere(part: Place) -> bool:
+def is_elsewhere(part: CodePlace) -> bool:
     """Whether a sampling call asks a service that is not on this node."""
     roots = {name.split(".")[0] for name in part.look.imports.values()} | set(part.look.imports)
     local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", part.look.text)

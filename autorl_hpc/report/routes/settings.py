@@ -11,7 +11,7 @@ from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import options
 from autorl_hpc.report.routes.look import called
 from autorl_hpc.report.routes.planned import Followed, follow
-from autorl_hpc.report.routes.script import Place, Script
+from autorl_hpc.report.routes.script import CodePlace, Script
 from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_CALLS, SETTING_CLASSES, TRAINER_CLASSES
 from autorl_hpc.report.story_records import Setting
 
@@ -61,7 +61,7 @@ def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
             yield name, value, f"{script.path} --{name}"
 
 
-def _shown(script: Script, expr: ast.expr, each: Place) -> str:
+def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
     """Return a value in words: constants and options resolved, functions by name, the rest as it is written."""
     if isinstance(expr, ast.Attribute) and expr.attr in script.options:
         if expr.attr in script.given:
