@@ -120,9 +120,19 @@ def _all_over(waited_s: float) -> str | None:
     codes = [process.poll() for cluster in Cluster.open for process in cluster.processes]
     if Exit.INTERNAL in codes:
         return "a process has ended by a defect"
-    if waited_s < GRACE_S or not codes or None in codes or any(cluster.processes_here() for cluster in Cluster.open):
+    if waited_s < GRACE_S or not codes or None in codes or _children():
+        return None
+    if any(cluster.scheduled or cluster.processes_here() for cluster in Cluster.open):
         return None
     return "all processes have ended"
+
+
+def _children() -> list[int]:
+    """Living children of this process that a test may have started by itself."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return [pid for pid in found if alive(pid) and b"warm.py" not in command_of(pid)]
 
 
 def _logs() -> str:
@@ -158,6 +168,9 @@ class Cluster:
 
     open: ClassVar[list[Cluster]] = []
     """Those of the test that runs, and of its module."""
+
+    scheduled: ClassVar[bool] = False
+    """Whether a scheduler starts processes of its own accord: then nothing is over while none is here."""
 
     def __init__(self, staged: Path, tmp: Path) -> None:
         self.root = Root(tmp / "root")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import platform
 import re
@@ -365,52 +364,6 @@ def end_all(
         _send(stopped, signal.SIGKILL)
         time.sleep(ROUND_PAUSE_S)
     return targets()
-
-
-# How many processor cores this process may use: on a cluster fewer than the machine has.
-
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """The cores that the scheduler may put this process on, or fewer where a cgroup's quota of processor time is smaller."""
-    quotas = [_quota(folder) for folder in own_folders("cpu", cgroups, own)]
-    return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota), 1 << 20))
-
-
-def own_folders(controller: str, cgroups: Path, own: Path) -> list[Path]:
-    """The folders of each cgroup with that controller that this process is in, both versions, up to the root."""
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError):
-        return []
-    found = []
-    for line in lines:
-        if line.count(":") < 2:
-            continue
-        _, controllers, path = line.split(":", 2)
-        root = cgroups / controllers if controllers else cgroups
-        if controllers and controller not in controllers.split(","):
-            continue
-        folder = root / path.lstrip("/")
-        for each in (folder, *folder.parents):
-            found.append(each)
-            if each == root:
-                break
-    return found
-
-
-def _quota(folder: Path) -> float | None:
-    """None: no limit, or no such file."""
-    try:
-        if (folder / "cpu.max").exists():
-            given, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            given = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
-            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
-        return int(given) / int(period) if given.strip() != "max" and int(given) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
 
 
 # How work that nobody waits for any more comes to its end: what it waits for is ended, be it programs, a task's own processes or

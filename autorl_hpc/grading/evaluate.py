@@ -18,7 +18,7 @@ from typing import Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.processes import host_name, usable_cores
+from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.grading.timeouts import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
 from autorl_hpc.records.entries import CLUSTERS, Evaluation, Timings
@@ -26,6 +26,7 @@ from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
 from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Recipe
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer, ServingEngine
 from autorl_hpc.rollouts.environment import Episode
 from autorl_hpc.rollouts.episodes import run_episodes

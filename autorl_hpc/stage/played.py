@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.processes import usable_cores
 from autorl_hpc.records.task import Recipe, Sampling
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer
 from autorl_hpc.rollouts.episodes import run_episodes
 from autorl_hpc.rollouts.pool import Lost, Pool, Reply

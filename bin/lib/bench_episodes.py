@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.files.processes import usable_cores
 from autorl_hpc.records.task import Sampling
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import Answer
 from autorl_hpc.rollouts.environment import Episode
 from autorl_hpc.rollouts.episodes import Encoder, run_episodes

@@ -191,7 +191,7 @@ def test_a_rating_that_hangs_holds_nobody_up_for_longer_than_its_limit(cluster: 
     flag.touch()
     cluster.mini_task()
     assert cluster.code is not None
-    with open(cluster.code / "autorl_hpc" / "scoring" / "marked.py", "a") as file:
+    with open(cluster.code / "autorl_hpc" / "scoring" / "gsm8k.py", "a") as file:
         file.write(HANGS.format(flag=str(flag)))
     run_id = cluster.sealed_run(grader={"rating_limit_s": 2}, **MINI)
     grader = cluster.grader()

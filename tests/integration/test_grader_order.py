@@ -254,7 +254,7 @@ def test_a_grader_that_is_stopped_in_a_long_rating_is_gone_soon(cluster: Cluster
     environment = {**os.environ, PATH_VARIABLE: str(cluster.share / "tasks")}
     process = subprocess.Popen([sys.executable, str(script)], env=environment)
     try:
-        wait_for(rating.exists, what="a rating")
+        wait_for(rating.exists, what="a rating", process=process)
         process.terminate()
         assert process.wait(PATIENCE_S) == 130
     finally:

@@ -80,7 +80,7 @@ PATIENT = {
     "ANSWER_S = 2.0": "ANSWER_S = 300.0",
     "PATIENCE_S, PATIENCE_SHARE = 6.0, 0.1": "PATIENCE_S, PATIENCE_SHARE = 3000.0, 0.1",
     "BEGIN_S = 1.0": "BEGIN_S = 300.0",
-    "END_S = 5.0": "END_S = 300.0",
+    "RECORDER_END_S = 5.0": "RECORDER_END_S = 300.0",
 }
 
 
@@ -90,7 +90,7 @@ def patient(cluster: Cluster, *names: str) -> None:
     Args:
         names: only these constants.
     """
-    path = cluster._frozen() / "autorl_hpc" / "supervise" / "recording.py"
+    path = cluster._frozen() / "autorl_hpc" / "supervise" / "children.py"
     text = path.read_text()
     for before, after in PATIENT.items():
         if names and before.split()[0] not in names:
@@ -146,7 +146,7 @@ echo '{"model_path": "output/v0"}' > submissions/.tmp-x && mv submissions/.tmp-x
 def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) -> None:
     script = WAITS
     if how != "stop":  # any other one closes, when a busy machine lets it, and is not killed for being late
-        patient(cluster, "END_S")
+        patient(cluster, "RECORDER_END_S")
     if how == "by the agent":
         script = WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit')
     run_id = one(cluster, script, budget={"wall_clock": "1h"})
@@ -365,7 +365,7 @@ def test_a_watch_that_fails_is_told_of_and_goes_on(bench: Bench) -> None:
 
 def test_two_recorders_at_once_don_t_harm_what_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older supervisor that is still alive, with the newer one's: both write into one code.git."""
-    for name in ("ANSWER_S", "PATIENCE_S", "BEGIN_S", "END_S"):
+    for name in ("ANSWER_S", "PATIENCE_S", "BEGIN_S", "RECORDER_END_S"):
         monkeypatch.setattr(recordings, name, 300.0)
     clock = BudgetClock(bench.run.clock, bench.clock.budget, 2, elapsed_s=200.0, given_back_s=0.0, suspended_s=0.0)
     clock.start()
@@ -397,7 +397,7 @@ def test_two_recorders_at_once_don_t_harm_what_is_kept(bench: Bench, monkeypatch
 
 def test_an_end_right_after_the_start_keeps_the_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (bench.code / "a.py").write_text("1")
-    for name in ("BEGIN_S", "END_S"):
+    for name in ("BEGIN_S", "RECORDER_END_S"):
         monkeypatch.setattr(recordings, name, 300.0)
     bench.recording.start()
     bench.recording.end()

@@ -72,6 +72,8 @@ SLEEPS = '#!/usr/bin/env bash\ncd "$WORKSPACE"\necho "attempt $AUTORL_ATTEMPT" >
 class World(Cluster):
     """One root and one experiment `exp` on one sandbox."""
 
+    scheduled = True
+
     def __init__(self, staged: Path, tmp: Path, sandbox: Sandbox, **profile: Any) -> None:
         self.more_env: dict[str, str] = {}
         super().__init__(staged, tmp)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autorl_hpc.files.processes import usable_cores
 from autorl_hpc.grading.engines.weights_cache import usable_bytes
+from autorl_hpc.rollouts.cores import usable_cores
 
 V1 = "3:cpu,cpuacct:/slurm/uid_1/job_2\n2:memory:/slurm\n"
 V2 = "0::/slurm/job_2/step_0\n"

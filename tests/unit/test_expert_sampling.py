@@ -31,7 +31,7 @@ def test_prompts_are_cut_as_graders_cut_them_and_by_pieces_where_they_grow(
 
     if episodes:
         monkeypatch.setitem(sys.modules, "autorl_rollouts", rollouts)
-        monkeypatch.setitem(sys.modules, "autorl_rollouts.tokens", tokens)
+        monkeypatch.setitem(sys.modules, "autorl_rollouts.episodes", tokens)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     words = piece("words").Words(tokenizer, [], ["\n"])
     text = "Two examples. \n\n" + "> go to desk 1 \nOn it is a pen.\n" * 3

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import own_tensors
-from autorl_hpc.files.processes import usable_cores
 from autorl_hpc.grading.engines import framing, worker_process
 from autorl_hpc.grading.engines.framing import Frame, Routes
 from autorl_hpc.grading.engines.shared import ComputedBy, Words
@@ -26,6 +25,7 @@ from autorl_hpc.grading.engines.worker_process import MODULE, SILENCE_LIMIT_S, S
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.task import Sampling
+from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
 from autorl_hpc.states import Fault
 

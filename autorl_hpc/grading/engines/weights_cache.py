@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
 from autorl_hpc.files.faults import again
-from autorl_hpc.files.processes import CGROUPS, own_folders
+from autorl_hpc.rollouts.cores import CGROUPS, own_folders
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 OWN = Path("/proc/self/cgroup")

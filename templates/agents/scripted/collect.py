@@ -22,8 +22,7 @@ import household
 import machine
 import numpy as np
 import shopping
-from autorl_rollouts.hosting import Lost
-from autorl_rollouts.pool import Pool
+from autorl_rollouts.pool import Lost, Pool
 from batches import Spoken, Tokens, merged
 from words import Words
 

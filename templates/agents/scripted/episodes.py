@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # other tasks have no such package in their workspace
-    from autorl_rollouts.episode import Episode
+    from autorl_rollouts.environment import Episode
     from autorl_rollouts.pool import Pool
     from autorl_rollouts.source import Source
 

@@ -89,7 +89,7 @@ class Words:
 def _by_pieces(tokenizer: Any) -> Any | None:
     """The graders' own encoder, which keeps the pieces of prompts that grow; None where no episodes are played, and no prompt grows."""
     try:
-        from autorl_rollouts.tokens import Encoder
+        from autorl_rollouts.episodes import Encoder
     except ImportError:
         return None
     return Encoder(tokenizer)
