@@ -421,8 +421,8 @@ def _field(value: Any, name: str) -> Any:
 
 
 # --- weights: accepted copies and sketches
-# The content hash leaves out a copy of a tied head, and no hash covers the manifest that lists omissions. So this code decides what
-# may be left out, not the manifest.
+# The content hash leaves out a copy of a tied head, and no hash covers the manifest that lists omissions. So this code decides
+# what may be left out, not the manifest.
 
 BESIDE = (artifacts.READY_NAME, "refs")
 """Names in an accepted copy that are not weights: its manifest, and the names of the runs that need it."""

@@ -1,7 +1,7 @@
 """The report's cache: digests (a run's short summary) kept beside each run's pages, under a key of the run's files.
 
-A key is made of names, sizes, inodes and times (`stamp`), compared for equality only. The ledger's names and its last entry's hash
-count too, so a new entry is always seen. Not seen: an older entry rewritten in place with equal size, inode and times, or
+A key is made of names, sizes, inodes and times (`stamp`), compared for equality only. The ledger's names and its last entry's
+hash count too, so a new entry is always seen. Not seen: an older entry rewritten in place with equal size, inode and times, or
 a change that an NFS client has not learned of. `report --fresh` reads everything; `verify` never uses the cache.
 """
 
