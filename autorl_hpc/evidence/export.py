@@ -44,12 +44,12 @@ _HEX = "[0-9a-f]{64}"
 
 
 def is_run_id(text: str) -> bool:
-    """Tell whether `text` is a valid folder name for a run, and not the name of another file in an experiment."""
+    """Return whether `text` is a valid folder name for a run, and not the name of another file in an experiment."""
     return RUN_ID.fullmatch(text) is not None and text not in ("artifacts", "baselines", "experiment.json")
 
 
 def is_weights(name: str, content_hash: str | None) -> bool:
-    """Tell whether a file of a bundle belongs to the selected checkpoint."""
+    """Return whether a file of a bundle belongs to the selected checkpoint."""
     folder = f"{EXPERIMENT}/artifacts/{content_hash}/"
     return bool(
         content_hash
@@ -59,7 +59,7 @@ def is_weights(name: str, content_hash: str | None) -> bool:
 
 
 def is_record(name: str, run_id: str) -> bool:
-    """Tell whether a bundle may hold a record of this name. Names are matched in full, so none can leave the folder."""
+    """Return whether a bundle may hold a record of this name. Names are matched in full, so none can leave the folder."""
     inside = r"run\.json|ledger\.jsonl|ledger/[0-9]{6}\.json|items/[0-9]{6}\.(feedback|report)\.jsonl\.gz|report/summary\.json"
     patterns = (
         rf"{EXPERIMENT}/experiment\.json",

@@ -613,7 +613,7 @@ def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science
 
 
 def _items(path: Path, name: str, evaluation: Evaluation, science: Science) -> list[str]:
-    """Check an items file: it has the recorded hash, its outcomes give the score, and its items are those of the split."""
+    """Check an items file: it has the recorded hash, its outcomes give the score, and its items are the recorded part."""
     try:
         data = reading.read_bytes(path)
     except FileNotFoundError:
@@ -892,7 +892,7 @@ def _check_sealed(run: RunDir, ledger: Ledger, verdict: VerifyResult) -> None:
 
 
 def _only_late(ledger: Ledger, count: int) -> bool:
-    """Tell whether the entries after the first `count` all follow the closing: late entries are no damage."""
+    """Return whether the entries after the first `count` all follow the closing: late entries are no damage."""
     return RunView.of(ledger.entries[:count]).closed is not None
 
 
@@ -978,7 +978,7 @@ def _proven(by: str, shared: VerifyResult | None, runs: list[VerifyResult]) -> N
 def _expected(
     head: str, now: Heads | None, before: Heads | None, shared: VerifyResult | None, runs: list[VerifyResult]
 ) -> bool:
-    """Tell whether a head passed by the user is, or was, that of the experiment or of a run; mark the verdicts it anchors."""
+    """Return whether a head passed by the user is, or was, that of the experiment or of a run; mark the verdicts it anchors."""
     by = f"the head that you gave, {head[:16]}..."
     if any(heads is not None and heads.head.startswith(head) for heads in (now, before)):
         _proven(by, shared, runs)

@@ -96,7 +96,7 @@ def with_items(key: str, run: RunDir, numbers: Iterable[int], *, deep: bool = Fa
     Args:
         key: see `run_key`.
         numbers: submissions whose items files its digest opened.
-        deep: include stamps of every entry and items file. For damaged runs, which somebody may repair in place.
+        deep: include stamps of every entry and items file. For damaged runs, which may be repaired in place.
 
     Raises:
         OSError: the run can't be listed right now.

@@ -702,7 +702,7 @@ def _known(folder: Path) -> dict[str, Any]:
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether a name may be one of our files: it can't lead out of the folder."""
+    """Return whether a name may be one of our files: it can't lead out of the folder."""
     return name.isascii() and name.replace("-", "").isalnum()
 
 

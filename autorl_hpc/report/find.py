@@ -224,7 +224,7 @@ def _look(path: Path, found: FoundRuns, given: Path) -> Path:
 
 
 def _has_runs(folder: Path) -> bool:
-    """Tell whether the folder contains runs, as an experiment does that lost its experiment.json."""
+    """Return whether the folder contains runs, as an experiment does that lost its experiment.json."""
     try:
         return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
     except OSError:
@@ -236,7 +236,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _known(path: Path, found: FoundRuns) -> bool:
-    """Tell whether an earlier path covers this one."""
+    """Return whether an earlier path covers this one."""
     return any(run.path == path or path in run.path.parents for run in found.runs)
 
 

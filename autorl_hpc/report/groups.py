@@ -31,7 +31,7 @@ LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "d
 
 
 def limits_of(budget: Budget) -> dict[str, float]:
-    """Return the limits that are set, and the limit on time given back for waiting on graders."""
+    """Return the limits that are set, and the bound on time returned for waiting on graders."""
     found = {name: float(value) for name in LIMITS if (value := getattr(budget, name)) is not None}
     return {**found, "given_back_at_most_s": budget.given_back_at_most_s}
 

@@ -57,7 +57,7 @@ class Hidden:
     everything: bool = False
 
     def file(self, path: str) -> bool:
-        """Tell whether a file's words must not be shown."""
+        """Return whether a file's words must not be shown."""
         return self.everything or (clean(path) or "").removeprefix(CODE_FOLDER) in self.files
 
     def instead(self, where: str) -> str | None:

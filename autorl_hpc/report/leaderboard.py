@@ -163,7 +163,7 @@ def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
 
 
 def _apart(high: OverRuns, low: OverRuns) -> bool:
-    """Tell whether one interval is wholly above the other: visible in a plot, and stricter than a test of the difference.
+    """Return whether one interval is wholly above the other: visible in a plot, and stricter than a test of the difference.
 
     Runs without spread have no interval, so they are never apart from anything.
     """
@@ -229,7 +229,7 @@ def _row(
 
 
 def _turned(run: RunSummary) -> bool:
-    """Tell whether a run executed another route than it planned."""
+    """Return whether a run executed another route than it planned."""
     planned, executed = run.story.route.planned, run.story.route.executed
     return planned != executed and planned is not Route.UNKNOWN and executed is not Route.UNKNOWN
 

@@ -67,7 +67,7 @@ def build(paths: list[Path]) -> MergedReport:
     """Read every run below `paths` and merge them.
 
     Raises:
-        AutorlError: there is nothing to report on; says what to do.
+        AutorlError: there is nothing to report on.
     """
     from autorl_hpc.report.merge import merge
 
@@ -249,7 +249,7 @@ class Refreshed:
 
     @property
     def changed(self) -> bool:
-        """Tell whether anything was written."""
+        """Return whether anything was written."""
         return self.merged is not None
 
     def text(self, name: str, render: Callable[[MergedReport], str]) -> str:

@@ -1,6 +1,6 @@
 """Read a run's folder for a report: the ledger up to any damage, base models' scores, items files, and what qualifies a score.
 
-The last is the sandbox, fingerprints and contamination. Every file is used only if its hash is the recorded one.
+The last is sandbox, fingerprints and contamination. Baselines and items files are used only if their hashes are as recorded.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Items:
 
     @property
     def binary(self) -> bool:
-        """Whether every outcome is 0 or 1."""
+        """Return whether every outcome is 0 or 1."""
         return set(self.outcomes) <= {0.0, 1.0}
 
 
@@ -391,5 +391,5 @@ def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
 
 
 def ranks(sandbox: str, flags: Sequence[str]) -> bool:
-    """Tell whether a run's score may be ranked."""
+    """Return whether a run's score may be ranked."""
     return sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)

@@ -96,7 +96,7 @@ def looks_of(run: RunSummary) -> list[tuple[int | None, Contamination]]:
 
 
 def is_recorded(story: Story) -> bool:
-    """Tell whether the iterations have more to show than the table of submissions."""
+    """Return whether the iterations have more to show than the table of submissions."""
     return any(
         one.revision
         or (one.failure and one.failure.kind not in BY_LEDGER)

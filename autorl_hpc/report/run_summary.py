@@ -77,7 +77,7 @@ class PairedFindings:
 
 
 def digest(run: RunDir, library: Library, chain: ReadableLedger | None = None) -> RunSummary:
-    """Summarise one run; of a live or damaged run, what is known so far.
+    """Summarise one run; of a live or damaged run, what can be read.
 
     Raises:
         AutorlError: run.json can't be read.

@@ -98,7 +98,7 @@ def _made(low: float | None, high: float | None, kind: ItemsInterval) -> ScoreIn
 
 
 def needs_items(evaluation: Evaluation) -> bool:
-    """Tell whether a score's interval needs the outcomes of its items, not only their number."""
+    """Return whether a score's interval needs the outcomes of its items, not only their number."""
     return evaluation.score is not None and (evaluation.correct is None or evaluation.clusters is not None)
 
 

@@ -60,7 +60,7 @@ class JobsNow:
     grader_ids: frozenset[str] | None = None
 
     def may_live(self, heartbeat: Mapping[str, object]) -> bool:
-        """Tell whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
+        """Return whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
         if self.grader_ids is not None and not self.step:
             return heartbeat.get("job_id") in self.grader_ids
         if self.grader_ids is not None:  # the number of an array task differs from the array's: alive while any job is

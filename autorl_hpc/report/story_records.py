@@ -67,7 +67,7 @@ class Change(Strict):
 
 
 class Failure(Strict):
-    """Why a run or submission did not help, by the paper's taxonomy and ours."""
+    """Why a run or submission did not help, by the taxonomy of the paper and of this package."""
 
     kind: FailureKind
     evidence: tuple[EvidenceLine, ...] = ()

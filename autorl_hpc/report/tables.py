@@ -243,7 +243,7 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list
         elif delta:
             what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
         notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
-    if known is None:  # a run of an earlier version: only the report split's outputs are known
+    if known is None:  # a run of an earlier version has only the report split's outputs
         if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
             notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
         return notes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Justify = Literal["left", "right"]
 
 MAX_ROWS = 200
-"""Nobody reads more rows in a terminal, and rich needs a second for a thousand."""
+"""Bound on rows: rich needs a second for a thousand."""
 
 WIDE = 110
 """Width below which mode, base, best feedback and its luck, gap, submissions and budget are left out."""
@@ -123,7 +123,7 @@ def head_lines(merged: MergedReport) -> list[str]:
 
 
 def _in_utf8(path: str) -> bool:
-    """Tell whether a path is valid UTF-8, so that a record can hold it."""
+    """Return whether a path is valid UTF-8, so that a record can hold it."""
     try:
         path.encode()
     except UnicodeEncodeError:

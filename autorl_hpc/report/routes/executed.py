@@ -203,7 +203,7 @@ def _by_logs(
 
 
 def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
-    """Tell whether nothing that was logged is of a kind that the confident plan contains."""
+    """Return whether nothing that was logged is of a kind that the confident plan contains."""
     plan, told = _kinds(planned.route), set[str]().union(*map(_kinds, logged))
     if planned.route is Route.RL:
         plan.add("preference")  # online DPO logs the same as DPO
@@ -322,10 +322,10 @@ def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tup
 
 
 def mode_kept(mode: str, route: Route, *, disputed: bool = False) -> bool | None:
-    """Tell whether an executed route is what the mode asked for; None if this is unknown or the mode is.
+    """Return whether an executed route is what the mode asked for; None if this is unknown or the mode is.
 
     `sft-only`: only supervised training. `rl-only`: a policy that learned from rewards of its own samples, without a supervised
-    stage. DPO and its relatives learn from given pairs and are neither. No training satisfies neither mode.
+    stage. DPO and its relatives learn from given pairs and are neither. A run without training satisfies neither mode.
     `disputed`: logs and code disagree on the route, so the answer is None.
     """
     if mode == "free":

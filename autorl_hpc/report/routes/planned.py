@@ -237,7 +237,7 @@ def _decided(found: Sequence[Training], done: Followed) -> tuple[Route, list[Tra
 
 
 def _joined(found: Sequence[Training], done: Followed) -> bool:
-    """Tell whether trainings are stages of one plan: by one script or command, an observed order, or names of stages."""
+    """Return whether trainings are stages of one plan: by one script or command, an observed order, or names of stages."""
     paths = {m.path for m in found}
     names = [posixpath.basename(path) for path in paths]
     return len(paths) == 1 or done.ordered or sum(_STAGE.search(name) is not None for name in names) > 1

@@ -349,7 +349,7 @@ class Script:
 
 
 def is_sampling(part: CodePlace) -> bool:
-    """Tell whether a call asks a model for text."""
+    """Return whether a call asks a model for text."""
     return isinstance(part.node, ast.Call) and (
         called(part.node) in GENERATE
         or part.look.name_of(part.node.func).endswith(("completions.create", "messages.create"))
@@ -357,14 +357,14 @@ def is_sampling(part: CodePlace) -> bool:
 
 
 def is_elsewhere(part: CodePlace) -> bool:
-    """Tell whether a sampling call asks a service on another host."""
+    """Return whether a sampling call asks a service on another host."""
     roots = {name.split(".")[0] for name in part.look.imports.values()} | set(part.look.imports)
     local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", part.look.text)
     return called(part.node) == "create" and bool(roots & set(API_CLIENTS)) and not local
 
 
 def _leaves(node: ast.stmt) -> bool:
-    """Tell whether a statement ends or replaces the process."""
+    """Return whether a statement ends or replaces the process."""
     name = called(node.value) if isinstance(node, ast.Expr) else ""
     return name in ("exit", "_exit") or name.startswith(("execv", "execl"))
 

@@ -73,7 +73,7 @@ class Differ:
     """Compare states of one run's code; each pair of contents is compared once."""
 
     def __init__(self, hidden: Hidden = NOTHING, lines: int = LINES_A_RUN) -> None:
-        """`hidden`: what must not be shown. `lines`: bound on the lines that are compared."""
+        """Set what must not be shown (`hidden`) and the bound on compared lines (`lines`)."""
         self._hidden = hidden
         self._lines_left = lines
         self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
@@ -172,7 +172,7 @@ MAX_BLOB_BYTES = 1 << 20
 """No program is larger than a megabyte; the recorder keeps larger files by hash anyway."""
 
 BY_HASH_MARK, LINK_MARK = "=", "@"
-"""Prefix of the object id of a hash pointer or a link: the id identifies the content but is not the id of the content."""
+"""Marks before the object id of a hash pointer or a link: such ids tell contents apart, but the objects hold no content."""
 
 MAX_CACHED_BYTES = 32 << 20
 MAX_SOURCES = 300

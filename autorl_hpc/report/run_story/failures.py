@@ -1,4 +1,4 @@
-"""Classify why a run or a submission did not help (the paper's taxonomy and ours), with evidence lines; see `failure_of`."""
+"""Classify why a run or a submission did not help (the paper's taxonomy, extended), with evidence lines; see `failure_of`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class GainBounds:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the whole interval is above zero; False without a bound."""
+        """Return whether the whole interval is above zero; False without a bound."""
         return self.low is not None and self.low > 0
 
     @property
     def below_noise(self) -> bool:
-        """Whether the whole interval is below zero; False without a bound."""
+        """Return whether the whole interval is below zero; False without a bound."""
         return self.high is not None and self.high < 0
 
 
@@ -278,7 +278,7 @@ def told_of_data(known: Iterable[LogLine]) -> list[LogLine]:
 
 
 def _is_said(line: LogLine) -> bool:
-    """Tell whether a program logged the line, judging by its words."""
+    """Return whether a program logged the line, judging by its words."""
     return line.is_log and _PROSE.search(line.text) is None
 
 
@@ -294,7 +294,7 @@ def evidence(found: Iterable[LogLine | Trace]) -> tuple[EvidenceLine, ...]:
 
 
 def broken_exits(exits: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Return failed ends of training programs (Python, launchers, trainers); a signal sent by the agent counts."""
+    """Return failed ends of training programs (Python, launchers, trainers); signals count too."""
     return [
         e
         for e in exits
@@ -411,7 +411,7 @@ def _not_finite(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLi
 
 
 def _is_of_training(name: str) -> bool:
-    """Tell whether a metric is the training's loss, reward, KL or gradient norm, not one of an evaluation or a spread."""
+    """Return whether a metric is the training's loss, reward, KL or gradient norm, not one of an evaluation or a spread."""
     parts = set(_PARTS.split(name.lower()))
     return not parts & _BESIDE and (bool(parts & {"loss", "reward", "rewards", "kl", "approxkl"}) or _is_gradient(name))
 
@@ -439,7 +439,7 @@ def _exploded(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLine
 
 
 def _samples(facts: Facts) -> bool | None:
-    """Tell whether anything sampled from a model; None if unknown."""
+    """Return whether anything sampled from a model; None if unknown."""
     rewarded = any(p.reward is not None or any("reward" in name for name in p.more) for p in facts.training)
     return True if rewarded else facts.samples
 

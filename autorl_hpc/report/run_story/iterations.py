@@ -194,14 +194,14 @@ def _excerpt(event: TraceEvent) -> LogExcerpt:
 
 
 def samples(route: RouteTold) -> bool | None:
-    """Tell whether a route samples from a model; None if unknown."""
+    """Return whether a route samples from a model; None if unknown."""
     if route.planned in _SAMPLING or route.executed in _SAMPLING:
         return True
     return None if Route.UNKNOWN in (route.planned, route.executed) else False
 
 
 def any_samples(routes: Iterable[RouteTold]) -> bool | None:
-    """Tell whether any of several routes samples from a model; None if unknown."""
+    """Return whether any of several routes samples from a model; None if unknown."""
     each = [samples(route) for route in routes]
     return True if True in each else None if None in each or not each else False
 
@@ -478,7 +478,7 @@ def _built_on(known: RunContext, point: Point, before: Stretch | None, base: flo
 
 
 def _needs_log(point: Point, base: float | None) -> bool:
-    """Tell whether to read logs: only for submissions that did not help."""
+    """Return whether to read logs: only for submissions that did not help."""
     return point.status is not SubmissionState.SCORED or base is None or point.score is None or point.score <= base
 
 

@@ -324,7 +324,7 @@ class AgentLog:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the times of writing are known."""
+        """Return whether the times of writing are recorded."""
         return bool(self._bytes)
 
     def size(self) -> int:

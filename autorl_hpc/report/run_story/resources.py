@@ -333,7 +333,7 @@ def _is_program(process: ProcessSeen) -> bool:
 
 
 def failed(process: ProcessSeen) -> bool:
-    """Tell whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
+    """Return whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
     if process.what != "ended" or process.exit_code is None or process.exit_code <= 0:
         return False
     return _is_program(process)
@@ -384,7 +384,7 @@ def trained_by(points: Sequence[TrainingPoint], times: Sequence[float]) -> list[
 
 
 def _trained(points: tuple[TrainingPoint, ...], last_step: dict[str, int]) -> Trained:
-    """`last_step`: by source, the last step seen; updated from stretch to stretch."""
+    """Sum up one stretch. `last_step` (last step by source) is updated for the next stretch."""
     steps: int | None = None
     for point in points:
         if point.step is None:
