@@ -1,1 +1,1 @@
-"""A run as one file, and its score measured again elsewhere. This room stands above `grading` and `report`: it needs both."""
+"""Export a run to a bundle, verify, anchor and rescore it. May import `grading` and `report`."""

@@ -1,7 +1,6 @@
-"""What is known of an experiment's chains outside the account that holds them, and whether the chains still fit it.
+"""Anchors: heads of chains recorded outside the account that holds them (signed files, `--expect`, Slurm job comments).
 
-A chain only grows. So an anchor holds if the entry that was its head then still stands at its number; what came after it is
-named, not blamed.
+A chain only grows, so an anchor holds if its head is still the entry at its number. Entries added later are no fault.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from autorl_hpc.records.exchange import SHORT_HEX, Anchor, Heads, RunHead
 from autorl_hpc.report.find import experiments_in, runs_on_disk
 
 Hashes = Mapping[str, Sequence[str]]
-"""Of each run, the hash of run.json and those of its entries in order."""
+"""By run_id: the hash of run.json, then those of its entries in order."""
 
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 MAX_ANCHORS_BYTES = 1 << 30
@@ -35,7 +34,7 @@ MAX_ANCHORS_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class KnownHeads:
-    """What the caller of `verify` knows from elsewhere."""
+    """Heads that the caller of `verify` supplies: `--expect` and signed anchors."""
 
     expected: tuple[str, ...] = ()
     anchors: tuple[Anchor, ...] = ()
@@ -43,11 +42,11 @@ class KnownHeads:
 
 @dataclass(frozen=True)
 class AnchorFit:
-    """How the chains fit heads that were known before.
+    """How the chains fit earlier heads.
 
     Attributes:
-        problems: by run, what doesn't fit.
-        since: by run that fits, how many entries came after.
+        problems: by run_id, what doesn't fit.
+        since: by run_id that fits, the number of entries added since.
     """
 
     problems: dict[str, str]
@@ -55,7 +54,7 @@ class AnchorFit:
 
 
 def fit(heads: Heads, chains: Hashes, source: str) -> AnchorFit:
-    """Whether each chain still has, at its number, the entry that was its head."""
+    """Check that each chain still has, at the recorded number, the entry that was its head."""
     problems, since = {}, {}
     for known in heads.runs:
         hashes = chains.get(known.run_id)
@@ -77,7 +76,7 @@ def fit(heads: Heads, chains: Hashes, source: str) -> AnchorFit:
 
 
 def present(experiment: ExperimentDir, chains: Hashes) -> Heads:
-    """The heads of these chains as they are now."""
+    """Return the present heads of these chains."""
     return heads_of(
         experiment,
         (RunHead(run_id=run_id, entries=len(hashes) - 1, head=hashes[-1]) for run_id, hashes in chains.items()),
@@ -85,7 +84,7 @@ def present(experiment: ExperimentDir, chains: Hashes) -> Heads:
 
 
 def written_heads(experiment: ExperimentDir) -> tuple[Heads | None, str | None]:
-    """heads.json, and what is wrong with it."""
+    """Return heads.json, and what is wrong with it (None if nothing)."""
     try:
         return read_heads(experiment), None
     except (AutorlError, OSError, ValueError) as error:
@@ -94,7 +93,7 @@ def written_heads(experiment: ExperimentDir) -> tuple[Heads | None, str | None]:
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What the comment of the report job says of the experiment: that it fits, that it doesn't, or why nobody knows."""
+    """Whether the report job's comment fits the chains. At most one field is set: it fits, it does not, or why it is unknown."""
 
     fits: str | None = None
     problem: str | None = None
@@ -102,7 +101,7 @@ class SlurmWord:
 
 
 def slurm_word(experiment: ExperimentDir, now: Heads, before: Heads | None) -> SlurmWord:
-    """Asks the scheduler, where the experiment had jobs and its clients are here.
+    """Compare with the report job's comment, if the experiment had Slurm jobs and the Slurm clients are installed.
 
     Args:
         before: heads.json, if the chains fit it.
@@ -127,10 +126,10 @@ def slurm_word(experiment: ExperimentDir, now: Heads, before: Heads | None) -> S
 
 
 def normal_head(text: str) -> str:
-    """A head as a person gives it, whole or its first digits.
+    """Return a head that a person typed, in lower case: all 64 digits or the first ones.
 
     Raises:
-        AutorlError: it is none, or too short to prove anything.
+        AutorlError: it is not a head, or too short to prove anything.
     """
     head = text.strip().lower()
     if not re.fullmatch(rf"[0-9a-f]{{{SHORT_HEX},64}}", head):
@@ -142,10 +141,10 @@ def normal_head(text: str) -> str:
 
 
 def read_key_file(path: Path) -> bytes:
-    """The key of anchors: a file with the key alone, for its owner alone.
+    """Read the key of anchors: a file that holds only the key, readable by its owner only.
 
     Raises:
-        AutorlError: it can't be read, is open to others, or holds no key. No error shows any of it.
+        AutorlError: it can't be read, others may read it, or it is no key. No error shows any of the key.
     """
     make = f"make one: (umask 077; head -c 32 /dev/urandom | base64 > {path})"
     try:
@@ -167,10 +166,10 @@ def read_key_file(path: Path) -> bytes:
 
 
 def make_anchors(paths: Sequence[Path], key: bytes) -> list[Anchor]:
-    """The heads of the runs in `paths`, signed: one anchor an experiment.
+    """Return the signed heads of the runs in `paths`, one anchor per experiment.
 
     Raises:
-        AutorlError: there is nothing there, or a chain is damaged: it is not signed.
+        AutorlError: nothing is there, or a chain is damaged (then it is not signed).
     """
     found: dict[ExperimentDir, list[RunDir]] = {}
     for path in paths:
@@ -189,10 +188,10 @@ def _sign(heads: Heads, key: bytes) -> Anchor:
 
 
 def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
-    """Adds lines to an anchors file: the earlier ones stay, they prove more.
+    """Append to an anchors file; earlier lines stay, because they prove more.
 
     Raises:
-        AutorlError: what stands there is no anchors file.
+        AutorlError: the existing file is not an anchors file.
         OSError: it can't be written.
     """
     before = b""
@@ -204,10 +203,10 @@ def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
 
 
 def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
-    """The lines of an anchors file, signatures unchecked.
+    """Parse the lines of an anchors file without checking signatures.
 
     Raises:
-        AutorlError: a line is no anchor.
+        AutorlError: a line is not an anchor.
     """
     found = []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -224,10 +223,10 @@ def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
 
 
 def read_anchors(path: Path, key: bytes) -> tuple[Anchor, ...]:
-    """The anchors in a file, each with its signature checked.
+    """Read the anchors in a file and check each signature.
 
     Raises:
-        AutorlError: it can't be read, or a line is not signed by this key.
+        AutorlError: it can't be read, or a line is not signed with this key.
     """
     try:
         data = reading.read_bytes(path, max_bytes=MAX_ANCHORS_BYTES)

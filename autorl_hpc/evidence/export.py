@@ -1,9 +1,8 @@
-"""`export`: a closed run's evidence and its selected weights in one file.
+"""`export`: pack a closed run's evidence and its selected weights into one file. The same run gives the same bytes.
 
-What goes in is named one by one; nothing is packed because it happens to lie there. The same run gives the same bytes. Held-out
-texts, secrets, caches, logs and workspaces stay out. Records are hashed, so that they go in as they are: `attempt_started`
-names the workspace's path, every entry its writer's host and job, submissions the agent's notes and folder names.
-experiment.json, which no hash covers, is emptied of paths, of the cluster and of the judge.
+Only files that the code names go in: no held-out texts, secrets, caches, logs or workspaces. Records are hashed, so they go in
+unchanged, with the workspace's path, hosts and jobs, the agent's notes and folder names. experiment.json is not hashed: paths,
+cluster and judge are removed from it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.stage.sources import Say, check_space, in_words
 from autorl_hpc.states import Fault
 
-# Where everything lies in an exported run: below `experiment/` as in an experiment's folder, so that the same code reads it.
+# --- layout of a bundle: `experiment/` is laid out as an experiment's folder, so that the same code reads it
 
 MANIFEST_NAME = "EVIDENCE.json"
 EXPERIMENT = "experiment"
@@ -45,12 +44,12 @@ _HEX = "[0-9a-f]{64}"
 
 
 def is_run_id(text: str) -> bool:
-    """Whether it may be the name of a folder, and not that of another one of ours."""
+    """Return whether `text` is a valid folder name for a run, and not the name of another file in an experiment."""
     return RUN_ID.fullmatch(text) is not None and text not in ("artifacts", "baselines", "experiment.json")
 
 
 def is_weights(name: str, content_hash: str | None) -> bool:
-    """Whether a file of a bundle is one of the selected checkpoint's."""
+    """Return whether a file of a bundle belongs to the selected checkpoint."""
     folder = f"{EXPERIMENT}/artifacts/{content_hash}/"
     return bool(
         content_hash
@@ -60,7 +59,7 @@ def is_weights(name: str, content_hash: str | None) -> bool:
 
 
 def is_record(name: str, run_id: str) -> bool:
-    """Whether a file of a bundle is one of the records that a bundle may hold. Every name is spelled out: none leads away."""
+    """Return whether a bundle may hold a record of this name. Names are matched in full, so none can leave the folder."""
     inside = r"run\.json|ledger\.jsonl|ledger/[0-9]{6}\.json|items/[0-9]{6}\.(feedback|report)\.jsonl\.gz|report/summary\.json"
     patterns = (
         rf"{EXPERIMENT}/experiment\.json",
@@ -78,7 +77,7 @@ MODE = 0o444
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle that was written."""
+    """A written bundle."""
 
     path: Path
     sha256: str
@@ -86,7 +85,7 @@ class Exported:
     manifest: EvidenceManifest
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the fields of `--json`."""
         weights = self.manifest.weights
         return {
             "bundle": str(self.path),
@@ -100,7 +99,7 @@ class Exported:
         }
 
     def as_text(self) -> str:
-        """For people."""
+        """Return the result as text."""
         weights = self.manifest.weights
         kept = f"weights {weights.content_hash[:16]}..." if weights else "no weights: the base model is what was kept"
         return (
@@ -112,7 +111,7 @@ class Exported:
 
 @dataclass
 class _Packing:
-    """The files of a bundle: those that lie somewhere, and those that are made."""
+    """The files of a bundle: `lying` are copied from disk, `made` are written from memory."""
 
     lying: dict[str, Path] = field(default_factory=dict)
     made: dict[str, bytes] = field(default_factory=dict)
@@ -128,10 +127,10 @@ class _Packing:
 
 
 def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exported:
-    """Packs the run in `folder` into `out`.
+    """Pack the run in `folder` into `out`.
 
     Raises:
-        AutorlError: it is no closed run, it does not verify, its weights are gone, or the bundle can't be written.
+        AutorlError: it is not a closed run, does not verify, lacks its weights, or the bundle can't be written.
     """
     run, experiment = RunDir(folder.absolute()), ExperimentDir(folder.absolute().parent)
     record = read_run(run)
@@ -193,7 +192,7 @@ def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, reco
     evaluations = [(number, score.evaluation) for number, score in view.scores.items()]
     if view.closed.report and view.closed.selected:
         evaluations.append((view.closed.selected, view.closed.report))
-    elsewhere: set[str] = set()  # items of the base model's own submissions
+    elsewhere: set[str] = set()  # hashes of items of submissions that are the base model
     for number, evaluation in evaluations:
         path = run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
         if evaluation.items_sha256 is not None and path.exists():
@@ -225,7 +224,7 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
     assert view.closed is not None
     selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
     if selected is None or selected.is_base or selected.content_hash is None:
-        return None  # known by the base model's hash; its weights are anybody's to stage
+        return None  # the base model: its hash is enough, anybody can stage its weights
     folder = experiment.artifacts / selected.content_hash
     names = weight_files(folder) if folder.is_dir() else []
     if not names:
@@ -244,7 +243,7 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
 
 
 def _add_task(packing: _Packing, experiment: ExperimentDir, record: RunRecord) -> None:
-    """The frozen task.yaml, where the task has one: pins, licence and recipes, no items."""
+    """Add the frozen task.yaml, if the task has one: pins, licence and recipes, no items."""
     path = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
     if path.is_file():
         packing.lying[TASK_FILE] = path

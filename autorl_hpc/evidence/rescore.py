@@ -1,7 +1,7 @@
-"""`rescore`: scores an exported run again, by the graders' own path, and compares.
+"""`rescore`: score an exported run again with the grader's own code, and compare.
 
-Three things have to hold: the evidence (chain, items and scores fit each other), the weights (they are what the chain names), and
-the score (what this machine measures is what was claimed, but for noise). None of them needs trust in who made the bundle.
+Three things must hold: the evidence (chain, items and scores fit each other), the weights (the chain names them) and the score
+(what this machine measures equals the claim, up to noise). None of these needs trust in the bundle's maker.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from autorl_hpc.scoring.stats import ALPHA, mcnemar_midp
 from autorl_hpc.stage.sources import Say, work_folder
 from autorl_hpc.states import Fault, Split
 
-# Two measurements of one checkpoint on the same items: are they the same but for the noise of the engines?
+# --- comparing two evaluations of one checkpoint on the same items
 
 PURE_SCORERS = ("gsm8k", "gsm8k-marked", "gsm8k-opencompass", "deepsearchqa-exact")
-"""Their outcome follows from item and text alone. Others ask a judge, a clock (programs), an environment or a task's own code,
+"""Scorers whose outcome follows from item and text alone. Others use a judge, a clock, an environment or a task's own code,
 and may give one text two outcomes."""
 
 SCORE_TOLERANCE = 1e-6
-"""Points; of a sum in another order."""
+"""Points; the sum may run in another order."""
 
 Word = Literal["identical", "within noise", "differs", "not scored"]
 
@@ -59,13 +59,13 @@ class ItemRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """The claimed score of one model beside the one that was measured here.
+    """The claimed score of one model and the score measured here.
 
     Attributes:
-        changed: items with another outcome here; `up` of them higher, `down` lower.
-        same_texts: items whose answer is the same text, by its hash.
-        same_text_other_outcome: items that contradict a scorer that sees the text alone.
-        p_value: of so lopsided a change, were it chance: McNemar's mid-p over the changed items.
+        changed: items whose outcome differs here: `up` are higher here, `down` lower.
+        same_texts: items whose answers are the same text, by hash.
+        same_text_other_outcome: items with the same text and another outcome, although the scorer sees only the text.
+        p_value: McNemar's mid-p over the changed items: how likely chance alone is so lopsided.
     """
 
     what: Literal["selected", "base"]
@@ -86,7 +86,7 @@ class Compared:
 
     @property
     def difference(self) -> float | None:
-        """Here less claimed, in points."""
+        """Return the score here minus the claimed one, in points; None if one is missing."""
         return None if self.claimed is None or self.here is None else self.here - self.claimed
 
     @property
@@ -94,11 +94,11 @@ class Compared:
         return self.word in ("identical", "within noise")
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the fields of `--json`."""
         return {**vars(self), "difference": self.difference, "holds": self.holds}
 
     def as_text(self) -> str:
-        """One line for people."""
+        """Return one line of text."""
         if self.difference is None:
             return f"{self.what}: {self.word}: {self.why}"
         agreed = f"{self.n - self.changed} of {self.n} outcomes and {self.same_texts} texts the same"
@@ -109,10 +109,10 @@ class Compared:
 
 
 def read_rows(path: Path) -> dict[str, ItemRow]:
-    """An items file by item.
+    """Read an items file; return its rows by item id.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an items file.
         OSError: it can't be read.
     """
     rows: dict[str, ItemRow] = {}
@@ -136,13 +136,13 @@ def compare(
     noise: float,
     reproducible: bool = False,
 ) -> Compared:
-    """Compares two evaluations of the same weights, item by item.
+    """Compare two evaluations of the same weights, item by item.
 
     Args:
-        noise: in points, by which the base model's own repeats differed, as measured here: what the bundle says of its own
-            noise is a claim like any other.
-        reproducible: the base model was answered here word for word as claimed, whatever engine is claimed: then there is no
-            noise that could explain other answers of the checkpoint.
+        noise: difference, in points, between two measurements of the base model on this machine. The bundle's own figure is not
+            used, because it is a claim too.
+        reproducible: the base model's answers here equal the claimed ones word for word, so noise can't explain other answers
+            of the checkpoint.
     """
     facts: dict[str, Any] = {
         "what": what,
@@ -199,7 +199,7 @@ def _judge(facts: dict[str, Any], difference: float, noise: float, scorer: str, 
 
 
 MAX_BATCH_TOKENS = 1 << 20
-"""A bundle may ask for the batches that its run had, which is what makes answers alike; not for all of a machine's memory."""
+"""A bundle may ask for its run's batch size, which makes answers alike, but not for all of this machine's memory."""
 
 
 ENGINES: Final = get_args(GraderSpec.model_fields["engine"].annotation)
@@ -207,7 +207,7 @@ ENGINES: Final = get_args(GraderSpec.model_fields["engine"].annotation)
 
 @dataclass(frozen=True)
 class RescoreOptions:
-    """What the caller gives beside the bundle."""
+    """Options of `rescore` besides the bundle."""
 
     device: str = "auto"
     judge_url: str | None = None
@@ -219,11 +219,11 @@ class RescoreOptions:
 
 @dataclass
 class Rescored:
-    """What came of it.
+    """The result of `rescore`.
 
     Attributes:
-        problems: of the evidence; with any, nothing was scored.
-        anchored: whether the run's head is the one that the caller was told elsewhere; None if none was given.
+        problems: faults of the evidence; if there is one, nothing was scored.
+        anchored: whether the run's head is the one passed with `--expect`; None if none was passed.
     """
 
     manifest: EvidenceManifest
@@ -242,7 +242,7 @@ class Rescored:
 
     @property
     def verdict(self) -> str:
-        """In one sentence."""
+        """Return the verdict in one sentence."""
         if self.problems:
             return f"the evidence does not hold: {self.problems[0]}"
         if not self.holds:
@@ -250,7 +250,7 @@ class Rescored:
         return "the evidence is whole, and the score was measured again"
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the fields of `--json`."""
         return {
             "run_id": self.manifest.run_id,
             "experiment": self.manifest.experiment,
@@ -270,7 +270,7 @@ class Rescored:
         }
 
     def as_lines(self) -> list[str]:
-        """For people."""
+        """Return the result as text lines."""
         lines = [f"{'HOLDS  ' if self.holds else 'DOES NOT HOLD'}  {self.manifest.run_id}: {self.verdict}"]
         lines += [f"         {problem}" for problem in self.problems]
         lines += [f"         {one.as_text()}" for one in self.compared]
@@ -296,17 +296,19 @@ def _points(noise: float | None) -> str:
 
 
 def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = lambda _: None) -> Rescored:
-    """Unpacks, verifies and scores `bundle`; everything that is written lies in a folder of `root` that is removed again.
+    """Unpack, verify and score `bundle` in a temporary folder below `root`.
 
     Raises:
-        AutorlError: the bundle is none or is damaged; the task, split, recipe, scorer or base model is not the one that is staged
-            here; this machine can't score.
+        AutorlError: the bundle is not an exported run or is damaged; the task, split, recipe, scorer or base model staged here
+            is another one; this machine can't score.
     """
     if asked.device not in ("auto", "cpu", "cuda"):
         raise AutorlError(f"--device {asked.device}: it is auto, cpu or cuda", next_step="choose one")
     if asked.engine is not None and asked.engine not in ENGINES:
         raise AutorlError(f"--engine {asked.engine}: it is {' or '.join(ENGINES)}", next_step="choose one")
-    name_program(load_profile(asked.cluster) if asked.cluster else None)  # never a bundle's: it names a program to run
+    name_program(
+        load_profile(asked.cluster) if asked.cluster else None
+    )  # never from the bundle: it names a program to run
     if not root.path.is_dir():
         raise AutorlError(
             "there is no such folder", where=root.path, next_step="give the root that the task is staged in"
@@ -331,7 +333,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
 def _verified(
     experiment: ExperimentDir, run: RunDir, manifest: EvidenceManifest, asked: RescoreOptions, done: Rescored
 ) -> tuple[RunRecord | None, RunView | None]:
-    """The run, if its evidence holds; else `done.problems` says why."""
+    """Return the run's record and view if its evidence holds; else (None, None), with the reasons in `done.problems`."""
     try:
         verdict = verify_run(experiment, run, exported=True)
         done.problems += verdict.problems
@@ -363,7 +365,7 @@ def _verified(
 
 
 def _strange(view: RunView, report: Evaluation, record: RunRecord) -> list[str]:
-    """What the closing entry claims is a score of the selected checkpoint, on the report split, by the run's recipe."""
+    """Check that the closing entry's score is of the selected checkpoint, on the report split, by the run's recipe."""
     assert view.closed is not None
     selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
     content = selected.content_hash if selected else record.science.base_model_content_hash
@@ -379,7 +381,7 @@ def _strange(view: RunView, report: Evaluation, record: RunRecord) -> list[str]:
 def _check_weights(
     root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView, done: Rescored
 ) -> None:
-    """The weights are those of the selected submission. That their content has its hash, `verify_run` has seen."""
+    """Check that the weights are those of the selected submission. `verify_run` has checked their hash."""
     assert view.closed is not None
     selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
     wanted = None if selected is None or selected.is_base else selected.content_hash
@@ -407,8 +409,8 @@ def _check_weights(
 
 
 def grader_here(spec: GraderSpec, asked: RescoreOptions) -> GraderSpec:
-    """The run's own settings, since they decide what is answered and how rounding falls; with the device of the caller's choice, the
-    engine too if one is chosen, and no more of this machine than it has."""
+    """Return the run's grader settings, which affect answers and rounding, with the caller's device and engine, and no more
+    threads, batch tokens and cache than this machine has."""
     most_gib = default_bytes() / 2**30
     return spec.model_copy(
         update={
@@ -423,7 +425,7 @@ def grader_here(spec: GraderSpec, asked: RescoreOptions) -> GraderSpec:
 
 @dataclass
 class _Again:
-    """The measuring, by the code that graders run. `fresh` holds what is measured here: never the bundle's own records."""
+    """The measurement. `fresh` holds what is measured here, never the bundle's records."""
 
     root: Root
     experiment: ExperimentDir
@@ -434,7 +436,7 @@ class _Again:
     done: Rescored
 
     def score(self) -> None:
-        """Fills `done` with the comparisons: the base model first, whose noise the checkpoint's is held against."""
+        """Fill `done` with the comparisons: first the base model, whose noise the checkpoint's comparison needs."""
         judge = judge_spec(self.record.science.recipe, self.asked.judge_url, self.asked.judge_key)
         for folder in self.fresh.folders():
             folder.mkdir(parents=True, exist_ok=True)
@@ -456,12 +458,12 @@ class _Again:
         return grader_here(read_experiment(self.experiment).grader, self.asked)
 
     def _base(self, bench: Bench) -> Baseline:
-        """Measured twice, as every base model is."""
+        """Measure the base model twice, as for every run, and compare."""
         grader = f"rescore-{secrets.token_hex(4)}"
         watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
         claims = Claims(self.fresh.claims, grader, host_name(), watch)
         here = Baselines(self.fresh, claims, bench, grader).ensure(self.record.science, Split.REPORT)
-        assert here is not None  # nobody else claims anything in this folder
+        assert here is not None  # nobody else claims in this folder
         self.done.engine = _facts(here)
         self.done.noise_here = here.noise()
         key = self.view.closed.baseline_report if self.view.closed else None
@@ -485,10 +487,10 @@ class _Again:
         return here
 
     def _selected(self, bench: Bench, base: Baseline) -> None:
-        """What the run ends with, be it the base model: then that was measured already."""
+        """Measure the checkpoint that the run ends with and compare; the base model was measured already."""
         assert self.view.closed is not None
         claimed, number = self.view.closed.report, self.view.closed.selected
-        assert claimed is not None  # `_verified` has seen it
+        assert claimed is not None  # checked in `_verified`
         submission = self.view.submissions.get(number) if number else None
         if submission is None or submission.is_base or submission.content_hash is None:
             key = baseline_key(self.record.science, Split.REPORT, claimed.engine_hash or "")
@@ -523,7 +525,7 @@ class _Again:
         try:
             return read_rows(path)
         except FileNotFoundError:
-            return {}  # of a score that is null
+            return {}  # the score is null
         except ValueError as error:
             raise AutorlError(str(error), where=path, exit_code=Exit.FAILED) from None
 

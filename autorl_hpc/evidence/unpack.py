@@ -1,5 +1,6 @@
-"""Unpacking an exported run. It comes from somebody who may want to be believed: every name, size and hash is checked, and
-nothing is written outside the folder that is given.
+"""Unpack an exported run, and check that this machine has what it was scored with (task, splits, recipe, scorer, base model).
+
+The bundle is not trusted: every name, size and hash is checked, and nothing is written outside the target folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from autorl_hpc.tasks.loader import load_task
 MAX_HEAD_BYTES = 32 * 1024 * 1024
 MAX_FILES = 100_000
 MAX_RECORDS_BYTES = 4 * 1024**3
-"""Of all records together; a run of ten thousand submissions has less."""
+"""All records together; a run of ten thousand submissions needs less."""
 
 ROW_BYTES = 4096
 CHUNK_BYTES = 1024 * 1024
@@ -44,13 +45,13 @@ NEXT_STEP = "take it again from where it was made, and compare its sha256; don't
 
 
 def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[EvidenceManifest], int]) -> EvidenceManifest:
-    """Unpacks `bundle` into the empty folder `into`: `experiment/` and `task/`.
+    """Unpack `bundle` into the empty folder `into`, as `experiment/` and `task/`; return its manifest.
 
     Args:
-        weights_allowed: called before anything is written; how many bytes of weights such a checkpoint may have.
+        weights_allowed: called before anything is written; returns the largest plausible size of the weights in bytes.
 
     Raises:
-        AutorlError: it is no exported run, was cut or altered, or is too large.
+        AutorlError: it is not an exported run, was cut or altered, or is too large.
     """
     try:
         packing = packing_of(bundle)
@@ -83,7 +84,7 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceManifest:
-    """EVIDENCE.json, with every name in it checked."""
+    """Return EVIDENCE.json with every name in it checked."""
     if first is None or first[0] != export.MANIFEST_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is no exported run: it doesn't begin with {export.MANIFEST_NAME}")
     try:
@@ -119,7 +120,7 @@ def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
 
 
 def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
-    """Writes a file and checks its hash as it goes."""
+    """Write a file and check its hash."""
     target = into / row.path
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -132,7 +133,7 @@ def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
 
 
 def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> None:
-    """What intake leaves in an accepted copy, so that it is verified and loaded as one."""
+    """Write the manifest that intake writes into an accepted copy, so that it is verified and loaded as one."""
     if manifest.weights is not None:
         folder = experiment.artifacts / manifest.weights.content_hash
         if not folder.is_dir():
@@ -140,19 +141,19 @@ def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> Non
         atomic.write_json(folder / artifacts.READY_NAME, {"not_in_hash": list(manifest.weights.not_in_hash)})
 
 
-# Whether this machine has what an exported run was scored with: task, splits, recipe, scorer, base model.
+# --- checks against this machine's task and base model
 
 WIDEST_BYTES = 4
-"""Of one value: checkpoints may be stored in float32 whatever the base model is stored in."""
+"""Bytes per value: a checkpoint may be float32 whatever the base model is."""
 
 HEADERS_BYTES = 128 * 1024 * 1024
 
 
 def weights_allowed(root: Root, manifest: EvidenceManifest) -> int:
-    """The most bytes that the weights of a checkpoint of this base model can have; a tied head may lie there twice.
+    """Return the largest size in bytes of a checkpoint of this base model; a tied head may be stored twice.
 
     Raises:
-        AutorlError: the base model is not staged here, or is another one.
+        AutorlError: the base model is not staged here, or has other weights.
     """
     staged = verify_model(root, manifest.base_model)
     if staged.content_hash != manifest.base_model_content_hash:
@@ -173,10 +174,10 @@ def _values(shape: tuple[int, ...]) -> int:
 
 
 def check_task(root: Root, record: RunRecord) -> list[str]:
-    """Checks that the run was asked what this machine's task asks; returns what is worth saying.
+    """Check that this machine's task equals the run's; return notes.
 
     Raises:
-        AutorlError: task, split, recipe or scorer is another one here, or nothing is staged.
+        AutorlError: task, split, recipe or scorer differ here, or nothing is staged.
     """
     science = record.science
     task = with_pins(root, load_task(science.task))
@@ -203,7 +204,7 @@ def check_task(root: Root, record: RunRecord) -> list[str]:
 
 
 def _unjudged(recipe: Recipe, local: Recipe) -> Recipe:
-    """The run's recipe without the judge that its launch wrote into it."""
+    """Return the run's recipe without the judge options that its launch added."""
     if local.judge == "none":
         return recipe
     written = {JUDGE_MODEL, JUDGE_PARAMETERS} - set(local.options)
@@ -220,10 +221,10 @@ def _other(what: str, where: Path, differs: str) -> AutorlError:
 
 
 def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec | None:
-    """The judge that the recipe names, at an address of this machine's user: a bundle's own is never asked.
+    """Return the recipe's judge at the address that the user passed; a bundle's own address is never used.
 
     Raises:
-        AutorlError: one is needed, and no address was given.
+        AutorlError: a judge is needed and no address was passed.
     """
     if recipe.judge == "none" or recipe.options.get(JUDGE_MODEL) == JudgeSpec.BUILTIN:
         return None
@@ -245,10 +246,10 @@ def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec |
 
 
 def check_shapes(root: Root, base_model: str, weights: Path, not_in_hash: tuple[str, ...]) -> str | None:
-    """What is wrong with the names and shapes of the weights, None if they are the base model's.
+    """Return what is wrong with names and shapes of the weights; None if they are the base model's.
 
     Raises:
-        Refused: a file is no safetensors file.
+        Refused: a file is not a safetensors file.
     """
     wanted = {tensor.name: tensor.shape for tensor in tensors_of(root.model(base_model))}
     for tensor in tensors_of(weights):

@@ -1,4 +1,8 @@
-"""`verify`: re-computes each ledger's chain and every hash that it names, and says what the proof is worth."""
+"""`verify`: recompute each ledger's chain and every hash that it names, and say what this proves.
+
+Sections: experiment.json against experiment.yaml, the altered entry of a broken chain, reports on disk against the ledgers,
+weights, scores, and the verdicts of runs and experiments (`verify_paths`, `VerifyResult`).
+"""
 
 from __future__ import annotations
 
@@ -49,14 +53,14 @@ from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import EntryKind, Network, Protocol, RunState, Split
 
-# experiment.json against experiment.yaml and the runs. No chain covers it: what it says of a run, run.json says, which the
-# chain begins with. So it is held against both, and what only an earlier launch could explain is said.
+# --- experiment.json against experiment.yaml and run.json
+# No chain covers experiment.json, but each chain begins with run.json. What an earlier launch could explain is only a note.
 
 EARLIER = "of an earlier launch, or experiment.json was altered; the chain holds what run.json says"
 
 
 def check_given(experiment: ExperimentDir, run_ids: Sequence[str], problems: list[str], notes: list[str]) -> None:
-    """Adds to `problems` what was altered, and to `notes` what could not be checked or has two explanations.
+    """Add to `problems` what was altered, and to `notes` what could not be checked or has an innocent explanation.
 
     Raises:
         AutorlError: experiment.json can't be read.
@@ -70,7 +74,7 @@ def check_given(experiment: ExperimentDir, run_ids: Sequence[str], problems: lis
         try:
             runs.append(read_run(experiment.run(run_id)))
         except (AutorlError, OSError):
-            continue  # said where that run is verified
+            continue  # reported when that run is verified
     _runs(record.spec, runs, problems, notes)
 
 
@@ -99,8 +103,8 @@ def _yaml(experiment: ExperimentDir, record: ExperimentRecord, problems: list[st
 
 
 def _runs(spec: ExperimentSpec, runs: Sequence[RunRecord], problems: list[str], notes: list[str]) -> None:
-    """Each launch makes runs of its own budget, protocol and network, so that some run must have those of the last one. The
-    level of the sandbox is no part of a run's identity: it stays in run.json as it was launched first."""
+    """Compare budget, protocol, network and sandbox of the runs with experiment.json. Each launch adds runs with its own budget,
+    protocol and network, so some run must match. The sandbox level is not part of a run's identity: run.json has the first."""
     others = [run.run_id for run in runs if not _as_asked(spec, run)]
     if runs and len(others) == len(runs):
         problems.append("experiment.json was altered: no run has its budget, protocol and network")
@@ -116,7 +120,7 @@ def _runs(spec: ExperimentSpec, runs: Sequence[RunRecord], problems: list[str], 
 def _as_asked(spec: ExperimentSpec, run: RunRecord) -> bool:
     science = run.science
     network = spec.sandbox.network or (Network.NONE if science.driver == "none" else Network.DRIVER)
-    told = "network" in science.model_fields_set  # older records don't tell
+    told = "network" in science.model_fields_set  # older records lack it
     return (science.budget, science.protocol, science.network if told else network) == (
         spec.budget,
         spec.protocol,
@@ -124,24 +128,24 @@ def _as_asked(spec: ExperimentSpec, run: RunRecord) -> bool:
     )
 
 
-# Which entry of a broken chain was altered. A link that doesn't fit has two sides; the copy, or the entries after it, tell.
+# --- which entry of a broken chain was altered: the sealed copy, or the links of later entries, show it
 
 _BREAK = re.compile(r"the chain breaks before ledger entry (\d{6})")
 
 
 @dataclass(frozen=True)
 class _Raw:
-    """An entry's file as it lies there."""
+    """The file of an entry, unchecked."""
 
     sha256: str
     prev: object
 
 
 def first_altered(run: RunDir, ledger: Ledger, said: str) -> str:
-    """What is wrong with a chain that could not be read to its end, with the first altered entry named where it can be told.
+    """Return what is wrong with a chain that could not be read to its end, naming the first altered entry if it can be found.
 
     Args:
-        said: what `Ledger.read` met; returned as it is where nothing more can be told.
+        said: the error of `Ledger.read`; returned unchanged if nothing more can be found out.
     """
     found = _BREAK.search(said)
     if found is None:
@@ -154,7 +158,7 @@ def first_altered(run: RunDir, ledger: Ledger, said: str) -> str:
             return (
                 f"{said}. The first that differs from ledger.jsonl, written at the end of the run, is entry {place:06d}"
             )
-    if len(copy) >= number:  # both sides are as they were: what the first one links to is not
+    if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
         return (
             f"{said}. ledger.jsonl, written at the end of the run, says that it was run.json" if number == 1 else said
         )
@@ -182,9 +186,8 @@ def _raw(run: RunDir, number: int) -> _Raw | None:
     return _Raw(sha256_hex(data), value.get("prev") if isinstance(value, dict) else None)
 
 
-# Compare the figures of reports on disk with those that the ledgers give: a report is what most readers see, and anybody can edit it.
-#
-# The records (summary.json, compare.json) and the tables (CSV) are compared value by value. Pages and pictures are not compared.
+# --- reports on disk against the ledgers
+# A report is what most readers see, and anybody can edit it. Summaries and tables are compared value by value, pages not at all.
 
 RESULTS = (
     *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
@@ -193,22 +196,22 @@ RESULTS = (
     *("best_feedback.score", "report.score", "baseline_report.score", "baseline_feedback.score"),
     *("improvement.difference", "improvement.low", "improvement.high", "improvement.p_value"),
 )
-"""What a report claims, whichever version wrote it. Other fields, and wording, may differ between versions of the package."""
+"""Fields compared whichever version wrote the report. Other fields, and wording, may differ between versions of the package."""
 
 RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
 MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
 AGAIN = "write it again: autorl-hpc report"
 MAX_BYTES = 1 << 30
 TOLERANCE = 1e-6
-"""Relative: another machine's arithmetic may differ in a last digit."""
+"""Relative: another machine's arithmetic may differ in the last digit."""
 
 
 @dataclass
 class ReportComparison:
-    """The outcome of comparing a report.
+    """The result of comparing a report.
 
     Attributes:
-        unseen: what is here, says something, and was not compared: nobody may be told that it is whole.
+        unseen: what makes claims but was not compared, so that the report must not be called whole.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -216,10 +219,10 @@ class ReportComparison:
 
 
 def check_run_report(run: RunDir, *, exported: bool = False) -> ReportComparison:
-    """Compare `<run>/report/`, if it is there, of a run whose chain is whole.
+    """Compare `<run>/report/`, if it exists, of a run whose chain is whole.
 
     Args:
-        exported: the run comes from a bundle, which lacks what its story was made of; no score rests on that.
+        exported: the run comes from a bundle, which lacks the inputs of its story; no score depends on these.
     """
     look = ReportComparison()
     told = _told(run.report, RUN_FILES, look)
@@ -242,7 +245,7 @@ def check_run_report(run: RunDir, *, exported: bool = False) -> ReportComparison
 
 
 def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> ReportComparison:
-    """Compare `report/` of an experiment, if it is there, with the present report of all its runs."""
+    """Compare `report/` of an experiment, if it exists, with the present report of all its runs."""
     look, folder = ReportComparison(), experiment.report
     told = _told(folder, MERGED_FILES, look)
     if told is None:
@@ -263,7 +266,7 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Repo
     _compare_comparison(folder, merged, version, look, final=final)
     for place, run in enumerate(merged.runs):
         home = RunDir(Path(merged.run_folders[place]))
-        elsewhere = elsewhere_of(folder, run.genesis, home)  # of somebody who could not write into the run
+        elsewhere = elsewhere_of(folder, run.genesis, home)  # written by somebody who could not write into the run
         if elsewhere.is_dir():
             name = f"report/{elsewhere.relative_to(folder)}/"
             mine = _told(elsewhere, RUN_FILES, look, name)
@@ -276,7 +279,7 @@ def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> Repo
 
 
 def _told(folder: Path, files: tuple[str, ...], look: ReportComparison, name: str = "report/") -> dict[str, Any] | None:
-    """Return what the report says; None if there is none, or none that can be read."""
+    """Return the content of summary.json; None if it does not exist or can't be read."""
     try:
         value = _read(folder / SUMMARY_NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -302,10 +305,10 @@ def _read(path: Path) -> Any:
 def _compare_summary(
     name: str, told: dict[str, Any], now: dict[str, Any], look: ReportComparison, *, final: bool
 ) -> None:
-    """Compare a summary: its results in any case, everything else if the same version wrote it.
+    """Compare a summary: its results always, all other fields only if the same version wrote it.
 
     Args:
-        final: what the report is made of can't change any more.
+        final: the report's inputs can't change any more.
     """
     rows = {str(row.get("run_id")): row for row in _rows_of(told)}
     for run in now.get("runs", [now]):
@@ -351,7 +354,7 @@ def _number(cell: Any) -> Any:
 def _compare_comparison(
     folder: Path, merged: MergedReport, version: object, look: ReportComparison, *, final: bool
 ) -> None:
-    """Make a comparison again from the names of its sides."""
+    """Recompute a comparison from the names of its sides and compare."""
     try:
         told = _read(folder / COMPARE_NAME)
     except FileNotFoundError:
@@ -384,7 +387,7 @@ def _say(name: str, difference: str | None, version: object, look: ReportCompari
 
 
 def first_difference(told: Any, now: Any, path: str = "") -> str | None:
-    """Return the first value that differs, in words; None if all are equal. Fractions are compared with a tolerance."""
+    """Return the first value that differs, in words; None if all are equal. Numbers are compared with `TOLERANCE`."""
     if isinstance(told, dict) and isinstance(now, dict):
         before = f"{path}." if path else ""
         pairs = [(told.get(name), value, f"{before}{name}") for name, value in now.items()]
@@ -411,23 +414,22 @@ def _version(told: dict[str, Any]) -> object:
 
 
 def _field(value: Any, name: str) -> Any:
-    """Return a field; None where there is nothing in it, or no such field in an older version."""
+    """Return a field by its dotted name; None if it is empty or an older version lacks it."""
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return None if value in ([], {}) else value
 
 
-# The weights that a run's chain names: accepted copies and sketches that are kept. Each must still be what it was.
-#
-# The content hash leaves out a copy of a tied head, and the list of what is left out lies in a manifest that no hash covers. So
-# what may be left out is settled here, not by the manifest.
+# --- weights: accepted copies and sketches
+# The content hash leaves out a copy of a tied head, and no hash covers the manifest that lists omissions. So this code decides
+# what may be left out, not the manifest.
 
 BESIDE = (artifacts.READY_NAME, "refs")
-"""What lies in an accepted copy beside the weights: its manifest, and the names of the runs that need it."""
+"""Names in an accepted copy that are not weights: its manifest, and the names of the runs that need it."""
 
 
 def check_kept(experiment: ExperimentDir, run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """Adds to `problems` what was altered, and to `notes` what is gone and could not be checked."""
+    """Add to `problems` what was altered, and to `notes` what is gone and could not be checked."""
     for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
         folder = experiment.artifacts / content
         if artifacts.artifact_ready(experiment.artifacts, content):
@@ -456,14 +458,14 @@ def _artifact(folder: Path, content: str) -> list[str]:
 
 
 def not_in_hash(folder: Path) -> tuple[str, ...]:
-    """Tensors of an accepted copy that its content hash leaves out, as its manifest says."""
+    """Return the tensors that the manifest of an accepted copy leaves out of the content hash."""
     value = reading.read_json_or_none(folder / artifacts.READY_NAME)
     names = value.get("not_in_hash", []) if isinstance(value, dict) else []
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
 def _left_out(folder: Path, names: tuple[str, ...]) -> str | None:
-    """What is wrong with what the content hash leaves out: it may be a head alone that is the embedding, bit by bit."""
+    """Return what is wrong with the tensors left out of the hash: only a head equal to the embedding, bit by bit, is allowed."""
     if not names:
         return None
     if set(names) != {HEAD_NAME}:
@@ -493,7 +495,7 @@ def _span(path: Path, tensor: TensorSpec) -> str:
 
 
 def _sketches(run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """What the weights of later submissions were compared with. An exported run has none: its fingerprints are in the chain."""
+    """Check the sketches of weights that later submissions were compared with. Exported runs have none."""
     lying = reading.list_names(run.sketches)
     gone = 0
     for number, known in sorted(view.fingerprints.items()):
@@ -513,11 +515,11 @@ def _sketches(run: RunDir, view: RunView, problems: list[str], notes: list[str])
         notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
 
 
-# The scores that a run's chain holds: each must be one of the weights that it is filed under, and its items must give it.
+# --- scores: each must belong to the weights that it is filed under, and follow from its items
 
 
 def check_results(experiment: ExperimentDir, run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """Adds to `problems` what was altered or is missing, and to `notes` what could not be checked."""
+    """Add to `problems` what was altered or is missing, and to `notes` what could not be checked."""
     science = read_run(run).science
     problems += [text for number in view.submissions for text in _is_base(number, view, science)]
     for number, score in view.scores.items():
@@ -528,7 +530,7 @@ def check_results(experiment: ExperimentDir, run: RunDir, view: RunView, problem
 
 
 def _is_base(number: int, view: RunView, science: Science) -> list[str]:
-    """A submission is called the base model if and only if it has its content."""
+    """Check that a submission is marked as the base model if and only if it has the base model's content."""
     submission = view.submissions[number]
     if submission.is_base == (submission.content_hash == science.base_model_content_hash):
         return []
@@ -541,7 +543,7 @@ def _is_base(number: int, view: RunView, science: Science) -> list[str]:
 def _score(
     experiment: ExperimentDir, run: RunDir, number: int, view: RunView, evaluation: Evaluation, science: Science
 ) -> list[str]:
-    """A score is of the submission's content. The base model's is the one that was measured for all, never one of its own."""
+    """Check that a score is of the submission's content; a base model's must be the shared measurement, never one of its own."""
     submission = view.submissions.get(number)
     if submission is None or submission.status != "accepted":
         return [f"a score is of submission {number:06d}, which was not accepted"]
@@ -552,14 +554,14 @@ def _score(
         return _of_base(experiment, evaluation, science, name)
     if evaluation.items_sha256 is None:
         return [] if evaluation.score is None else [f"{name} names no items file"]
-    scored = view.score_of(submission)  # under the paper's protocol the score that was told is the report's too
+    scored = view.score_of(submission)  # under the paper's protocol the feedback score is also the report score
     filed = scored.submission_id if scored and science.protocol is Protocol.PAPER else number
     path = run.items / f"{filed:06d}.{evaluation.split}.jsonl.gz"
     return _items(path, f"items/{path.name}", evaluation, science)
 
 
 def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Closed, science: Science) -> list[str]:
-    """The score that the run ends with, and the base model's scores beside it."""
+    """Check the closing entry's score and the base model's scores that it names."""
     problems = []
     for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):
         problems += _baseline(experiment, key, science, closed.baseline_sha256.get(key))
@@ -579,13 +581,13 @@ def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Clos
     submission = view.submissions.get(closed.selected)
     if (
         submission and submission.is_base and science.protocol is not Protocol.PAPER
-    ):  # there it is the score as it was told
+    ):  # the paper's protocol has the feedback score
         problems += _beside(closed, report, science)
     return problems
 
 
 def _beside(closed: Closed, report: Evaluation, science: Science) -> list[str]:
-    """The base model is what the run ends with: its score is by the engine of the record beside it."""
+    """Check that a run that ends with the base model has its score by the engine of the record named with it."""
     name = "the closing entry's score of the base model"
     if closed.baseline_report is None:
         return [f"{name} is beside no record of the base model's score"]
@@ -595,7 +597,7 @@ def _beside(closed: Closed, report: Evaluation, science: Science) -> list[str]:
 
 
 def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science, name: str) -> list[str]:
-    """A score of the base model equals, field by field, the record of its measurement by that engine."""
+    """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
     if evaluation.engine_hash is None or str(evaluation.split) not in science.splits:
         return [f"{name} names no measurement of the base model"]
     key = baseline_key(science, evaluation.split, evaluation.engine_hash)
@@ -611,7 +613,7 @@ def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science
 
 
 def _items(path: Path, name: str, evaluation: Evaluation, science: Science) -> list[str]:
-    """The items file is the one that was named, its outcomes give the score, and they are of the part that the run's models are asked."""
+    """Check an items file: it has the recorded hash, its outcomes give the score, and its items are the recorded part."""
     try:
         data = reading.read_bytes(path)
     except FileNotFoundError:
@@ -641,7 +643,7 @@ def _items(path: Path, name: str, evaluation: Evaluation, science: Science) -> l
 
 
 def _baseline(experiment: ExperimentDir, key: str, science: Science, sha256: str | None) -> list[str]:
-    """The base model's score that the run is compared with: the closing entry holds its hash, its items and key fit."""
+    """Check the base model's score that the run is compared with: hash in the closing entry, key and items."""
     record = read_baseline(experiment.baselines, key)
     if record is None:
         return [f"baselines/{key[:16]}... is missing or can't be read"]
@@ -673,23 +675,23 @@ ANCHORED_NOTE = (
     "could not write the anchor too. It says nothing about what was done before."
 )
 SHARED = "experiment.json and code"
-"""The name of the verdict on what the runs of an experiment share."""
+"""The name of the verdict on what an experiment's runs share."""
 
 EXPECTED = "--expect"
-"""The name of the verdict on a head that was given and not found."""
+"""The name of the verdict on a head passed with `--expect` that was not found."""
 
 MAY_COME_LATE = (EntryKind.ATTEMPT_STARTED, EntryKind.ATTEMPT_ENDED, EntryKind.FINGERPRINT, EntryKind.CONTAMINATION)
-"""Entries that may follow the closing: an attempt that Slurm started late, looks off the critical path."""
+"""Entries that may follow the closing: an attempt that Slurm started late, and checks that run apart from scoring."""
 
 
 @dataclass
 class VerifyResult:
-    """The result for one run, or for what the runs of an experiment share.
+    """The verdict on one run, or on what an experiment's runs share.
 
     Attributes:
-        unseen: what lies here and was not compared: neither damaged, as far as can be seen, nor whole.
-        hashes: of a run, those of run.json and of each entry that could be read.
-        anchored_by: what proves it from outside.
+        unseen: what was not compared: not known to be damaged, but not whole either.
+        hashes: of a run, the hashes of run.json and of each entry that could be read.
+        anchored_by: outside records that prove the chain.
     """
 
     run_id: str
@@ -705,7 +707,7 @@ class VerifyResult:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the run_id, or experiment and verdict name."""
         return self.run_id if self.of == "run" else f"{self.experiment}: {self.run_id}"
 
     @property
@@ -717,7 +719,7 @@ class VerifyResult:
         return not self.problems and not self.unseen
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the fields of `--json`."""
         return {
             "of": self.of,
             "experiment": self.experiment,
@@ -735,10 +737,10 @@ class VerifyResult:
 
 
 def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> list[VerifyResult]:  # noqa: B008  frozen, and empty
-    """Verdicts of all runs in `paths` (runs, experiments, or folders of them), and of what each experiment shares.
+    """Return the verdicts on all runs in `paths` (runs, experiments, or folders of them) and on what each experiment shares.
 
     Raises:
-        AutorlError: one of the paths is not there or holds nothing to verify.
+        AutorlError: a path does not exist or holds nothing to verify.
     """
     verdicts: list[VerifyResult] = []
     open_heads = set(known.expected)
@@ -767,10 +769,10 @@ def verify_experiment(
     known: KnownHeads = KnownHeads(),  # noqa: B008
     open_heads: set[str] | None = None,
 ) -> list[VerifyResult]:
-    """Checks experiment.json, the frozen code and every run; one that is damaged hides no other.
+    """Check experiment.json, the frozen code and every run; a damaged run does not stop the others.
 
     Args:
-        open_heads: those of `known.expected` that nothing has had yet; what is met here is taken out.
+        open_heads: heads of `known.expected` that no chain had so far; those found here are removed from it.
     """
     run_ids, damage = runs_of(experiment)
     shared = VerifyResult(SHARED, of="experiment", experiment=experiment.path.absolute().name)
@@ -795,7 +797,7 @@ def verify_experiment(
 
 
 def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: VerifyResult) -> None:
-    """The code that the jobs ran has the hash that it is named by, and every run.json names it."""
+    """Check that the frozen code has the hash in its name, and that every run.json names it."""
     wanted = read_experiment(experiment).code_hash
     name = f"code/{wanted[:16]}..."
     if not (experiment.code / wanted).is_dir():
@@ -813,10 +815,10 @@ def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: VerifyRe
 
 
 def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False) -> VerifyResult:
-    """Checks one run: chain, run.json, sealed copy, items files, accepted copies and sketches that are kept, its report.
+    """Check one run: chain, run.json, sealed copy, items files, accepted copies, sketches, report.
 
     Args:
-        exported: it comes out of a bundle, which has no pages.
+        exported: the run comes from a bundle, which has no pages.
     """
     verdict = VerifyResult(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
@@ -835,7 +837,7 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
     try:
         verdict.hashes = (ledger.genesis(), *(linked.sha256 for linked in ledger.entries))
     except (OSError, ValueError):
-        pass  # run.json can't be read, which was said
+        pass  # run.json can't be read, which is reported above
     if not verdict.problems:
         verdict.head = ledger.head()
         _check_closing(experiment, run, ledger, verdict)
@@ -849,8 +851,8 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
 
 
 def _check_closing(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdict: VerifyResult) -> None:
-    """A chain whose tail was cut is whole in itself: the mark that the grader left last tells. One that was lengthened is
-    whole too: what nothing of ours writes after the closing tells."""
+    """Check the end of the chain. A shortened chain is valid in itself, but the grader's mark of a finished run shows it; a
+    lengthened one is too, but only a few kinds of entries are ever written after the closing."""
     closed = next((i for i, linked in enumerate(ledger.entries) if linked.kind is EntryKind.CLOSED), None)
     if closed is None:
         if run.run_id in reading.list_names(experiment.finished):
@@ -890,7 +892,7 @@ def _check_sealed(run: RunDir, ledger: Ledger, verdict: VerifyResult) -> None:
 
 
 def _only_late(ledger: Ledger, count: int) -> bool:
-    """Entries after the closing (an attempt that came late) are no damage."""
+    """Return whether the entries after the first `count` all follow the closing: late entries are no damage."""
     return RunView.of(ledger.entries[:count]).closed is not None
 
 
@@ -916,10 +918,10 @@ def _anchor(
     known: KnownHeads,
     open_heads: set[str],
 ) -> None:
-    """Holds the chains against what is known of them elsewhere, heads.json included.
+    """Compare the chains with outside records of their heads, including heads.json.
 
     Args:
-        shared: the experiment's own verdict; None if its runs are looked at one by one.
+        shared: the experiment's own verdict; None if its runs are verified one by one.
     """
     chains = {run.run_id: run.hashes for run in runs if run.hashes}
     now = present(experiment, chains)
@@ -952,7 +954,7 @@ def _anchor(
 def _hold(
     heads: Heads, source: str, chains: dict[str, tuple[str, ...]], shared: VerifyResult | None, runs: list[VerifyResult]
 ) -> bool:
-    """Says of each run whether it fits these heads; True if all do."""
+    """Add to each run's verdict whether it fits these heads; return True if all do."""
     by_id = {run.run_id: run for run in runs}
     found = fit(heads, chains, source)
     for run_id, problem in found.problems.items():
@@ -976,7 +978,7 @@ def _proven(by: str, shared: VerifyResult | None, runs: list[VerifyResult]) -> N
 def _expected(
     head: str, now: Heads | None, before: Heads | None, shared: VerifyResult | None, runs: list[VerifyResult]
 ) -> bool:
-    """Whether a head that was given is, or was, the experiment's or a run's."""
+    """Return whether a head passed by the user is, or was, that of the experiment or of a run; mark the verdicts it anchors."""
     by = f"the head that you gave, {head[:16]}..."
     if any(heads is not None and heads.head.startswith(head) for heads in (now, before)):
         _proven(by, shared, runs)
@@ -992,7 +994,7 @@ def _expected(
 
 
 def as_lines(verdicts: list[VerifyResult]) -> list[str]:
-    """For people."""
+    """Return the verdicts as text lines."""
     lines = []
     for verdict in verdicts:
         chain = (

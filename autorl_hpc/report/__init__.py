@@ -1,1 +1,1 @@
-"""Merges ledgers into reports. Reads what graders and supervisors wrote; imports neither of them, no torch, no GPU."""
+"""Merge ledgers into reports. Reads what graders and supervisors wrote; imports neither of them and no torch."""

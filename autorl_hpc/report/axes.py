@@ -1,4 +1,4 @@
-"""What a run's score is drawn against: budget time, submissions, tokens, GPU-hours."""
+"""Axes of a report's charts (time, submissions, tokens, GPU-hours), scaling curves over runs, budget limits in words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from autorl_hpc.report.summary import Axis, Curve, CurvePoint, Point, RunSummary
 
 @dataclass(frozen=True)
 class ScaledAxis:
-    """One horizontal axis.
+    """One horizontal axis of a run's chart.
 
     Attributes:
-        places: where each submission stands on it, by number; one that is not in it is not drawn.
-        end: where it ends.
-        now: where the run stands on it.
-        mark: a line across, such as the budget; None: none.
+        places: position by submission number; a submission without one is not drawn.
+        end: the end of the axis.
+        now: the run's present position.
+        mark: position of a line across, such as the budget; None for no line.
     """
 
     name: str
@@ -31,26 +31,26 @@ class ScaledAxis:
     mark: float | None = None
 
     def place(self, point: Point) -> float | None:
-        """Where a submission stands."""
+        """Return a submission's position, or None."""
         return self.places.get(point.submission_id)
 
 
 def by_time(run: RunSummary) -> ScaledAxis:
-    """Budget used."""
+    """Return the axis of budget time used, in seconds."""
     places = {p.submission_id: p.elapsed_s for p in run.trajectory}
     now = max([run.elapsed_s, *places.values()])
     return ScaledAxis("time", places, max(run.budget_s, now) or 1.0, now, fmt.duration, run.budget_s)
 
 
 def by_submission(run: RunSummary) -> ScaledAxis:
-    """Submissions in order, refused ones among them."""
+    """Return the axis of submissions in order, including refused ones."""
     places = {p.submission_id: float(i) for i, p in enumerate(run.trajectory, 1)}
     count = float(max(len(places), 1))
     return ScaledAxis("submissions", places, count, count, lambda value: f"{value:.0f}" if value == int(value) else "")
 
 
 def by_tokens(run: RunSummary) -> ScaledAxis | None:
-    """The driver's tokens, in and out; None: no trace tells them."""
+    """Return the axis of the driver's tokens (input and output); None if no trace has them."""
     places = {i.submission_id: float(i.tokens) for i in run.story.iterations if i.tokens is not None}
     used = run.story.resources
     total = float((used.tokens_in or 0) + (used.tokens_out or 0))
@@ -59,14 +59,14 @@ def by_tokens(run: RunSummary) -> ScaledAxis | None:
 
 
 def by_gpu_hours(run: RunSummary) -> ScaledAxis | None:
-    """GPU-hours that the agent had; None: no GPU was seen."""
+    """Return the axis of the agent's GPU-hours; None if no GPU was seen."""
     places = {i.submission_id: i.gpu_hours for i in run.story.iterations if i.gpu_hours is not None}
     end = max([run.story.resources.gpu_hours or 0.0, *places.values()])
     return ScaledAxis("GPU-hours", places, end, end, lambda value: f"{value:.3g} h") if places and end > 0 else None
 
 
 def axes_of(run: RunSummary) -> list[ScaledAxis]:
-    """Those that something is known of."""
+    """Return the axes that have data."""
     every = [by_time(run), by_submission(run), by_tokens(run), by_gpu_hours(run)]
     return [axis for axis in every if axis is not None]
 
@@ -78,22 +78,21 @@ def _count(value: float) -> str:
     return f"{value:.0f}"
 
 
-# Improvement against what it cost: the best feedback score so far over time, tokens, submissions and GPU-hours.
-#
-# These are feedback scores, which the agent chose by: they flatter. What a run is worth is its report score.
+# --- scaling curves: best feedback score so far against a cost
+# The agent selects by feedback scores, so these are optimistic. The report score is a run's result.
 
 GRID = 33
-"""Points of a curve: steps of 3 % of its length, finer than a page shows."""
+"""Points of a curve: steps of 3 % of its length."""
 
 
 def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
-    """The four curves over counted runs. The grid of each ends at the budget, or at the most that a run spent."""
+    """Return the four curves over counted runs. Each grid ends at the budget, or at the largest cost of a run."""
     counted = [run for run in runs if run.counted]
     return tuple(_curve(axis, counted) for axis in get_args(Axis))
 
 
 def steps(run: RunSummary, axis: Axis) -> statistics.BestSoFar | None:
-    """A run's improvement as steps along `axis`; None if its cost, its base model's score or its course is unknown."""
+    """Return a run's improvement as steps along `axis`; None if its cost, base score or trajectory is unknown."""
     base = run.baseline_feedback.score if run.baseline_feedback is not None else None
     spent, end = _spent(run, axis), _end(run, axis)
     if base is None or end is None:
@@ -108,7 +107,7 @@ def steps(run: RunSummary, axis: Axis) -> statistics.BestSoFar | None:
 
 
 def _spent(run: RunSummary, axis: Axis) -> dict[int, float]:
-    """What had been spent at each submission, by its number."""
+    """Return the cost at each submission, by its number."""
     if axis == "time_s":
         return {point.submission_id: point.elapsed_s for point in run.trajectory}
     if axis == "submissions":
@@ -118,7 +117,7 @@ def _spent(run: RunSummary, axis: Axis) -> dict[int, float]:
 
 
 def _end(run: RunSummary, axis: Axis) -> float | None:
-    """What the whole run spent."""
+    """Return the cost of the whole run."""
     if axis == "time_s":
         return run.elapsed_s
     if axis == "submissions":
@@ -128,7 +127,7 @@ def _end(run: RunSummary, axis: Axis) -> float | None:
 
 
 def tokens_of(run: RunSummary) -> float | None:
-    """Tokens of the driver, in and out; None if either is unknown."""
+    """Return the driver's tokens, input plus output; None if either is unknown."""
     resources = run.story.resources
     if resources.tokens_in is None or resources.tokens_out is None:
         return None
@@ -159,11 +158,11 @@ def _curve(axis: Axis, runs: Sequence[RunSummary]) -> Curve:
 
 
 def _six_digits(value: float | None) -> float | None:
-    """Six digits behind the point: a drawing needs no more, and thousands of these stand in a report."""
+    """Round to six decimals: enough for a drawing, and a report holds thousands of these."""
     return None if value is None else round(value, 6)
 
 
-# What of its budget a run used, part by part.
+# --- use of the budget by part
 
 NAMES = {
     "gpu_hours": "GPU-hours",
@@ -184,7 +183,7 @@ _LIMITS = {
 
 
 def limits_told(limits: Mapping[str, float]) -> str:
-    """A budget's limits beside its time: `24 GPU-hours, 20 M tokens, 60 USD`; empty where there is none."""
+    """Return a budget's limits besides time: `24 GPU-hours, 20 M tokens, 60 USD`; empty if there are none."""
     told = [f"{_short_amount(name, limits[name])} {words}" for name, words in _LIMITS.items() if name in limits]
     return ", ".join(told)
 
@@ -194,7 +193,7 @@ def _short_amount(name: str, value: float) -> str:
 
 
 def used_of(view: RunView) -> dict[str, float]:
-    """Of the parts beside time, by the names of the budget's fields; none before the seal."""
+    """Return how much of each limit besides time was used, by the budget's field names; empty before the seal."""
     sealed = view.sealed
     if sealed is None:
         return {}

@@ -1,10 +1,8 @@
-"""What a digest depends on, as far as a look at names, sizes, inodes and times can tell: the key under which it is kept.
+"""The report's cache: digests (a run's short summary) kept beside each run's pages, under a key of the run's files.
 
-No time is compared with another: a stamp is equal to the one of before, or the run is read again. The ledger is not left to
-times at all: its names are listed and its last entry is read and hashed, so an entry that was added is always seen. What
-can't be seen is the inside of an older entry that was rewritten in place, with inode, size and both times as they were, or
-through an NFS client that has not yet learned of it. The digest that is shown then is that of the entries before. `report
---fresh` reads all, and `verify` never looks at stamps.
+A key is made of names, sizes, inodes and times (`stamp`), compared for equality only. The ledger's names and its last entry's
+hash count too, so a new entry is always seen. Not seen: an older entry rewritten in place with equal size, inode and times, or
+a change that an NFS client has not learned of. `report --fresh` reads everything; `verify` never uses the cache.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ if TYPE_CHECKING:
     from autorl_hpc.report.summary import RunSummary
 
 Stamp = list[int] | None
-"""Of one path: size, mtime_ns, ctime_ns and inode; a negative errno alone where it can't be looked at; None: it is not there."""
+"""Of one path: [size, mtime_ns, ctime_ns, inode]; [-errno] if it can't be looked at; None if it does not exist."""
 
 MADE_OF = (".py", ".j2", ".css", ".js")
-"""Suffixes of files that a report is made of."""
+"""Suffixes of the files that make a report."""
 
 ROOMS = ("records", "files", "report", "scoring")
-"""Rooms whose code decides what a digest says."""
+"""Packages whose code decides what a digest contains."""
 
 
 def stamp(path: Path | str) -> Stamp:
-    """The stamp of what is at `path`, through links."""
+    """Return the stamp of `path`, following links."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -56,7 +54,7 @@ def stamp(path: Path | str) -> Stamp:
 
 @cache
 def code_stamp() -> str:
-    """The package's version, and stamps of the files that make a report: whoever works on them sees his change."""
+    """Hash the package's version and stamps of the files that make a report, so that a change to the code shows."""
     folders = [*(PACKAGE / room for room in ROOMS), share("templates") / "report"]
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in MADE_OF)
     told = [[str(path), *_content_stamp(path)] for path in files]
@@ -69,10 +67,10 @@ def _content_stamp(path: Path) -> list[int]:
 
 
 def run_key(run: RunDir, bases: str) -> str:
-    """The key of a run as it stands, but for its items.
+    """Return the key of a run's present state, without its items.
 
     Args:
-        bases: `bases_key` of its experiment.
+        bases: `bases_key` of the run's experiment.
 
     Raises:
         OSError, ValueError: run.json or the ledger can't be read right now.
@@ -93,17 +91,17 @@ def run_key(run: RunDir, bases: str) -> str:
 
 
 def with_items(key: str, run: RunDir, numbers: Iterable[int], *, deep: bool = False) -> str:
-    """A run's key with what its digest opened.
+    """Return a run's key including the items files that its digest opened.
 
     Args:
         key: see `run_key`.
         numbers: submissions whose items files its digest opened.
-        deep: stamps of every entry and items file too: of a damaged run, which somebody may repair in place.
+        deep: include stamps of every entry and items file. For damaged runs, which may be repaired in place.
 
     Raises:
         OSError: the run can't be listed right now.
     """
-    home = str(run.items)  # no paths of objects: these lines run for every submission of every run
+    home = str(run.items)  # strings, not Paths: this runs for every submission of every run
     items = [f"{home}/{number:06d}.{split.value}.jsonl.gz" for number in sorted(set(numbers)) for split in Split]
     folders = (run.ledger, run.items) if deep else ()
     deeper = [folder / name for folder in folders for name in reading.list_names(folder)]
@@ -113,7 +111,7 @@ def with_items(key: str, run: RunDir, numbers: Iterable[int], *, deep: bool = Fa
 
 @cache
 def _watched() -> list[str]:
-    """Everything in a run's folder that a digest may look at, beside the items of single submissions; relative to it."""
+    """List the paths in a run's folder that a digest may read, relative to it, without the items of single submissions."""
     run = RunDir(Path())
     paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log, run.agent_times]
     paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
@@ -121,21 +119,21 @@ def _watched() -> list[str]:
 
 
 def left_out_key(run: RunDir) -> str:
-    """The key of a run that is in no report, for it can't be read or is a copy: it may become readable."""
+    """Return the key of a run that is left out (unreadable or a copy), so that a change is noticed."""
     paths = [run.path, run.ledger, run.record, run.sealed_ledger]
     told = [os.fsencode(run.path).hex(), [stamp(path) for path in paths], [os.access(path, os.R_OK) for path in paths]]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
 def imports_key(found: ReferenceFolders) -> str:
-    """The key of results of AutoRL-Bench."""
+    """Return the key of imported AutoRL-Bench results."""
     paths = [*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables]
     told = [[os.fsencode(path).hex(), stamp(path)] for path in paths]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
 def bases_key(experiment: ExperimentDir) -> str:
-    """The key of what the runs of an experiment share: the base models' scores."""
+    """Return the key of what an experiment's runs share: the base models' scores."""
     try:
         names = reading.list_names(experiment.baselines)
     except OSError as error:
@@ -144,39 +142,39 @@ def bases_key(experiment: ExperimentDir) -> str:
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
-# Names of a report's files, and where they lie: what a look at an earlier report needs, without what writes one.
+# --- names and places of a report's files
 
 SUMMARY_NAME = "summary.json"
 COMPARE_NAME = "compare.json"
 RUN_PAGE = "run.html"
 INDEX = "index.html"
 BESIDE = "runs"
-"""The folder beside the index for pages of runs whose own folder can't be written."""
+"""Folder beside the index for the pages of runs whose own folder can't be written."""
 
 MAX_NAME_BYTES = 180
-"""Of a run's folder, in the name of its pages' folder beside the index: file systems take 255 bytes."""
+"""Longest run_id in the name of a folder beside the index; file systems allow 255 bytes."""
 
 
 def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
-    """The folder beside the index for the pages of a run whose own folder can't be written: sites may have equal run_ids."""
+    """Return the folder beside the index for a run whose own folder can't be written; `genesis` tells equal run_ids apart."""
     name = os.fsdecode(os.fsencode(home.run_id)[:MAX_NAME_BYTES])
     return out / BESIDE / f"{name}-{genesis[:8]}"
 
 
 def link_to(folder: Path, out: Path) -> str:
-    """The address of a run's page in an index in `out`. Folders may have names in no encoding."""
+    """Return the address of a run's page relative to `out`, percent-encoded: folder names may be invalid UTF-8."""
     return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
 
 
 OF_THE_CLUSTER = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
-"""What may happen in any folder; all else comes of the path that was given."""
+"""Errors that may happen in any folder; all others are due to the path that the user gave."""
 
 
 def make_given(out: Path) -> None:
-    """Makes the folder that the user named for the report, before anything is read for it.
+    """Make the report's folder that the user named, before anything is read.
 
     Raises:
-        AutorlError: it can't be made, or nothing can be written into it.
+        AutorlError: the folder can't be made or written to.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -194,32 +192,29 @@ def make_given(out: Path) -> None:
     )
 
 
-# Digests that are kept: of each run its summary in short, beside the run's pages, under the key of what it was made of.
-#
-# So the report over a whole runs/ folder finds what the report of each experiment has read already. A kept digest is no record:
-# one that is damaged, of other code, or of a run that has changed since is made again, and nothing of it is used unless its own
-# hash holds. It is taken from nobody else: only of files that belong to the user who reports. In a tree that was copied no key
-# holds, for inodes and times of change are others there. `verify` reads none of this.
+# --- digests
+# A digest is not a record: if it is damaged, of other code, of a changed run or of another user, it is made again. A copied
+# tree has other inodes and ctimes, so no digest in it is used.
 
 DIGEST_NAME = ".digest"
 HEAD_BYTES = 16 * 1024
-"""The first line of a kept digest is far shorter."""
+"""The first line of a digest file is far shorter."""
 
 MAX_NUMBERS = 16
-"""A digest opens the items of the selected submission, and of an equal one before it."""
+"""A digest opens the items of the selected submission and of an equal one before it."""
 
 RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
 
 
 class Head(NamedTuple):
-    """The first line of a kept digest.
+    """The first line of a digest file.
 
     Attributes:
-        key: see `stamps.with_items`.
-        numbers: submissions whose items it looked at.
-        deep: see `stamps.with_items`.
-        written: stamps of the pages beside it as they were written.
-        sha256: of the digest's bytes.
+        key: see `with_items`.
+        numbers: submissions whose items the digest opened.
+        deep: see `with_items`.
+        written: stamps of the run's pages when they were written.
+        sha256: hash of the digest's bytes.
     """
 
     key: str
@@ -231,17 +226,17 @@ class Head(NamedTuple):
 
 @dataclass
 class Kept:
-    """A digest that still stands.
+    """A valid digest.
 
     Attributes:
-        folder: where it and the run's pages lie.
+        folder: holds the digest and the run's pages.
     """
 
     folder: Path
     head: Head
 
     def summary(self) -> RunSummary | None:
-        """The summary in short; None if its bytes are not what was kept."""
+        """Return the short summary, or None if the bytes don't have the hash in the head."""
         try:
             data = own_bytes(self.folder / DIGEST_NAME, reading.MAX_RECORD_BYTES).partition(b"\n")[2]
             if hashlib.sha256(data).hexdigest() != self.head.sha256:
@@ -252,14 +247,14 @@ class Kept:
 
 
 class Digests:
-    """The digests of the runs in one report."""
+    """The digests of all runs in one report."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self._bases: dict[Path, str] = {}
 
     def look(self, run: RunDir) -> Kept | None:
-        """The digest of a run, if there is one and nothing that it was made of has changed."""
+        """Return a run's digest, or None if there is none or the run changed since."""
         return self._look(run, run.report) or self._beside(run)
 
     def _beside(self, run: RunDir) -> Kept | None:
@@ -285,10 +280,10 @@ class Digests:
         return Kept(folder, head)
 
     def key(self, run: RunDir) -> str:
-        """The key of a run as it stands now, but for its items. Taken before the run is read, it fits no later state.
+        """Return the key of a run as it is now, without its items. Take it before reading the run: then it fits no later state.
 
         Raises:
-            OSError, ValueError: it can't be read right now.
+            OSError, ValueError: the run can't be read right now.
         """
         home = run.path.parent
         if home not in self._bases:
@@ -296,7 +291,7 @@ class Digests:
         return run_key(run, self._bases[home])
 
     def keep(self, folder: Path, key: str, numbers: Sequence[int], data: bytes, *, deep: bool) -> None:
-        """Keeps a digest beside the run's pages. That this fails costs time at the next report and nothing else.
+        """Write a digest beside the run's pages. A failure is ignored: it costs only time at the next report.
 
         Args:
             numbers, deep: see `Head`.
@@ -317,15 +312,15 @@ class Digests:
 
 
 def packed(short: RunSummary) -> bytes:
-    """A summary in short as it is kept."""
+    """Return a short summary as bytes for the cache."""
     return short.model_dump_json().encode()
 
 
 def unpacked(data: bytes) -> RunSummary:
-    """What `packed` made these bytes of.
+    """Return the short summary that `packed` wrote.
 
     Raises:
-        ValueError: nothing of this version.
+        ValueError: the bytes are damaged or of another version.
     """
     from autorl_hpc.report.summary import RunSummary
 
@@ -333,18 +328,17 @@ def unpacked(data: bytes) -> RunSummary:
 
 
 def numbers_of(summary: RunSummary) -> list[int]:
-    """The submissions whose items files a digest opened: the selected one, the equal one that was scored for it, and those that
-    its story compares with the base model."""
+    """Return the submissions whose items a digest opened: the selected one, the equal one scored for it, those in its story."""
     chosen = next((point for point in summary.trajectory if point.submission_id == summary.selected), None)
     own = set() if chosen is None else {chosen.submission_id, chosen.same_as or chosen.submission_id}
     return sorted(own | set(summary.story.opened))
 
 
 def own_bytes(path: Path, max_bytes: int) -> bytes:
-    """The first bytes of a file that belongs to this user.
+    """Return the first `max_bytes` bytes of a file that belongs to this user.
 
     Raises:
-        OSError, ValueError: it is not there, a link, no file, or somebody else's.
+        OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
@@ -360,7 +354,7 @@ def _page_stamps(folder: Path) -> list[Stamp]:
 
 
 def _read_head(path: Path) -> Head | None:
-    """The first line of a kept digest, None if it is damaged, of other code, or none of ours."""
+    """Return the first line of a digest file, or None if it is damaged, of other code or of another user."""
     try:
         line, end, _ = own_bytes(path, HEAD_BYTES).partition(b"\n")
         value = json.loads(line) if end else None

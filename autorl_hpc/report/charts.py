@@ -1,4 +1,4 @@
-"""Figures of the merged report: what they show (`model`, `build`), drawn by matplotlib (`drawing`) for the page and into files (`files`)."""
+"""Figures of the merged report: content (`figures_of`), drawing with matplotlib (`draw`, `on_page`), files (`write_figures`)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from autorl_hpc.records import readable_json
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.summary import Axis, Board, BoardRow, CellSummary, Curve, MergedReport, Spent
 
-# Hold what a figure shows, apart from how it is drawn.
+# --- content of a figure, independent of drawing
 
 MAX_SERIES = 7
-"""Colours that stay apart for colour-blind readers, on paper too; further agents are in the tables and in summary.json."""
+"""Colours that colour-blind readers can tell apart, also on paper. Further agents are only in the tables and in summary.json."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line with its band; `low` and `high` are None where the runs are too few for one.
+    """A line with its band; `low` and `high` are None where there are too few runs.
 
     Attributes:
-        colour: its agent's number in this leaderboard, 0 to 6: the same in every figure.
+        colour: the agent's number in this leaderboard, 0 to 6, the same in every figure.
     """
 
     label: str
@@ -48,7 +48,7 @@ class LinePanel:
     """Lines over one axis.
 
     Attributes:
-        as_steps: a value holds until the next place, where it jumps; else straight lines join them.
+        as_steps: a value holds until the next point; else points are joined by straight lines.
         counts: the axis counts something, from 1.
     """
 
@@ -92,7 +92,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Forest:
-    """Means with intervals, one a line."""
+    """Means with intervals, one per row."""
 
     title: str
     spots: tuple[Spot, ...]
@@ -101,7 +101,7 @@ class Forest:
 
 @dataclass(frozen=True)
 class HeatCell:
-    """A value; `mark` is a word of the best and the worst, `clear` whether their intervals are apart."""
+    """A value; `mark` labels the best and the worst, `clear` tells whether their intervals are disjoint."""
 
     value: float
     mark: Literal["best", "worst"] | None = None
@@ -110,7 +110,7 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class Heat:
-    """Values by row and column; None where there is no run."""
+    """Values by row and column; None without a run."""
 
     title: str
     rows: tuple[str, ...]
@@ -126,9 +126,9 @@ class Figure:
     """One figure of one leaderboard.
 
     Attributes:
-        name: of its files, without what they end in.
-        caption: what is to be seen and what isn't, in whole sentences.
-        legend: labels of the colours, where it has any.
+        name: of its files, without suffix.
+        caption: what the figure shows and what it leaves out, in sentences.
+        legend: labels and colours, if any.
     """
 
     name: str
@@ -139,9 +139,9 @@ class Figure:
 
 
 def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
-    """Each at most `most` characters, where that leaves those apart that are; else as long as it takes.
+    """Shorten labels to at most `most` characters, or to as many as keep distinct labels distinct.
 
-    First what all begin with is dropped, whole words of it: that tells nobody from anybody.
+    Leading whole words that all labels share are dropped first.
     """
     distinct = set(labels)
     if max(map(len, labels), default=0) > most and len(distinct) > 1:
@@ -155,21 +155,21 @@ def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
 
 
 def _common_words(labels: Sequence[str]) -> int:
-    """How many characters all begin with, up to the end of a word; `labels` in order."""
+    """Return how many characters all begin with, up to the end of a word; `labels` is sorted."""
     first, last = labels[0], labels[-1]
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
 
 
 def shortened(label: str, most: int) -> str:
-    """At most so many characters, cut in the middle: an agent's name is told by its beginning, its mode by the end."""
+    """Cut a label in the middle: an agent's name shows at its beginning, its mode at its end."""
     if len(label) <= most:
         return label
     tail = (most - 1) // 2
     return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"
 
 
-# The figures of each leaderboard, from the merged report's numbers alone.
+# --- figures of each leaderboard, from the merged report's numbers alone
 
 AXES: dict[Axis, tuple[str, str, float]] = {
     "time_s": ("time", "budget used, hours", 3600.0),
@@ -177,17 +177,17 @@ AXES: dict[Axis, tuple[str, str, float]] = {
     "submissions": ("submissions", "submissions", 1.0),
     "gpu_hours": ("gpu-hours", "GPU-hours of the agent", 1.0),
 }
-"""Of each axis: its word in a file name, its label, and what its numbers are divided by."""
+"""By axis: its word in file names, its label, and the divisor of its numbers."""
 
 UNKNOWN = "unknown"
 MAX_SPOTS = 40
-"""Rows of a forest plot or a bar chart: more can't be read; the tables have them all."""
+"""Rows of a forest plot or bar chart; more are unreadable, and the tables have all."""
 
 SELECTED_BY = "Feedback scores, which the agents chose by: they flatter."
 
 
 def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure, ...]:
-    """The figures of one leaderboard that have something to show; `number` is its place, from 1."""
+    """Return the figures of one leaderboard that have data; `number` is its place, from 1."""
     colours = {row.label: place for place, row in enumerate(board.rows[:MAX_SERIES])}
     found = [_improvement(board, colours), *_scaling(merged, board, colours), _best_of(merged, board, colours)]
     found += [_modes(board), _routes(board), _failures(board), _cost(board, colours)]
@@ -366,7 +366,7 @@ def _cost(board: Board, colours: dict[str, int]) -> Figure:
 
 
 def _cells(merged: MergedReport, board: Board, column: int) -> list[tuple[BoardRow, CellSummary]]:
-    """The rows that have runs on a task, with what the group says of them."""
+    """Return the rows with runs on a task, each with its cell in the task's group."""
     cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[board.tasks[column].group].cells}
     found = [(row, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in board.rows]
     return [(row, cell) for row, cell in found if cell is not None]
@@ -390,35 +390,35 @@ def _more(board: Board) -> str:
     )
 
 
-# Draw one figure with matplotlib, by its object interface: no pyplot, no state, no window.
+# --- drawing with matplotlib's object interface: no pyplot, no global state, no window
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#1b1e23")
-"""Okabe and Ito's, with the yellow and the orange darkened for white paper."""
+"""Okabe and Ito's colours; yellow and orange are darker, for white paper."""
 
 INK, SOFT, GRID = COLOURS[6], "#5c6470", "#dfe2e6"
 ON_PAGE = {**{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)}, SOFT: "var(--soft)", GRID: "var(--line)"}
-"""The page's own variables, which have another value in the dark; a test compares their light ones with these."""
+"""The page's CSS variables, which have other values in dark mode; a test compares the light values with these."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (4, 2)), (0, (1.5, 2)), (0, (7, 2, 1.5, 2)), (0, (10, 3)), (0, (3, 4)))
 
 COLUMN, LINE_HEIGHT, ROW_HEIGHT = 3.3, 2.3, 0.2
-"""Inches: a panel's width with its labels, a line chart's height with its axis, a row's height."""
+"""Inches: width of a panel with labels, height of a line chart with its axis, height of a row."""
 
 ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.55, 0.12
-"""Inches that a title, an axis with its name, numbers at the left, and half a number at the right take.
+"""Inches for the title, an axis with its name, numbers at the left, and half a number at the right.
 
-Places are computed: matplotlib's layout engines draw everything twice to find them."""
+Computed here, because matplotlib's layout engines draw everything twice."""
 
 AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.40
 CHARACTER, LEGEND_ROW = 0.066, 0.19
-"""Inches: a character of a row's label, on the wide side; a line of the legend."""
+"""Inches: a character of a row's label (generous), and a line of the legend."""
 
 MAX_COLUMNS = 3
 LABEL_CHARACTERS = 34
 
 
 class Layout(NamedTuple):
-    """Places in inches: the size of one panel, of the whole, and how many panels stand side by side."""
+    """Sizes in inches of one panel and of the whole figure, and the number of panels per row."""
 
     columns: int
     width: float
@@ -427,12 +427,12 @@ class Layout(NamedTuple):
     whole_height: float
 
     def corner(self, place: int) -> tuple[float, float]:
-        """The left and upper end of a panel, from the upper left."""
+        """Return the upper left corner of a panel, measured from the figure's upper left."""
         return self.width * (place % self.columns), self.height * (place // self.columns)
 
 
 def layout(figure: Figure) -> Layout:
-    """Set the panels side by side, three to a row, above one legend."""
+    """Place the panels in rows of up to three, above one legend."""
     columns = min(MAX_COLUMNS, len(figure.panels))
     width, height = max(map(_width, figure.panels)), max(map(_height, figure.panels))
     legend_rows = -(-len(figure.legend) // max(1, int(width * columns / COLUMN)))
@@ -441,7 +441,7 @@ def layout(figure: Figure) -> Layout:
 
 
 def draw(figure: Figure) -> Any:
-    """Return the figure as matplotlib's."""
+    """Draw a figure; return it as a matplotlib Figure."""
     from matplotlib.figure import Figure as Drawing
 
     at = layout(figure)
@@ -466,9 +466,9 @@ def draw(figure: Figure) -> Any:
 
 
 def on_page(figure: Figure, svg: str) -> tuple[str, ...]:
-    """Cut a drawn figure into one `<svg>` element a panel, in the page's colours.
+    """Cut a drawn figure into one `<svg>` element per panel, in the page's colours.
 
-    A panel's title is left out: the page has it as text that wraps.
+    Panel titles are left out: the page has them as text that wraps.
     """
     at = layout(figure)
     groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
@@ -517,7 +517,7 @@ def _lines(axis: Any, panel: LinePanel) -> None:
     for series in panel.series:
         colour, dash = COLOURS[series.colour % MAX_SERIES], DASHES[series.colour % MAX_SERIES]
         points = list(zip(series.x, series.y, series.low, series.high, strict=True))
-        if panel.as_steps:  # what stays level needs no point
+        if panel.as_steps:  # drop points where nothing changes
             points = [
                 p for p, before in zip(points, [None, *points[:-1]], strict=True) if not before or p[1:] != before[1:]
             ] + points[-1:]
@@ -561,7 +561,7 @@ def _bars(axis: Any, panel: Bars) -> None:
 
 
 def _fill(kind: int) -> dict[str, Any]:
-    """Return the colour of a kind: seven, then the same ones lighter."""
+    """Return the colour of a kind: seven colours, then the same ones lighter."""
     return {"color": COLOURS[kind % MAX_SERIES], "linewidth": 0, "alpha": 1.0 if kind < MAX_SERIES else 0.45}
 
 
@@ -588,7 +588,7 @@ _DRAW: dict[type, Any] = {LinePanel: _lines, Forest: _forest, Bars: _bars, Heat:
 
 
 def _label_rows(axis: Any, panel: Panel) -> None:
-    """Rows from above to below, as in the table."""
+    """Label the rows from top to bottom, as in the table."""
     labels = _row_labels(panel)
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.4, -0.6)
@@ -600,36 +600,34 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
 
     handles = []
     for text, place in figure.legend:
-        label = f" {text}" if text.startswith("_") else text  # matplotlib leaves out what begins with an underscore
+        label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
         line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
         is_line = isinstance(figure.panels[0], LinePanel)
         handles.append(Line2D([], [], label=label, **line) if is_line else Patch(label=label, **_fill(place)))
     picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
 
 
-# Write the figures as PNG and SVG files, for a thesis or a talk, and return them for the page. The same numbers give the same bytes.
-#
-# matplotlib's version stands in figures/index.json, since another one draws other bytes.
+# --- files: PNG and SVG of every figure; the same numbers give the same bytes with one version of matplotlib
 
 FOLDER = "figures"
 INDEX = "index.json"
 DRAWN_BY = 3
-"""Raised when the drawing changes, so that figures of an older version are drawn again."""
+"""Raise this when the drawing changes, so that figures of an older version are drawn again."""
 
 MAX_BOARDS = 6
-"""Leaderboards with figures: a report of more of them is a table, not a comparison."""
+"""Leaderboards with figures; a report of more is not a comparison."""
 
 MAX_PANELS = 120
-"""At about 0.07 s of a core each, both files: a report should not wait for its pictures."""
+"""About 0.07 s of CPU each for both files, so figures take at most some seconds."""
 
 SUFFIXES = ("png", "svg")
 
 Drawn = tuple[Figure, tuple[str, ...]]
-"""A figure, and each of its panels as an element of the page."""
+"""A figure and its panels as SVG elements."""
 
 
 def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:
-    """Draw what changed into figures/ of `out` and remove figures that no longer exist; return all, by their leaderboard's number.
+    """Draw changed figures into figures/ of `out`, remove outdated ones; return all figures by their leaderboard's number.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -668,7 +666,7 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:
 
 
 def _chosen(merged: MergedReport) -> Iterator[tuple[int, Figure]]:
-    """The figures of as many whole leaderboards as there is time for, one at least, each with its board's number."""
+    """Yield figures with their board's number, for as many whole leaderboards as `MAX_PANELS` allows, but at least one."""
     panels = 0
     for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
         figures = figures_of(merged, board, number)
@@ -680,9 +678,9 @@ def _chosen(merged: MergedReport) -> Iterator[tuple[int, Figure]]:
 
 
 def drawn(figure: Figure) -> dict[str, bytes]:
-    """Return PNG and SVG of one figure. Call it within `style`.
+    """Return PNG and SVG of one figure. Call it inside `style`.
 
-    By the canvas alone: `savefig` would draw everything once more to settle a layout that is settled.
+    Uses the canvas directly: `savefig` would draw everything again to compute a layout that is fixed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -697,19 +695,19 @@ def drawn(figure: Figure) -> dict[str, bytes]:
 
 
 def _known(folder: Path) -> dict[str, Any]:
-    """Return what an earlier report drew; empty if there was none, or its index can't be read."""
+    """Return the index of an earlier report's figures; empty if there is none or it can't be read."""
     value = reading.read_json_or_none(folder / INDEX)
     figures = value.get("figures") if isinstance(value, dict) else None
     return {name: one for name, one in figures.items() if _is_ours(name)} if isinstance(figures, dict) else {}
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether this is a name of ours: nothing that leads out of the folder."""
+    """Return whether a name may be one of our files: it can't lead out of the folder."""
     return name.isascii() and name.replace("-", "").isalnum()
 
 
 def _unchanged(folder: Path, name: str, old: dict[str, Any]) -> dict[str, bytes] | None:
-    """Return the files of a figure as they were written; None if one of them is not as it was."""
+    """Return the files of a figure if all have their recorded hash, else None."""
     try:
         files = {suffix: reading.read_bytes(folder / f"{name}.{suffix}") for suffix in SUFFIXES}
     except (OSError, ValueError):
@@ -719,10 +717,9 @@ def _unchanged(folder: Path, name: str, old: dict[str, Any]) -> dict[str, bytes]
 
 @contextmanager
 def style() -> Iterator[str]:
-    """Set matplotlib up as it comes, whatever the user's matplotlibrc says; give its version.
+    """Set up matplotlib with defaults, ignoring the user's matplotlibrc; yield its version.
 
-    Its configuration and font cache go to a folder of ours, unless the user names one: a home may be full, or not writable, and
-    nothing of ours is to be found there.
+    Its configuration and font cache go to a temporary folder unless MPLCONFIGDIR is set, because a home may be full or read-only.
     """
     with tempfile.TemporaryDirectory(prefix="autorl-mpl-") as spare:
         if "MPLCONFIGDIR" not in os.environ:
@@ -730,7 +727,7 @@ def style() -> Iterator[str]:
         try:
             import matplotlib as mpl
 
-            logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it says that it looks for fonts
+            logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it logs its font search
             with mpl.rc_context():
                 mpl.rcdefaults()
                 settings: Any = mpl.rcParams
@@ -744,7 +741,7 @@ def style() -> Iterator[str]:
 _SETTINGS: dict[str, Any] = {
     "backend": "agg",
     "svg.hashsalt": "autorl-hpc",
-    "svg.fonttype": "none",  # text stays text: small, searchable, and set in the thesis's own font
+    "svg.fonttype": "none",  # text stays text: small, searchable, in the document's font
     "font.family": "DejaVu Sans",
     "font.size": 8,
     "text.color": INK,
@@ -752,15 +749,15 @@ _SETTINGS: dict[str, Any] = {
     "axes.edgecolor": SOFT,
     "xtick.color": SOFT,
     "ytick.color": SOFT,
-    "axes.facecolor": "none",  # on the page its own paper shows through
+    "axes.facecolor": "none",  # the page's background shows through
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 9,
-    "axes.titley": 1.0,  # where it is anyway: left alone, everything above the axes is measured first, twice
+    "axes.titley": 1.0,  # the default position; if unset, matplotlib measures everything above the axes, twice
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
-    "text.parse_math": False,  # an agent's name may hold dollar signs
+    "text.parse_math": False,  # an agent's name may contain dollar signs
     "text.usetex": False,
     "figure.dpi": 150,
 }

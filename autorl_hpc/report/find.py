@@ -1,4 +1,4 @@
-"""Finds runs below the paths that a user gives: a run, an experiment, a runs/ folder, or the folder around it."""
+"""Find runs and experiments, damaged ones too, below paths: a run, an experiment, a runs/ folder, or the folder around it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autorl_hpc.report.import_autorl_bench import MAX_FOLDERS, ReferenceFolders,
 if TYPE_CHECKING:
     from autorl_hpc.report.summary import LeftOut
 
-# Several sites' trees in one report: what each is called.
+# --- names of sites, if a report has several runs/ folders
 
 MAX_CHARS = 40
-"""A site's name stands in a column."""
+"""Longest name of a site, since it fills a column."""
 
 
 def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
-    """Names of the runs/ folders in which these runs lie (`runs/<experiment>/<run_id>`), empty if it is one alone.
+    """Name the runs/ folders of these runs (`runs/<experiment>/<run_id>`); empty if there is only one.
 
-    A name is what the folders' paths don't share: `alps/runs` and `jean-zay/runs` are called alps and jean-zay.
+    A name is the part of the path that differs: `alps/runs` and `jean-zay/runs` are called alps and jean-zay.
     """
     roots = sorted({run.parent.parent for run in runs})
     if len(roots) < 2:
@@ -34,19 +34,19 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
     parts = [root.parts for root in roots]
     begin, end = _common(parts), _common([one[::-1] for one in parts])
     names = [clean("/".join(_own(root.parts, begin, end)), MAX_CHARS) or "(no name)" for root in roots]
-    places = {root: names[:at].count(names[at]) for at, root in enumerate(roots)}  # long names were cut
+    places = {root: names[:at].count(names[at]) for at, root in enumerate(roots)}  # names may be equal after cutting
     return {
         root: f"{name} ({places[root] + 1})" if places[root] else name for root, name in zip(roots, names, strict=True)
     }
 
 
 def _own(parts: tuple[str, ...], begin: int, end: int) -> tuple[str, ...]:
-    """The parts that are a path's own; the last one where all of it is shared, as in `a` and `a/a`."""
+    """Return the parts of a path that differ from the others; the last part if none does, as for `a` and `a/a`."""
     return parts[begin : len(parts) - end] or parts[-1:]
 
 
 def _common(several: list[tuple[str, ...]]) -> int:
-    """How many parts all of them begin with."""
+    """Return how many leading parts all have in common."""
     return next(
         (i for i, level in enumerate(zip(*several, strict=False)) if len(set(level)) > 1), min(map(len, several))
     )
@@ -56,7 +56,7 @@ RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
 REPORT_FOLDER = "report"
 SEVERAL_ROOTS_OUT = "autorl-report"
-"""Runs of several sites share no folder of ours: their report goes into the current directory under this name."""
+"""Runs of several sites have no common folder: their report goes into this folder of the current directory."""
 
 MISSING = "missing"
 PERMISSIONS = "ask its owner to let you read it, and report again"
@@ -66,12 +66,12 @@ NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launc
 
 @dataclass
 class FoundRuns:
-    """What lies below the given paths.
+    """What was found below the paths.
 
     Attributes:
-        said: what was left out: experiment, run_id, why, what to do.
-        imports: results folders of AutoRL-Bench.
-        out: where the merged report goes unless the user says otherwise.
+        said: what was left out, as (experiment, run_id, why, next step).
+        imports: folders with results of AutoRL-Bench.
+        out: default folder of the merged report.
     """
 
     experiments: list[ExperimentDir] = field(default_factory=list)
@@ -83,12 +83,12 @@ class FoundRuns:
 
     @property
     def sites(self) -> dict[Path, str]:
-        """Names of the runs/ folders, empty if it is one alone."""
+        """Return names of the runs/ folders; empty if there is only one."""
         return sites_of(run.path for run in self.runs)
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """What is not in the report, by experiment and run."""
+        """Return what is not in the report, by experiment and run."""
         if not self.said:
             return []
         from autorl_hpc.report.summary import LeftOut
@@ -100,17 +100,17 @@ class FoundRuns:
         ]
 
     def leave_out(self, experiment: Path, run_id: str, why: str, next_step: str) -> None:
-        """Says that a run or, without a run_id, something about an experiment is not in the report."""
+        """Record that a run is left out or, with an empty run_id, something about an experiment."""
         self.said.append((experiment, run_id, why, next_step))
 
     def add_run(self, path: Path) -> None:
-        """Adds a run once, by whatever path it was reached."""
+        """Add a run once, by whatever path it was reached."""
         if path not in self._paths:
             self._paths.add(path)
             self.runs.append(RunDir(path))
 
     def add_experiment(self, path: Path) -> None:
-        """Adds an experiment and its runs."""
+        """Add an experiment and its runs."""
         experiment = ExperimentDir(path)
         if experiment not in self.experiments:
             self.experiments.append(experiment)
@@ -125,7 +125,7 @@ class FoundRuns:
             self.leave_out(path, run_id, "run.json is missing", "launch the experiment again")
 
     def _runs_in(self, path: Path) -> list[tuple[str, str | None]]:
-        """Names of run folders, and of folders that can't be opened with the reason."""
+        """Return names of run folders with None, and of folders that can't be opened with the reason."""
         ours = {folder.name for folder in ExperimentDir(path).folders()[1:]}
         try:
             names = reading.list_names(path)
@@ -139,7 +139,7 @@ class FoundRuns:
         return found
 
     def add_reference(self, path: Path) -> bool:
-        """Adds what AutoRL-Bench left below `path`, beside our own; whether there was anything."""
+        """Add AutoRL-Bench results below `path` that are not ours; return whether there are any."""
         ours = {run.path for run in self.runs} | {experiment.path for experiment in self.experiments}
         beside = {Root(path).store, Root(path).vault, path / REPORT_FOLDER} if ours else set()
         there = find_reference(path, ours | beside)
@@ -160,16 +160,16 @@ class FoundRuns:
 
 
 def shown(experiment: Path, run_id: str = "", site: str | None = None) -> str:
-    """An experiment or a run of it, for people: folders are named by anybody."""
+    """Return the cleaned name of an experiment or run; anybody may have named the folder."""
     parts = [*([site] if site else []), experiment.name, *([run_id] if run_id else [])]
     return clean("/".join(parts)) or "(no name)"
 
 
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
-    """All runs below the paths, each once.
+    """Find all runs below the paths, each once.
 
     Raises:
-        AutorlError: no path, one that is not there, or one with no run below it; says what to do.
+        AutorlError: no path was passed, one does not exist, or one has no run below it.
     """
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
@@ -193,7 +193,7 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
 
 
 def _look(path: Path, found: FoundRuns, given: Path) -> Path:
-    """Adds what lies at `path`; returns where a report on it alone would go."""
+    """Add what is at `path`; return where a report on it alone would go."""
     try:
         names = reading.list_names(path)
     except NotADirectoryError:
@@ -210,7 +210,7 @@ def _look(path: Path, found: FoundRuns, given: Path) -> Path:
         return ExperimentDir(path).report
     inside, runs = [], []
     for folder in (path / name for name in names):
-        if _holds(folder, RUN_FILE):  # the given folder is an experiment that lost its experiment.json
+        if _holds(folder, RUN_FILE):  # `path` is an experiment that lost its experiment.json
             runs.append(folder)
         elif _holds(folder, EXPERIMENT_FILE) or (folder.name != Root(path).runs.name and _has_runs(folder)):
             inside.append(folder)
@@ -224,7 +224,7 @@ def _look(path: Path, found: FoundRuns, given: Path) -> Path:
 
 
 def _has_runs(folder: Path) -> bool:
-    """Whether there are runs in it, as in an experiment that lost its experiment.json."""
+    """Return whether the folder contains runs, as an experiment does that lost its experiment.json."""
     try:
         return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
     except OSError:
@@ -236,7 +236,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _known(path: Path, found: FoundRuns) -> bool:
-    """Whether the path was covered by an earlier one."""
+    """Return whether an earlier path covers this one."""
     return any(run.path == path or path in run.path.parents for run in found.runs)
 
 
@@ -250,7 +250,7 @@ def _holds(folder: Path, name: str) -> bool:
 
 
 def _trouble(folder: Path, name: str) -> str | None:
-    """None if `folder` holds `name`, MISSING if it doesn't or is no folder, else why that can't be told."""
+    """Return None if `folder` holds `name`, MISSING if not or if it is no folder, else the error that prevents the check."""
     try:
         return None if name in reading.list_names(folder) else MISSING
     except NotADirectoryError:
@@ -259,16 +259,16 @@ def _trouble(folder: Path, name: str) -> str | None:
         return error.strerror or type(error).__name__
 
 
-# Experiments and runs below the paths that a user gives, damaged ones too.
+# --- experiments and their runs
 
 
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
-    """The experiments in the given folders: experiments themselves, or folders of them.
+    """Return the experiments in the folders: experiments themselves, or folders of them.
 
-    One that lost its experiment.json is found by the runs in it.
+    An experiment that lost its experiment.json is recognised by its runs.
 
     Raises:
-        AutorlError: there is none in one of the folders.
+        AutorlError: one of the folders has none.
     """
     found: list[ExperimentDir] = []
     for path in paths:
@@ -286,7 +286,7 @@ def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
 
 
 def nothing_in(path: Path) -> AutorlError:
-    """The error for a given path that holds nothing of ours."""
+    """Return the error for a path without any experiment."""
     what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
     next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
     return AutorlError(what, where=path, next_step=next_step)
@@ -301,7 +301,7 @@ def _is_experiment(path: Path) -> bool:
 
 
 def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
-    """The experiment's run_ids, and what is wrong with its experiment.json: then they are those of the folders there."""
+    """Return the run_ids of experiment.json and None; if it is damaged, those of the folders and what is wrong."""
     try:
         return list(read_experiment(experiment).runs), None
     except (AutorlError, OSError) as error:
@@ -311,5 +311,5 @@ def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:
 
 
 def runs_on_disk(experiment: ExperimentDir) -> list[str]:
-    """The run folders that lie in the experiment's folder, named by experiment.json or not."""
+    """Return the run folders in an experiment's folder, listed in experiment.json or not."""
     return [name for name in reading.list_names(experiment.path) if experiment.run(name).record.is_file()]

@@ -1,4 +1,4 @@
-"""Numbers as people read them: points with one decimal, units shown, a true minus sign, a dash for what is not known."""
+"""Format numbers for readers (points, durations, sizes), clean untrusted text for terminal, HTML, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def points(value: float | None) -> str:
-    """`43.2`."""
+    """Format a score: `43.2`."""
     return UNKNOWN if value is None else f"{_no_negative_zero(value):.1f}".replace("-", MINUS)
 
 
 def signed(value: float | None) -> str:
-    """`+3.2`, `0.0`, and a true minus sign before what is negative."""
+    """Format a difference: `+3.2`, `0.0`, a true minus sign for negative values."""
     if value is None:
         return UNKNOWN
     rounded = _no_negative_zero(value)
@@ -27,17 +27,17 @@ def signed(value: float | None) -> str:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """`[40.1, 46.3]`, empty where there is no interval."""
+    """Format an interval: `[40.1, 46.3]`; empty if there is none."""
     return "" if low is None or high is None else f"[{points(low)}, {points(high)}]"
 
 
 def signed_between(low: float | None, high: float | None) -> str:
-    """`[+1.1, +5.3]`."""
+    """Format an interval of a difference: `[+1.1, +5.3]`."""
     return "" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
 
 
 def over_between(kind: str, low: float | None, high: float | None) -> str:
-    """The interval of a mean over runs, with what it is where it is none over runs, or why equal runs have none."""
+    """Format the interval of a mean over runs; names its kind if it is not over runs, or why equal runs have none."""
     if kind == "no spread seen":
         return f"({kind})"
     word = {"range of two runs": "range of two", "items of one run, not over runs": "items of one run"}.get(kind, "")
@@ -46,19 +46,19 @@ def over_between(kind: str, low: float | None, high: float | None) -> str:
 
 
 def share_between(low: float | None, high: float | None) -> str:
-    """`[0.41, 0.89]`, empty where there is no interval."""
+    """Format an interval of a share: `[0.41, 0.89]`; empty if there is none."""
     return "" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
 
 
 def p_value(value: float | None) -> str:
-    """`0.012`, `<0.001`."""
+    """Format a p value: `0.012`, `<0.001`."""
     if value is None:
         return UNKNOWN
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12.5 min`, `20 min`, `3.2 h`."""
+    """Format seconds: `45 s`, `12.5 min`, `20 min`, `3.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     value, unit = (seconds / 60, "min") if seconds < 7200 else (seconds / 3600, "h")
@@ -66,17 +66,17 @@ def duration(seconds: float) -> str:
 
 
 def delta(value: float | None) -> str:
-    """`2.4e-06`: relative deltas of honest training differ by orders of magnitude."""
+    """Format a relative weight change: `2.4e-06`, because changes by honest training differ by orders of magnitude."""
     return UNKNOWN if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
 def percent(share: float | None) -> str:
-    """`71 %`."""
+    """Format a share: `71 %`."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"
 
 
 def size(count: float) -> str:
-    """`512 B`, `3.4 MB`, `1.2 GB`."""
+    """Format bytes: `512 B`, `3.4 MB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -85,7 +85,7 @@ def size(count: float) -> str:
 
 
 def amount(kind: str, value: float) -> str:
-    """A cost: `count` of tokens as `3.4 M`, `money` as `0.52`, `hours` as `3.4 h`."""
+    """Format a cost by kind: `count` (tokens) as `3.4 M`, `money` as `0.52`, `hours` as `3.4 h`."""
     if kind == "count":
         for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
             if value >= size:
@@ -95,14 +95,14 @@ def amount(kind: str, value: float) -> str:
 
 
 def gpus(count: str | None, model: str | None) -> str:
-    """`4 x H100` with a sign of multiplication; `no GPU`; `GPUs unknown`: nothing measured them."""
+    """Format GPUs: `4 x H100` with a multiplication sign; `no GPU`; `GPUs unknown` if not measured."""
     if count is None:
         return "GPUs unknown"
     return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"
 
 
 def short_hash(value: str | None) -> str:
-    """The first eight digits: enough to tell two apart by eye."""
+    """Return the first eight digits of a hash."""
     return UNKNOWN if value is None else value[:8]
 
 
@@ -110,13 +110,13 @@ def _no_negative_zero(value: float) -> float:
     return round(value, 1) + 0.0
 
 
-# Text that others wrote (agents above all), made harmless for a terminal, HTML, Markdown and CSV.
+# --- text from others (above all agents), cleaned for terminal, HTML, Markdown and CSV
 
 MAX_CHARS = 500
-"""A note or a reason longer than this is cut: a report is read by people."""
+"""Longer notes and reasons are cut."""
 
 SHORT_CHARS = 40
-"""Words of states, numbers and names: a table has the same ones over and over."""
+"""Texts up to this length (states, numbers, names) are cached: a table repeats them."""
 
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
@@ -125,14 +125,14 @@ _ESCAPE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _MARKUP = re.compile(r"([\\`*_\[\]|~])|^([-+#=]|\d+(?=[.)]))")
-"""Markup anywhere, and what makes a heading or a list at the start."""
+"""Markup anywhere, and what starts a heading or a list."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "|", "%")
-"""What a spreadsheet may take for a formula or a command at the start of a cell."""
+"""Starts of a cell that a spreadsheet may take for a formula or a command."""
 
 
 def clean(text: str | None, limit: int = MAX_CHARS) -> str | None:
-    """One line without terminal escapes, control, direction and zero-width characters; None stays None."""
+    """Return one line without terminal escapes, control, direction and zero-width characters; None stays None."""
     if text is None:
         return None
     if text.isascii() and text.isprintable() and len(text) <= limit:
@@ -150,7 +150,7 @@ def clean(text: str | None, limit: int = MAX_CHARS) -> str | None:
 
 
 def clean_code(text: str, limit: int = MAX_CHARS) -> str:
-    """As `clean`, for a line of code or of a log: its spaces stay, tabs are four."""
+    """Clean a line of code or of a log as `clean` does, but keep its spaces; a tab becomes four."""
     if text.isascii() and text.isprintable() and len(text) <= limit:
         return text.rstrip()
     kept = []
@@ -165,7 +165,7 @@ def clean_code(text: str, limit: int = MAX_CHARS) -> str:
 
 
 def html(text: object) -> str:
-    """`text` inside an HTML element or a quoted attribute, escaped as the templates escape it."""
+    """Escape `text` for an HTML element or a quoted attribute, as the templates do."""
     told = str(text)
     return _short_html(told) if len(told) <= SHORT_CHARS else _html(told)
 
@@ -179,7 +179,7 @@ _short_html = lru_cache(maxsize=10_000)(_html)
 
 
 def markdown(text: object) -> str:
-    """`text` as Markdown that shows it literally: no markup, no HTML, no link that makes itself."""
+    """Escape `text` so that Markdown shows it literally: no markup, no HTML, no automatic link."""
     told = "" if text is None else str(text)
     return _short_markdown(told) if len(told) <= SHORT_CHARS else _markdown(told)
 
@@ -200,7 +200,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A number as it is, text so that no spreadsheet takes it for a formula (OWASP's advice: a quote before it)."""
+    """Return numbers unchanged, and text with a quote before anything that looks like a formula (OWASP's advice)."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -211,19 +211,18 @@ def csv_cell(value: object) -> object:
     return "'" + shown if shown.startswith(_FORMULA_STARTS) else shown
 
 
-# Copies of records that take little room: a merged report holds a hundred of them for each of thousands of runs.
-#
-# pydantic keeps with every record which of its fields were given: two kilobytes of the three that an iteration takes. In a report
-# no one asks that, and all fields are written: so the copies share one such set, and equal parts are one object.
+# --- copies of records in little memory
+# A merged report holds a hundred records per run. pydantic stores the set of assigned fields with each: 2 of the 3 kB of an
+# iteration. The report writes all fields, so these copies share one such set.
 
 StrictT = TypeVar("StrictT", bound=Strict)
 
 _set: Any = object.__setattr__
-"""Records don't change; this makes new ones."""
+"""Bypasses the check that records are frozen; used for new records only."""
 
 
 def lean(record: StrictT, **changes: Any) -> StrictT:
-    """A copy with other values, which are not validated, as in `model_copy`; all of its fields count as given."""
+    """Copy a record with other values, not validated (as `model_copy`); all fields count as set."""
     model = type(record)
     copy = model.__new__(model)
     _set(copy, "__dict__", {**record.__dict__, **changes})

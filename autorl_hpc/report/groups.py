@@ -1,4 +1,4 @@
-"""Groups of runs that may be compared, and in each the agents' cells with their statistics over runs."""
+"""Group comparable runs, and compute each agent's statistics over runs within a group (`group_runs`, `over_runs`)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from autorl_hpc.report.summary import (
 )
 from autorl_hpc.scoring.stats import mean_t_interval
 
-# What must be equal before two runs are compared. What nothing measured is unknown, and is never taken for a value.
+# --- what must be equal for two runs to be comparable; unknown values equal no value
 
 LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
-"""Limits of a budget beside its time: an agent with twice as many submissions has another budget."""
+"""Limits of a budget besides time: an agent with twice as many submissions has another budget."""
 
 
 def limits_of(budget: Budget) -> dict[str, float]:
-    """The limits that are set, and how much of the time spent waiting for graders is given back."""
+    """Return the limits that are set, and the bound on time returned for waiting on graders."""
     found = {name: float(value) for name in LIMITS if (value := getattr(budget, name)) is not None}
     return {**found, "given_back_at_most_s": budget.given_back_at_most_s}
 
 
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
-    """Of each run, by what it is compared.
+    """Return, for each run, what decides which runs it is compared with.
 
-    A run whose agent was never started, or whose checkpoints were never scored, has no sandbox, no GPU or no engine of its
-    own: it stands with its like, if they all had the same.
+    A run whose agent never started, or without any score, has no sandbox, GPU or engine of its own. It takes the value of
+    the otherwise equal runs if these all have the same.
     """
     keys = _like_others_that_started(runs, [_comparable(run) for run in runs])
     engines: dict[str, set[str]] = defaultdict(set)
@@ -56,7 +56,7 @@ def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
 
 
 def shared(comparable: Comparable) -> Conditions:
-    """What of it tasks can share."""
+    """Return the part that several tasks can share."""
     return Conditions(**{name: getattr(comparable, name) for name in Conditions.model_fields})
 
 
@@ -83,12 +83,12 @@ def _comparable(run: RunSummary) -> Comparable:
 
 
 def _origin(run: RunSummary) -> str | None:
-    """Imported results were measured we don't know how: those of two folders can't be taken for alike."""
+    """Return an imported run's origin with its folder: how it was measured is unknown, so two folders are not comparable."""
     return run.imported if run.imported is None or run.site is None else f"{run.imported}, {run.site}"
 
 
 STARTED = ("network", "sandbox", "gpus", "gpu_model")
-"""What only a run that started has."""
+"""Fields that only a run that started has."""
 
 
 def _like_others_that_started(runs: Sequence[RunSummary], keys: Sequence[Comparable]) -> list[Comparable]:
@@ -117,14 +117,14 @@ def _without_engine(key: Comparable) -> str:
 
 
 RUNS_TO_COMPARE = 2
-"""One run of each agent compares two runs, not two agents."""
+"""With one run of each agent the comparison is of runs, not of agents."""
 
 Placed = tuple[int, RunSummary]
 CellKey = tuple[str, str, str, str]
 
 
 def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
-    """Runs grouped by everything that must be equal before scores are compared, then by agent, driver and mode."""
+    """Group runs by everything that must be equal for a comparison, then by agent, driver and mode."""
     alike: dict[str, list[Placed]] = defaultdict(list)
     distinct: dict[str, Comparable] = {}
     for place, comparable in enumerate(comparables(runs)):
@@ -142,7 +142,7 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
     for place, run in runs:
         cells[cell_key(run)].append((place, run))
     ordered = sorted(cells)
-    proven = comparable.imported is None  # of what nobody can check there is no test
+    proven = comparable.imported is None  # no tests on scores that can't be checked
     values = [improvements([run for _, run in cells[key]]) for key in ordered]
     return Group(
         comparable=comparable,
@@ -154,12 +154,12 @@ def _group(comparable: Comparable, runs: Sequence[Placed]) -> Group:
 
 
 def cell_key(run: RunSummary) -> CellKey:
-    """Whose run it is, under equal conditions."""
+    """Return what identifies the agent of a run within a group."""
     return run.agent, run.driver, run.mode, run.agent_hash
 
 
 def label(key: CellKey, keys: Sequence[CellKey]) -> str:
-    """A name for a cell; `keys` are those that it must be told from."""
+    """Return the name of a cell that tells it from all cells of `keys`."""
     agent, driver, mode, agent_hash = key
     parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
     if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
@@ -168,7 +168,7 @@ def label(key: CellKey, keys: Sequence[CellKey]) -> str:
 
 
 def improvements(runs: Sequence[RunSummary]) -> list[float]:
-    """Of the counted runs; a kept base model is 0."""
+    """Return the improvements of the counted runs; a kept base model counts as 0."""
     return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
 
 
@@ -206,7 +206,7 @@ def _cell(placed: Sequence[Placed], *, tested: bool) -> CellSummary:
 
 
 def _kept(run: RunSummary) -> tuple[float | None, float | None, float | None]:
-    """Report score, with its interval, of what the run kept: the selected checkpoint, or the base model."""
+    """Return the report score and interval of the run's result: the selected checkpoint or the base model."""
     kept = run.report if run.report is not None and run.report.score is not None else run.baseline_report
     return (kept.score, kept.low, kept.high) if kept else (None, None, None)
 
@@ -214,7 +214,8 @@ def _kept(run: RunSummary) -> tuple[float | None, float | None, float | None]:
 def over_runs(
     values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
 ) -> OverRuns:
-    """Mean over runs: t interval from three that differ, range of two, the items' interval of one (labelled so); bootstrap from five."""
+    """Compute the mean over runs: t interval for three or more that differ, range for two, the items' interval for one
+    (labelled); from five on also a bootstrap."""
     found = mean_t_interval(values)
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         return OverRuns(n=1, mean=found.mean, low=of_one[0], high=of_one[1], interval="items of one run, not over runs")
@@ -237,7 +238,7 @@ def over_runs(
 
 
 def _comparisons(cells: Sequence[tuple[str, Sequence[float]]]) -> tuple[Comparison, ...]:
-    """Every pair of agents with two counted runs or more each; p values adjusted over the pairs."""
+    """Compare every pair of agents with two or more counted runs each; p values are adjusted over the pairs."""
     pairs = list(combinations([cell for cell in cells if len(cell[1]) >= RUNS_TO_COMPARE], 2))
     p_values = [statistics.permutation_p(a[1], b[1]) for a, b in pairs]
     return tuple(

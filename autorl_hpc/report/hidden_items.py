@@ -1,7 +1,7 @@
-"""What must not be shown of a run in whose workspace held-out items were found.
+"""Decide what a report must not show of a run with held-out items in its workspace.
 
-A look at the workspace reads files and their names. Nobody looks at what an agent said elsewhere: command lines, traces, notes,
-paths of models. So one item found anywhere hides all of that, and a file's words wherever the file holds an item.
+Looks check files and their names only, not an agent's other words (command lines, traces, notes, model paths). So one item found
+anywhere hides all of these, and a file with an item is hidden wherever it is quoted.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ IN_WORKSPACE = "(not shown: held-out items were found in the workspace)"
 NAME = "(name not shown: held-out items were found in names of files)"
 
 NAMES = "./"
-"""By this name the ledger tells of items in names of files and folders, and in what links say."""
+"""The ledger's name for items in names of files and folders, and in link targets."""
 
 CODE_FOLDER = "code/"
 
 LONGEST_SURE_NAME = 140
-"""Names are cut at several lengths, none of them shorter: a longer one, or one with escapes, may be told in another way at the place
-that would have to be hidden. Then all is hidden."""
+"""Names are cut at several lengths, all longer than this. A longer or escaped name may be written differently where it would
+have to be hidden; then everything is hidden."""
 
 _OWN = re.compile(
     r"ledger(: (fingerprint|submission|fingerprint of submission|contamination|sealed)( \d{1,9})?| entry \d{1,9})?"
     r"|(report|feedback) split|training logs?(, ledger)?"
 )
-"""Places of lines that the report itself wrote, of figures and of names of its own."""
+"""Places of lines that the report itself wrote."""
 
 _OWN_PLACE = re.compile(r"process at \d{1,12} s|agent\.log, byte \d{1,18}")
 _UNSEEN = re.compile(r"process(?: at |\Z)|.*#inline\.py|:|\Z")
-"""Places of words that stood in a command line, not in a file that was looked at."""
+"""Places of words from a command line, which no look has checked."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.+\-/]{1,32}")
-"""A number, a word or a model's name. Held-out texts that are looked for have eight words and more."""
+"""A number, a word or a model's name: too short to be a held-out text (eight words or more)."""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """What of one run must not be shown.
+    """What must not be shown of one run.
 
     Attributes:
-        files: files of the workspace that held items, or `agent.log`; `code/` is left out where it leads.
+        files: workspace files that held items, or `agent.log`; without a leading `code/`.
         found: an item was found somewhere.
-        names: items stood in names of files.
-        everything: nothing that an agent wrote may be shown word by word.
+        names: items were in names of files.
+        everything: nothing that an agent wrote may be quoted.
     """
 
     files: frozenset[str] = frozenset()
@@ -57,12 +57,12 @@ class Hidden:
     everything: bool = False
 
     def file(self, path: str) -> bool:
-        """Whether a file's words must not be shown."""
+        """Return whether a file's words must not be shown."""
         return self.everything or (clean(path) or "").removeprefix(CODE_FOLDER) in self.files
 
     def instead(self, where: str) -> str | None:
-        """What is said instead of the words at a place such as `train.py:12`, `agent.log, byte 77` or `process at 3 s`; None: they
-        may be shown."""
+        """Return the text to show instead of the words at a place such as `train.py:12`, `agent.log, byte 77` or
+        `process at 3 s`; None if the words may be shown."""
         if not self.found or _OWN.fullmatch(where):
             return None
         place = (clean(where) or "").removeprefix(CODE_FOLDER)
@@ -71,21 +71,21 @@ class Hidden:
         return IN_WORKSPACE if self.everything or _UNSEEN.match(place) else None
 
     def value(self, value: str, where: str) -> str:
-        """A setting's value, or what is said instead: its words may have come from another file than that at `where`."""
+        """Return a setting's value or its replacement; the value may come from another file than the one at `where`."""
         if not self.found or _PLAIN.fullmatch(value):
             return self.instead(where) or value
         return self.instead(where) or IN_WORKSPACE
 
     def place(self, where: str) -> str:
-        """A place, its name of a file hidden if need be."""
+        """Return a place, with the file name hidden if necessary."""
         return NAME if self.names and not _OWN.fullmatch(where) and not _OWN_PLACE.fullmatch(where) else where
 
     def name(self, path: str) -> str:
-        """The name of a file of the workspace, hidden if need be."""
+        """Return the name of a workspace file, hidden if necessary."""
         return NAME if self.names and path not in (NAMES, "agent.log") else path
 
     def said(self, text: str | None) -> str | None:
-        """What an agent said outside of files, or what others said in its words."""
+        """Return what an agent said outside of files, or a quote of it, hidden if necessary."""
         return IN_WORKSPACE if self.found and text else text
 
 
@@ -93,7 +93,7 @@ NOTHING = Hidden()
 
 
 def hidden_of(looks: Iterable[Contamination]) -> Hidden:
-    """What must not be shown after these looks."""
+    """Return what must not be shown after these looks."""
     every = list(looks)
     files = {one.file for look in every for one in look.found}
     unlisted = any(look.found_unlisted for look in every)

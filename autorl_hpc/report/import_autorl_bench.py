@@ -1,8 +1,8 @@
-"""Results folders of AutoRL-Bench (rdagent/scenarios/rl/autorl_bench of microsoft/RD-Agent), found and read.
+"""Import results of AutoRL-Bench (rdagent/scenarios/rl/autorl_bench of microsoft/RD-Agent): find, read, convert to RunSummary.
 
-A run of the reference leaves `workspace/<task>/<run_id>_<agent>/` with scores.json (a list, one object a submission) and
-run_meta.json (start and end in epoch seconds, timeout), and a row in results.csv beside workspace/. All of it lay where the
-agent could write: nothing here is proven, and every byte is taken as hostile.
+A reference run leaves `workspace/<task>/<run_id>_<agent>/` with scores.json (a list, one object per submission) and run_meta.json
+(start and end in epoch seconds, timeout), and a row in results.csv beside workspace/. The agent could write all of it, so
+nothing is proven and every byte is treated as hostile.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from autorl_hpc.states import Protocol, RunState, Split, SubmissionState
 SCORES, META, RESULTS = "scores.json", "run_meta.json", "results.csv"
 LOGS = ("run.log", "agent.log")
 OURS = ("submissions", "results", "run.json")
-"""Our own workspaces have a run_meta.json too, and these."""
+"""Names in our own workspaces, which have a run_meta.json too."""
 
 RECORDS = ("run.json", "experiment.json")
-"""In runs and experiments of our own."""
+"""Files of our own runs and experiments."""
 
 COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
-"""Columns of results.csv without which it is another table of that name."""
+"""Required columns of results.csv; without them it is another table."""
 
 DEPTH = 5
-"""`bench/autorl_bench/workspace/<task>/<run>`: folders that hold the folder of results are looked through too."""
+"""Levels searched: `bench/autorl_bench/workspace/<task>/<run>`."""
 
 MAX_FOLDERS = 20_000
-"""A home directory given by mistake has millions."""
+"""Bound on folders searched; a home directory passed by mistake has millions."""
 
 MAX_ROWS, MAX_SUBMISSIONS = 100_000, 10_000
 _WORKSPACE = re.compile(r"^(?P<run_id>[0-9]{8}T[0-9]{6}(?:_p[0-9]{1,5})?)_(?P<agent>.{1,200})$", re.DOTALL)
@@ -51,12 +51,13 @@ _WORKSPACE = re.compile(r"^(?P<run_id>[0-9]{8}T[0-9]{6}(?:_p[0-9]{1,5})?)_(?P<ag
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What a run of the reference left.
+    """What is on disk of a run of the reference.
 
     Attributes:
+        name: of its workspace.
         folder: its workspace; None: only its row is here.
-        home: the folder of results that it is part of.
-        scores: the objects of scores.json as they are; None: it is not there, as after a run without a submission.
+        home: the results folder that it belongs to.
+        scores: the objects of scores.json; None: no such file, as for a run without a submission.
         troubles: what could not be read, in words.
         genesis: hash of everything that was read.
     """
@@ -76,7 +77,7 @@ class ReferenceRun:
 
 @dataclass
 class ReferenceFolders:
-    """Workspaces and tables of results below one path."""
+    """Workspaces and results tables below one path."""
 
     workspaces: list[Path] = field(default_factory=list)
     tables: list[Path] = field(default_factory=list)
@@ -87,7 +88,7 @@ class ReferenceFolders:
 
 
 def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolders:
-    """The reference's workspaces and tables at or below `path`, no link followed, and nothing in the folders `skip`."""
+    """Find the reference's workspaces and tables at or below `path`; follows no links, skips the folders `skip`."""
     found = ReferenceFolders()
     level = [path]
     seen = 0
@@ -104,13 +105,13 @@ def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolder
 
 
 def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
-    """Takes what `folder` is; returns the folders in it that are worth a look."""
+    """Add `folder` if it is a workspace or has a table; return the folders in it to search."""
     try:
         with os.scandir(folder) as listing:
             entries = sorted(listing, key=lambda entry: entry.name)
         names = {entry.name for entry in entries}
         if names & set(RECORDS) or (META in names and names & set(OURS)):
-            return []  # what agents of ours wrote into their workspaces is nobody's results
+            return []  # our own workspaces: what agents wrote there is not a result
         if not names & set(OURS) and (SCORES in names or (META in names and names & set(LOGS))):
             found.workspaces.append(folder)
             return []
@@ -122,7 +123,7 @@ def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
 
 
 def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
-    """Every run: workspaces with their rows, then the rows whose workspaces are not here."""
+    """Yield every run: workspaces with their rows, then rows without a workspace."""
     homes = {table.parent for table in found.tables}
     folders = {_Place(_home_of(f, homes), f.parent.name, f.name): f for f in found.workspaces}
     rows: dict[_Place, list[dict[str, str]]] = defaultdict(list)
@@ -140,7 +141,7 @@ def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
 
 
 class _Place(NamedTuple):
-    """What a row and a workspace must share to be one run's: two tasks begun in the same second have one name."""
+    """What identifies a run in a row and a workspace: two tasks started in the same second have one name."""
 
     home: Path
     task: str
@@ -148,17 +149,17 @@ class _Place(NamedTuple):
 
 
 def _home_of(workspace: Path, homes: Set[Path]) -> Path:
-    """The nearest folder above that has a table; without one, that around `workspace/<task>/<run>`."""
+    """Return the nearest parent folder with a table; without one, the parent of `workspace/<task>/<run>`."""
     return next((folder for folder in workspace.parents if folder in homes), workspace.parent.parent.parent)
 
 
 def _name_of(row: dict[str, str]) -> str:
-    """The name of a row's workspace."""
+    """Return the name of a row's workspace."""
     return Path(row["workspace"]).name or f"{row['run_id']}_{row['agent']}"
 
 
 def _rows(table: Path) -> list[dict[str, str]] | None:
-    """The rows of results.csv; None if it is no table of the reference's."""
+    """Return the rows of results.csv; None if it is not a table of the reference."""
     try:
         text = reading.read_bytes(table).decode("utf-8", "replace").replace("\0", "")
         reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
@@ -201,7 +202,7 @@ def _from_workspace(folder: Path, home: Path, rows: Sequence[dict[str, str]]) ->
 
 
 def _one_of(rows: Sequence[dict[str, str]], task: str, troubles: list[str]) -> dict[str, str]:
-    """The row of a run; empty, and told, where several differ or it names another task than the folder does."""
+    """Return the row of a run. Empty, with a trouble, if several differ or it names another task than the folder."""
     if len(rows) > 1:
         troubles.append(f"{RESULTS} has {len(rows)} rows of this run that differ: none is used")
     elif rows and rows[0]["task"] != task:
@@ -233,7 +234,7 @@ def _genesis(name: str, *rows: dict[str, str], data: Sequence[bytes] = ()) -> st
 
 
 def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:
-    """A JSON file of that kind with its bytes; None where there is none, or none that can be used, which is then told."""
+    """Read a JSON file of one type; return value and bytes. None if absent or unusable, the latter with a trouble."""
     try:
         data = reading.read_bytes(path)
     except FileNotFoundError:
@@ -255,7 +256,7 @@ def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, byte
 
 
 def _base_model(folder: Path) -> str | None:
-    """The name of the base model's link, `models/<org>/<name>`; None unless there is one alone."""
+    """Return the name of the base model's link, `models/<org>/<name>`; None unless there is exactly one."""
     try:
         models = folder / "models"
         found = [f"{org}/{name}" for org in reading.list_names(models) for name in reading.list_names(models / org)]
@@ -265,7 +266,7 @@ def _base_model(folder: Path) -> str | None:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, from JSON or from a cell; None for anything else, truth values among it."""
+    """Return a finite number from JSON or a CSV cell; None for anything else, including booleans."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float, str))
@@ -279,11 +280,9 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-# A run of AutoRL-Bench as a RunSummary: shown with what it lacks, in no group with runs of ours, never ranked.
-#
-# Its scores are those of one split that was told to the agent without limit, the maximum kept; they lay where the agent could
-# write. Recipe, engine and items are unknown, so there is no interval. The reference writes 0.0 for an evaluation that failed;
-# its newer versions add the error, older ones don't.
+# --- a reference run as RunSummary: in groups of its own, never ranked
+# Its score is the maximum on one split whose scores the agent saw without limit. Recipe, engine and items are unknown, so there
+# is no interval. The reference writes 0.0 for a failed evaluation; only newer versions add the error.
 
 SOURCE = "AutoRL-Bench"
 UNKNOWN = "unknown"
@@ -297,7 +296,7 @@ NAME_CHARS = 120
 
 
 def imported_summary(run: ReferenceRun) -> RunSummary:
-    """The summary of a run of the reference."""
+    """Convert a reference run into a summary."""
     points = _points(run)
     scored = [point for point in points if point.score is not None]
     best = max(scored, key=lambda point: point.score or 0.0) if scored else None
@@ -371,7 +370,7 @@ def _points(run: ReferenceRun) -> tuple[Point, ...]:
 
 
 def _point(place: int, entry: Any, began: dt.datetime | None) -> Point:
-    """One entry of scores.json. Its own number is not used: two submissions at once could get the same."""
+    """Convert one entry of scores.json. Its own number is not used, because concurrent submissions may share one."""
     fields = entry if isinstance(entry, dict) else {}
     score, problem = number(fields.get("score")), fields.get("error")
     if not isinstance(entry, dict):
@@ -392,7 +391,7 @@ def _point(place: int, entry: Any, began: dt.datetime | None) -> Point:
 
 
 def _dropped_s(fields: dict[str, Any], began: dt.datetime | None) -> float:
-    """Seconds from the start to a submission. The reference writes the time of its answer, and how long that took."""
+    """Return seconds from the start to a submission: the reference records when it answered and how long that took."""
     answered = _local_time(fields.get("timestamp"))
     if answered is None or began is None:
         return 0.0
@@ -401,7 +400,7 @@ def _dropped_s(fields: dict[str, Any], began: dt.datetime | None) -> float:
 
 
 def _began(run: ReferenceRun) -> dt.datetime | None:
-    """The start by the machine's own clock and zone, as the timestamps are: it stands in the workspace's name."""
+    """Return the start in the machine's local time, like the timestamps; it is part of the workspace's name."""
     try:
         return dt.datetime.strptime(run.name[:15], "%Y%m%dT%H%M%S")
     except ValueError:
@@ -416,7 +415,7 @@ def _local_time(value: Any) -> dt.datetime | None:
 
 
 def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
-    """Elapsed seconds and budget; where the budget is unknown, what was used."""
+    """Return elapsed seconds and budget; if the budget is unknown, the elapsed time."""
     start, end = number(run.meta.get("start_time")), number(run.meta.get("end_time"))
     used = end - start if start is not None and end is not None else number(run.row.get("duration_s"))
     elapsed_s = max(used or 0.0, 0.0) or max((point.elapsed_s for point in points), default=0.0)
@@ -425,14 +424,14 @@ def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
 
 
 def _baseline(run: ReferenceRun) -> float | None:
-    """The base model's score as the first entry that has one tells it, else as the row does."""
+    """Return the base model's score of the first entry that has one, else of the row."""
     told = [entry.get("baseline_score") for entry in run.scores or () if isinstance(entry, dict)]
     found = next((score for value in (*told, run.row.get("baseline")) if (score := number(value)) is not None), None)
     return found if found is not None and 0 <= found <= 100 else None
 
 
 def _best_of_row(run: ReferenceRun) -> float | None:
-    """The best score of a run whose scores.json is not here. The row says 0 where there is none."""
+    """Return the row's best score if there is no scores.json. 0 in the row means none."""
     if run.scores is not None or not number(run.row.get("submissions")):
         return None
     found = number(run.row.get("best_score"))
@@ -442,7 +441,7 @@ def _best_of_row(run: ReferenceRun) -> float | None:
 def _gain(
     run: ReferenceRun, baseline: float | None, told: float | None, points: tuple[Point, ...]
 ) -> tuple[Gain | None, Excluded | None]:
-    """The improvement, and why it does not count."""
+    """Return the improvement, and why it does not count (None if it does)."""
     if not _over(run):
         return None, "unfinished"
     if any("scores.json" in trouble for trouble in run.troubles):

@@ -1,4 +1,4 @@
-"""Leaderboards: agent x driver x mode by task, each under one set of conditions, with ranks that intervals support."""
+"""Build leaderboards (agent x driver x mode by task, under equal conditions, with ranks), and compare agents across tasks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from autorl_hpc.scoring.stats import NO_SPREAD, t_quantile
 from autorl_hpc.states import Route
 
 NO_RANKS = "not ranked"
-"""Of a whole leaderboard, which says why."""
+"""Reason for a whole leaderboard, which explains it."""
 
 RUNS_TO_RANK = 3
-"""Below three runs there is no interval over runs, and a rank would be of one run's luck."""
+"""With fewer than three runs there is no interval over runs, and a rank would be luck."""
 
 MAX_VERSIONS = 6
 
 Placed = dict[CellKey, dict[int, CellSummary]]
-"""The cells of a board, by agent and by the place of their task."""
+"""The cells of a board, by agent and by their task's column."""
 
 
 def leaderboards(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[Board, ...]:
-    """Groups whose tasks share their conditions, as one leaderboard each, in the order of the groups."""
+    """Return one leaderboard per set of conditions that groups share, in the order of the groups."""
     boards: dict[str, list[int]] = defaultdict(list)
     conditions: dict[str, Conditions] = {}
     for place, group in enumerate(groups):
@@ -90,9 +90,9 @@ def _task(group: Group, place: int) -> BoardTask:
 
 
 def _standing(row: BoardRow) -> tuple[object, ...]:
-    """What ranks on most tasks first, then what has runs enough on most, then by tasks, and only then by the mean.
+    """Return a row's sort key: ranks on most tasks, then enough runs on most tasks, then number of tasks, then the mean.
 
-    One lucky run would else head the table.
+    With the mean first, one lucky run would head the table.
     """
     cells = [cell for cell in row.cells if cell is not None and cell.improvement.mean is not None]
     ranked = sum(cell.rank is not None for cell in cells)
@@ -105,7 +105,7 @@ Cells = dict[tuple[CellKey, int], BoardCell]
 
 
 def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummary]) -> Cells:
-    """Each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
+    """Return each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
     places = [(key, column) for key in order for column in sorted(by_agent[key])]
     tested = [(place, p) for place in places if (p := by_agent[place[0]][place[1]].p_value) is not None]
     holm = dict(zip((place for place, _ in tested), statistics.holm([p for _, p in tested]), strict=True))
@@ -126,7 +126,7 @@ def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummar
 
 
 def _versions(runs: Sequence[RunSummary]) -> tuple[str, ...]:
-    """What the agent's program said of its version, where counted runs differ or one changed on its way; else nothing."""
+    """Return the versions of the agent's program if counted runs differ or one changed during a run, else nothing."""
     told = {run.story.versions.get(AGENT_PROGRAM) for run in runs if run.counted} - {None}
     found = sorted(one for one in told if one is not None)
     return tuple(found[:MAX_VERSIONS]) if len(found) > 1 or any(CHANGED in one for one in found) else ()
@@ -137,7 +137,7 @@ def _values(cell: CellSummary, runs: Sequence[RunSummary]) -> list[float]:
 
 
 def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
-    """With ranks, task by task, of those that rank."""
+    """Add ranks, by task, to the cells that rank."""
     why = {place: _why_unranked(by_agent[place[0]][place[1]], ranks) for place in cells}
     found = {}
     for (key, column), cell in cells.items():
@@ -163,9 +163,9 @@ def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
 
 
 def _apart(high: OverRuns, low: OverRuns) -> bool:
-    """Whether one interval lies wholly above the other: seen by eye, and stricter than a test of the difference.
+    """Return whether one interval is wholly above the other: visible in a plot, and stricter than a test of the difference.
 
-    Runs without spread have no interval, and nothing is told apart from them.
+    Runs without spread have no interval, so they are never apart from anything.
     """
     if not high.interval == low.interval == "t over runs":
         return False
@@ -173,7 +173,7 @@ def _apart(high: OverRuns, low: OverRuns) -> bool:
 
 
 def _marked(order: Sequence[CellKey], cells: Cells, columns: int) -> Cells:
-    """With the best and the worst of each agent's modes on each task."""
+    """Mark the best and the worst of each agent's modes on each task."""
     modes: dict[tuple[str, str, str], list[CellKey]] = defaultdict(list)
     for key in order:
         modes[(key[0], key[1], key[3])].append(key)
@@ -229,7 +229,7 @@ def _row(
 
 
 def _turned(run: RunSummary) -> bool:
-    """Whether it planned one route and went another."""
+    """Return whether a run executed another route than it planned."""
     planned, executed = run.story.route.planned, run.story.route.executed
     return planned != executed and planned is not Route.UNKNOWN and executed is not Route.UNKNOWN
 
@@ -239,13 +239,13 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
 
 
 def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
-    """The mean of the tasks' means; its t interval is of the runs within tasks, with Satterthwaite's degrees of freedom.
+    """Return the mean of the tasks' means, with a t interval from the runs within tasks (Satterthwaite's degrees of freedom).
 
-    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down. No interval where the runs
-    of a task are all equal: their spread is not known, and counting it as 0 would be a guess.
+    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down. No interval if the runs
+    of a task are all equal: their spread is unknown, not 0.
 
     Args:
-        values: of each task that has one column alone, the improvements of the counted runs.
+        values: improvements of the counted runs, for each task with exactly one column.
     """
     if len(values) < 2 or any(len(one) < RUNS_TO_RANK for one in values):
         return None
@@ -260,7 +260,7 @@ def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
 
 
 def _costs(runs: Sequence[RunSummary]) -> Costs:
-    """What counted runs cost."""
+    """Return what counted runs cost."""
     return Costs(
         tokens=_spent(runs, [tokens_of(run) for run in runs]),
         cost_usd=_spent(runs, [run.story.resources.cost_usd for run in runs]),
@@ -284,23 +284,22 @@ def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
     )
 
 
-# Agents compared over several tasks: groups of runs that differ by nothing but the task are strata of one comparison.
+# --- agents compared over several tasks: each task is a stratum
 
 LEAST_TASKS = 2
 
 TaskCells = dict[str, list[float]]
-"""Of one agent, driver and mode: the improvements of its counted runs by task."""
+"""Improvements of one agent's counted runs, by task."""
 
 
 def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[AcrossTasks, ...]:
-    """Every pair of agents that met on two tasks or more, under the conditions of one leaderboard.
+    """Compare every pair of agents that share two or more tasks under one leaderboard's conditions.
 
-    A task that has several groups under the same conditions (another recipe or split) has no single one to stand for it,
-    and is left out.
+    A task with several groups under these conditions (other recipes or splits) is left out, because none of them represents it.
     """
     pools: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        if group.comparable.imported is not None:  # of what nobody can check there is no test
+        if group.comparable.imported is not None:  # no tests on scores that can't be checked
             continue
         pools[shared(group.comparable).digest()].append(group)
     found = (_pool(pool, runs) for pool in pools.values())
@@ -325,7 +324,7 @@ def _pool(groups: Sequence[Group], runs: Sequence[RunSummary]) -> AcrossTasks:
 
 
 def _comparisons(cells: dict[CellKey, TaskCells]) -> tuple[TaskComparison, ...]:
-    """Each pair; p values adjusted over the pairs."""
+    """Compare each pair; p values are adjusted over the pairs."""
     keys = sorted(cells)
     met: list[tuple[CellKey, CellKey, OverTasks]] = []
     for a, b in combinations(keys, 2):

@@ -1,4 +1,4 @@
-"""Many runs in one report: found, digested, grouped by what may be compared, with statistics over runs."""
+"""Merge many runs into one report (`merge`): find them, drop copies, digest, group, compute statistics."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ READ_AGAIN = "look at its permissions, and report again: a file system's fault m
 
 
 class Taken(NamedTuple):
-    """A run with its folder."""
+    """A digested run with its folder."""
 
     folder: Path
     summary: RunSummary
 
 
 class ChosenRun(NamedTuple):
-    """A run to be taken into the report, with its chain where that was read already."""
+    """A run for the report, with its chain if that was read already."""
 
     run: RunDir
     chain: ReadableLedger | None
 
 
 class Take(Protocol):
-    """How runs become summaries: by reading all of them, or from what was kept of an earlier reading."""
+    """How runs become summaries: by reading each (`read_all`), or from a cache (`report.Taking`)."""
 
     def __call__(self, runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
-        """In the order of the runs, the summary of each, short or whole; or why it can't be read, and is left out.
+        """Yield, in the order of the runs, each summary (short or whole), or the exception that made the run unreadable.
 
         Raises:
-            AutorlError: nothing can be written.
+            AutorlError: the report can't be written.
         """
 
 
 def read_all(runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
-    """Whole summaries by reading everything."""
+    """Read every run; yield whole summaries."""
     for run, chain in runs:
         try:
             yield digest(run, library, chain)
@@ -60,9 +60,9 @@ def read_all(runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary
 
 
 def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
-    """The merged report of all runs below `paths`.
+    """Merge all runs below `paths` into a report.
 
-    A run that can't be read is left out, and the report says so: it never costs the others theirs.
+    A run that can't be read is left out, and the report says so.
 
     Raises:
         AutorlError: there is nothing to report on.
@@ -71,7 +71,7 @@ def merge(paths: Sequence[Path], take: Take = read_all) -> MergedReport:
 
 
 def merge_found(found: FoundRuns, take: Take = read_all) -> MergedReport:
-    """The merged report of the runs that were found."""
+    """Merge the runs that were found into a report."""
     left_out = list(found.left_out)
     taken: list[Taken] = []
     sites = found.sites
@@ -91,7 +91,7 @@ def merge_found(found: FoundRuns, take: Take = read_all) -> MergedReport:
 
 
 def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
-    """The report of runs that were digested, in their order."""
+    """Build the report from digested runs, in their order."""
     counts = Counter(run.excluded for run in runs if run.excluded)
     groups = group_runs(runs)
     return MergedReport(
@@ -123,7 +123,7 @@ def _order(one: Taken) -> tuple[object, ...]:
 
 
 def _imported(found: Iterable[ReferenceFolders]) -> list[Taken]:
-    """Runs of the reference, each once; where they come of several folders of results, with that folder's name as site."""
+    """Return runs of AutoRL-Bench, each once; if they come from several folders, the folder's name is their site."""
     runs: dict[tuple[Path, str], ReferenceRun] = {}
     for run in (run for place in found for run in read_reference(place)):
         folder = run.folder or run.home / (Path(run.name).name or UNNAMED)
@@ -136,7 +136,7 @@ def _imported(found: Iterable[ReferenceFolders]) -> list[Taken]:
 
 
 def _without_copies(runs: Iterable[RunDir], said: _Said) -> Iterator[ChosenRun]:
-    """The runs; of several copies of one run (the same run.json) the longest whole one, with its chain."""
+    """Yield the runs; of several copies (the same run.json) only the longest whole one, with its chain."""
     copies: dict[str, list[RunDir]] = defaultdict(list)
     for run in sorted(runs, key=lambda r: str(r.path)):
         try:
@@ -175,7 +175,7 @@ def _longest(copies: Iterable[RunDir], said: _Said) -> Iterator[ChosenRun]:
 
 @dataclass
 class _Said:
-    """What the report says in place of runs that are not in it."""
+    """Collects what is not in the report, and why."""
 
     left_out: list[LeftOut]
     sites: dict[Path, str]
@@ -185,7 +185,7 @@ class _Said:
         self.left_out.append(LeftOut(what=what, why=clean(why) or "", next_step=clean(next_step)))
 
     def unreadable(self, run: RunDir, error: Exception) -> None:
-        """Of a run that could not be read."""
+        """Leave out a run that could not be read."""
         if isinstance(error, AutorlError):
             self.leave_out(run, error.what, error.next_step or READ_AGAIN)
         elif isinstance(error, OSError):
@@ -196,7 +196,7 @@ class _Said:
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
-    """What holds for the report as a whole."""
+    """Yield the notes on the report as a whole."""
     unranked = sum(run.sandbox in NEVER_RANKS for run in runs if run.imported is None)
     if unranked:
         yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"

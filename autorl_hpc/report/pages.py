@@ -1,4 +1,4 @@
-"""HTML and Markdown from the templates in templates/report/. Everything that is not a number of ours is escaped."""
+"""Render the report's HTML and Markdown from templates/report/, and write pages, tables and records. Foreign text is escaped."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ from autorl_hpc.states import Route
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-# What the merged page is made of, before the templates: leaderboards with their figures, tasks, rows of runs, the script.
+# --- the merged page's content
 
 MAX_DRAWN_RUNS = 24
-"""Trajectories on the merged page: one of 50 submissions takes 9 kB, and nobody looks through hundreds of them."""
+"""Trajectories on the merged page: one with 50 submissions takes 9 kB."""
 
 MAX_PAIRS = 40
-"""Pairs of agents shown for one task; 60 agents make 1,770."""
+"""Pairs of agents shown for one task; 60 agents make 1,770 pairs."""
 
 
 Figures = Mapping[int, Sequence[tuple[Figure, tuple[str, ...]]]]
-"""By the number of a leaderboard: its figures, each with its panels as elements of the page."""
+"""By leaderboard number: its figures, each with its panels as SVG elements."""
 
 
 class PageScript(NamedTuple):
-    """The page's own script, and how the Content-Security-Policy names it."""
+    """The page's script, and its hash for the Content-Security-Policy."""
 
     text: str
     csp: str
 
 
 def script() -> PageScript:
-    """templates/report/index.js."""
+    """Read templates/report/index.js."""
     text = (share("templates") / "report" / "index.js").read_text(encoding="utf-8")
     return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
 def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> dict[str, Any]:
-    """Everything that the template of the page needs."""
+    """Return all variables of the page's template."""
     of_group = {task.group: n for n, board in enumerate(merged.boards, 1) for task in board.tasks}
     plotted = [run for run in merged.runs if run.trajectory]
     return {
@@ -116,7 +116,7 @@ def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
 
 
 def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Each group with its runs (and their places in the report), and the common scale of its strips."""
+    """Return each group with its runs, their places in the report, and the common scale of its strips."""
     return [
         {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
         for place, group in enumerate(merged.groups)
@@ -124,7 +124,7 @@ def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, 
 
 
 def noted(merged: MergedReport) -> list[tuple[RunSummary, list[str]]]:
-    """Runs with notes of their own; what holds for a whole group stands at the group."""
+    """Return runs with notes of their own; notes that hold for a whole group are shown with the group."""
     found = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
     return [(run, notes) for run, notes in found if notes]
 
@@ -156,7 +156,7 @@ def _lost(cell: CellSummary) -> str:
 
 
 def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
-    """One for each run, in the order of the groups: what may be compared stands together."""
+    """Return one row per run, ordered by group, so that comparable runs are next to each other."""
     several = len(merged.experiments) > 1
     return [
         {
@@ -177,7 +177,7 @@ def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int,
 
 
 def route_of(run: RunSummary) -> str:
-    """`grpo → sft`, one word where plan and execution agree, nothing where nobody knows."""
+    """Return `grpo → sft` (planned, executed), one word if both agree, empty if both are unknown."""
     planned, executed = run.story.route.planned, run.story.route.executed
     if planned is Route.UNKNOWN and executed is Route.UNKNOWN:
         return ""
@@ -189,12 +189,12 @@ def _or_unknown(route: Route) -> str:
 
 
 def counts(found: Mapping[str, int]) -> str:
-    """`sft 3, grpo 2`."""
+    """Return counts in words: `sft 3, grpo 2`."""
     return ", ".join(f"{word} {count}" for word, count in found.items()) or UNKNOWN
 
 
 def beside(excluded: Mapping[str, int]) -> str:
-    """`2 lost, 1 cancelled`: the runs that are not counted."""
+    """Return the number of runs that are not counted, by reason: `2 lost, 1 cancelled`."""
     return ", ".join(f"{count} {'lost' if why == 'infrastructure' else why}" for why, count in excluded.items())
 
 
@@ -214,45 +214,45 @@ NUMBERS = {
 
 
 def index_html(merged: MergedReport, links: dict[int, str], figures: Figures | None = None) -> str:
-    """The merged report as one page without a request to anywhere.
+    """Render the merged report as one page that loads nothing from elsewhere.
 
     Args:
-        links: by place in `runs`, the run's own page.
-        figures: those of each leaderboard by its number; None: the page has none.
+        links: address of a run's own page, by place in `runs`.
+        figures: by leaderboard number; None: no figures.
     """
     return _template("html", "index.html.j2").render(**parts(merged, links, figures or {}))
 
 
 def index_md(merged: MergedReport) -> str:
-    """The merged report as Markdown."""
+    """Render the merged report as Markdown."""
     found = parts(merged, {}, {})
     return _template("md", "index.md.j2").render(**found)
 
 
 def versus_html(versus: Versus) -> str:
-    """One against another as a page."""
+    """Render a comparison as a page."""
     return _template("html", "versus.html.j2").render(v=versus, script=script())
 
 
 def versus_md(versus: Versus) -> str:
-    """One against another as Markdown."""
+    """Render a comparison as Markdown."""
     return _template("md", "versus.md.j2").render(v=versus)
 
 
 def run_html(run: RunSummary, shown: RunPage | None = None) -> str:
-    """One run as a page. `shown`: its words, where they were made already."""
+    """Render one run as a page. `shown`: its content, if already computed."""
     found = run_html_parts.html_parts(shown or run_page.shown(run))
     return _template("html", "run.html.j2").render(found)
 
 
 def run_md(run: RunSummary, shown: RunPage | None = None) -> str:
-    """One run as Markdown."""
+    """Render one run as Markdown. `shown`: its content, if already computed."""
     found = run_md_parts.markdown_parts(shown or run_page.shown(run))
     return _template("md", "run.md.j2").render(found)
 
 
 def outcome(run: RunSummary) -> str:
-    """What became of a run, in a few words."""
+    """Return the outcome of a run in a few words."""
     if run.excluded == "infrastructure":
         return f"lost: {run.fault or 'cluster'}"
     if run.excluded == "unfinished":
@@ -328,27 +328,26 @@ def _environment(kind: str) -> Environment:
 
 
 def _plain(number: Any) -> Any:
-    """A formatted number goes into Markdown as it is, but for the sign that would begin a tag."""
+    """Wrap a number format for Markdown: nothing is escaped but `<`, which would start a tag."""
     from markupsafe import Markup
 
     return lambda *args: Markup(number(*args).replace("<", "&lt;"))
 
 
-# Writes the pages, tables and records of a report. The same tree gives the same bytes.
-#
-# All of it can be made again, so nothing here waits for a disk: a file appears whole or not at all, and a crash may lose it.
+# --- writing: the same tree gives the same bytes
+# Files are written whole but without fsync, since a report can be made again.
 
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""A run's folder that belongs to somebody else, or a site's tree mounted read-only: its pages go beside the index."""
+"""The run's folder belongs to somebody else or is read-only: its pages go beside the index."""
 
 
 def run_summary(run: RunSummary) -> bytes:
-    """One run's summary.json."""
+    """Return the bytes of one run's summary.json."""
     return run.model_dump_json(indent=2).encode() + b"\n"
 
 
 def merged_summary(merged: MergedReport) -> Iterator[bytes]:
-    """summary.json, run by run: of thousands of runs it takes hundreds of megabytes, and is held whole nowhere."""
+    """Yield summary.json run by run, because over thousands of runs it takes hundreds of megabytes."""
     shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
     before, mark, after = shell.partition(b'\n "runs": []')
     yield before + (b'\n "runs": [' if merged.runs else mark)
@@ -368,7 +367,7 @@ def _merged_pages(merged: MergedReport, links: dict[int, str], figures: Figures 
 
 
 def write_all(merged: MergedReport, out: Path, figures: Figures | None = None) -> Path:
-    """Writes the pages of every run, whole summaries all of them, and the merged report; returns the path of index.html.
+    """Write the pages of every run (all with whole summaries) and the merged report; return the path of index.html.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -381,7 +380,7 @@ def write_all(merged: MergedReport, out: Path, figures: Figures | None = None) -
 
 
 def write_versus(versus: Versus, out: Path) -> None:
-    """Writes a comparison beside the index.
+    """Write a comparison beside the index.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -398,7 +397,7 @@ def write_versus(versus: Versus, out: Path) -> None:
 
 
 def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
-    """Writes one run's report and returns its folder: the run's own, or one beside the index where that is not ours to write.
+    """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
 
     Raises:
         AutorlError: neither can be written.
@@ -429,12 +428,12 @@ def write_merged(
     reload_s: int | None = None,
     figures: Figures | None = None,
 ) -> Path:
-    """Writes the merged report and returns the path of index.html.
+    """Write the merged report; return the path of index.html.
 
     Args:
-        folders: where the pages of each of its runs lie.
-        reload_s: the index asks the browser to load it again after so many seconds.
-        figures: of the index.
+        folders: of the pages of each run.
+        reload_s: the index asks the browser to reload it after this many seconds.
+        figures: see `index_html`.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -454,12 +453,12 @@ def write_merged(
 
 
 def reloading(page: bytes, seconds: int) -> bytes:
-    """A page that the browser loads again by itself."""
+    """Add a tag that makes the browser reload the page."""
     return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
-    """Writes files unless they say this already: reporting again is cheap and changes no time of change."""
+    """Write files whose content changed; others keep their modification time."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         if not reading.says(folder / name, (data,)):

@@ -1,4 +1,8 @@
-"""What the commands use of this room."""
+"""Make a report: `refresh` re-reads the runs that changed and takes the others from the digest cache.
+
+Also here: `build` and `write_reports` without a cache, `show` on the terminal, `keep_heads` (heads.json), the worker processes
+that read runs, and `watch_report` (`report --watch`).
+"""
 
 from __future__ import annotations
 
@@ -60,10 +64,10 @@ if TYPE_CHECKING:
 
 
 def build(paths: list[Path]) -> MergedReport:
-    """Reads every run below `paths` and merges them.
+    """Read every run below `paths` and merge them.
 
     Raises:
-        AutorlError: there is nothing to report on; says what to do.
+        AutorlError: there is nothing to report on.
     """
     from autorl_hpc.report.merge import merge
 
@@ -71,10 +75,10 @@ def build(paths: list[Path]) -> MergedReport:
 
 
 def with_paper(merged: MergedReport) -> MergedReport:
-    """With the published results beside it.
+    """Return the report with the published results of the paper added.
 
     Raises:
-        AutorlError: their file is missing or wrong.
+        AutorlError: the file of published results is missing or wrong.
     """
     from autorl_hpc.report.summary import read_paper
 
@@ -82,12 +86,12 @@ def with_paper(merged: MergedReport) -> MergedReport:
 
 
 def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = False) -> Path:
-    """Writes the merged report and one per run; returns the path of index.html.
+    """Write the merged report and one page per run; return the path of index.html.
 
     Args:
-        figures: draw the figures, on the page and as PNG and SVG files into figures/ beside it.
-        out: the folder; by default `report/` in the experiment, in the runs/ folder or in the run that was given, and
-            `autorl-report/` in the current directory for runs of several roots.
+        figures: draw the figures, on the page and as PNG and SVG files in `figures/`.
+        out: the folder. Default: `report/` in the experiment, runs/ folder or run that was passed; `autorl-report/` in the
+            current directory for runs of several roots.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -104,10 +108,10 @@ def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = Fal
 
 
 def compare_by_name(merged: MergedReport, a: str, b: str) -> Versus:
-    """Two agents, experiments or folders of a report against each other.
+    """Compare two agents, experiments or folders of a report.
 
     Raises:
-        AutorlError: a side is not in the report, or names more than one agent; says which there are.
+        AutorlError: a side is not in the report, or names more than one agent; the error lists the candidates.
     """
     from autorl_hpc.report.versus import compare as of
 
@@ -115,7 +119,7 @@ def compare_by_name(merged: MergedReport, a: str, b: str) -> Versus:
 
 
 def write_comparison(versus: Versus, folder: Path) -> None:
-    """Writes compare.html, compare.md and compare.json into the folder of a report.
+    """Write compare.html, compare.md and compare.json into a report's folder.
 
     Raises:
         AutorlError: the folder can't be written.
@@ -126,7 +130,7 @@ def write_comparison(versus: Versus, folder: Path) -> None:
 
 
 def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
-    """The report on all runs below `paths` with its figures, reading only what changed since the last one; see `report.refresh`.
+    """Refresh the report on all runs below `paths`, with figures; see `refresh`.
 
     Raises:
         AutorlError: there is nothing to report on, or the folder can't be written.
@@ -136,7 +140,7 @@ def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
 
 
 def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
-    """Prints the report's table for this terminal, or the comparison of two sides; of a report that had not changed, as kept."""
+    """Print the report's table, or the comparison of two sides, for this terminal. An unchanged report prints its cached text."""
     import io
     import sys
 
@@ -160,7 +164,7 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:
-    """Writes where the chains stand into heads.json and, where this is a job that may, into its comment; lines for the log.
+    """Write the heads of all chains to heads.json and, in a Slurm job, to the job's comment; return lines for the log.
 
     Raises:
         OSError: heads.json can't be written.
@@ -183,34 +187,31 @@ def keep_heads(experiment: ExperimentDir) -> list[str]:
     return [*lines, f"head of {heads.experiment}: {heads.head} ({where}; keep it where this account can't write)"]
 
 
-# A report brought up to date: runs that changed are read again one by one, the others come from what was kept of them.
-#
-# One run at a time is held whole: its pages are written, its summary in short stays. So thousands fit into memory.
-
+# --- incremental refresh
 STATE_NAME = ".report"
-"""What the report beside it was made of."""
+"""File beside the report: the key of its inputs, stamps of its files, and rendered texts."""
 
 OVER = (RunState.FINISHED, RunState.DAMAGED)
-"""States in which nothing is waited for."""
+"""States in which a run no longer changes."""
 
 OUTPUTS = (
     *(SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX),
     *(COMPARE_NAME, "compare.md", "compare.html", "figures/index.json"),
 )
 MAX_SUMMARY_BYTES = 1 << 32
-"""Tens of kilobytes a run."""
+"""Far above need: a run takes tens of kilobytes."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a report is made. What changes the merged report's files belongs here: a report with other options is another one.
+    """How a report is made. Only options that change the merged report's files belong here: they are part of its key.
 
     Attributes:
-        fresh: everything is read, nothing that was kept is used.
-        reload_s: the page asks the browser to load it again after so many seconds.
-        paper: the published results stand beside ours.
-        figures: the figures are drawn, on the page and as PNG and SVG files.
-        compare: two sides that are set against each other.
+        fresh: read everything, use no cache.
+        reload_s: the page asks the browser to reload it after this many seconds.
+        paper: add the published results.
+        figures: draw the figures, on the page and as PNG and SVG files.
+        compare: two sides to compare.
     """
 
     fresh: bool = False
@@ -220,22 +221,22 @@ class Options:
     compare: tuple[str, str] | None = None
 
     def key(self) -> str:
-        """What the files of the report depend on."""
+        """Return a hash of the options that the report's files depend on."""
         told = {name: value for name, value in vars(self).items() if name != "fresh"}
         return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
 @dataclass
 class Refreshed:
-    """What a refresh did.
+    """The result of a refresh.
 
     Attributes:
         index: the path of index.html.
-        merged: None if nothing had changed: then nothing was loaded.
-        read: runs that were read.
-        runs: runs in the report.
-        live: those of them that are not over.
-        left_out: how many things are not in the report.
+        merged: the report; None if nothing changed, because then it is not loaded.
+        read: number of runs that were read again.
+        runs: number of runs in the report.
+        live: number of these that are not over.
+        left_out: number of things left out of the report.
     """
 
     index: Path
@@ -248,11 +249,11 @@ class Refreshed:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was written."""
+        """Return whether anything was written."""
         return self.merged is not None
 
     def text(self, name: str, render: Callable[[MergedReport], str]) -> str:
-        """A rendering of the merged report: as it was kept under this name if nothing has changed since, else by `render`."""
+        """Return a rendering of the report: the cached text of this name if nothing changed, else what `render` returns."""
         texts = self._state.setdefault("texts", {})
         if self.merged is None and isinstance(texts.get(name), str):
             return str(texts[name])
@@ -261,7 +262,7 @@ class Refreshed:
         return str(texts[name])
 
     def json_text(self, compared: bool = False) -> str:
-        """summary.json, or compare.json."""
+        """Return the text of summary.json, or of compare.json if `compared`."""
         name = COMPARE_NAME if compared else SUMMARY_NAME
         return reading.read_bytes(self.index.parent / name, max_bytes=MAX_SUMMARY_BYTES).decode()
 
@@ -274,10 +275,10 @@ class Refreshed:
 
 
 def refresh(paths: list[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
-    """Brings the report on all runs below `paths` up to date.
+    """Bring the report on all runs below `paths` up to date.
 
     Args:
-        out: the report's folder; by default see `find.Found.out`.
+        out: the report's folder; default: `FoundRuns.out`.
 
     Raises:
         AutorlError: there is nothing to report on, or the folder can't be written.
@@ -311,7 +312,7 @@ def _refreshed(out: Path, merged: MergedReport | None, read: int, state: dict[st
 
 
 def _key(found: FoundRuns, keys: dict[Path, str], options: Options) -> str:
-    """The key over all runs, those that are left out among them."""
+    """Return the key over all runs, including those that are left out."""
     runs = [[os.fsencode(run.path).hex(), keys.get(run.path) or left_out_key(run)] for run in found.runs]
     imports = [imports_key(place) for place in found.imports]
     told = [code_stamp(), options.key(), runs, imports, [left.model_dump(mode="json") for left in found.left_out]]
@@ -319,7 +320,7 @@ def _key(found: FoundRuns, keys: dict[Path, str], options: Options) -> str:
 
 
 def _unchanged(out: Path, found: FoundRuns, kept: dict[Path, Kept], options: Options) -> dict[str, Any] | None:
-    """What was kept of the report in `out`, if it is the one that would be written now."""
+    """Return the state of the report in `out` if writing it now would give the same files, else None."""
     try:
         state = json.loads(own_bytes(out / STATE_NAME, reading.MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -345,37 +346,36 @@ def _write_state(out: Path, state: dict[str, Any]) -> None:
         pass
 
 
-# Share work out to forked processes that do what this one would do piece by piece: two cores read runs twice as fast.
-#
-# A worker never decides anything: a piece that failed in it, or that was lost with a killed one, is done again here, and fails here
-# if it must.
+# --- worker processes
+# Forked, because two cores read runs twice as fast. A worker decides nothing: if a piece fails or its worker is killed, this
+# process does the piece again, and an error is raised here.
 
 MAX_WORKERS = 4
-"""A report is most often made on a login node, which others use too."""
+"""A report is most often made on a login node, which is shared."""
 
 LEAST_PIECES = 8
-"""Fewer are done before a second process has begun."""
+"""With fewer pieces the work is done before a second process has started."""
 
 WAITING = 64
-"""Answers that may wait for a slower one before them: a bound on memory."""
+"""Answers that may wait for an earlier, slower one: a bound on memory."""
 
 Work = Callable[[int], bytes]
 _held: list[Work] = []
-"""In a worker: what it does."""
+"""In a worker process: the work function."""
 
 
 def workers_for(pieces: int) -> int:
-    """Return how many processes are worth it: as many as there are cores for this one, none if there is one core."""
+    """Return the number of worker processes: one per usable core up to `MAX_WORKERS`; 0 with one core or few pieces."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, MAX_WORKERS) if cores > 1 and pieces >= LEAST_PIECES else 0
 
 
 @contextmanager
 def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes | None]]:
-    """Give the answers of `work` to 0, 1, ... `pieces` - 1, in this order. None: there is no answer, do it yourself.
+    """Yield the answers of `work(0)`, ..., `work(pieces - 1)` in this order. None means: no answer, the caller must do it.
 
     Args:
-        work: runs in a copy of this process: what it changes in memory is seen nowhere else.
+        work: runs in a forked copy of this process, so its changes to memory are lost.
     """
     if not min(workers, pieces):
         yield iter([None] * pieces)
@@ -389,7 +389,7 @@ def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes
 
 
 def _begin(work: Work) -> None:
-    """Set up a worker: it ends with the process that asks, and ctrl-C is for that one."""
+    """Set up a worker: it ends with its parent, and ignores ctrl-C, which the parent handles."""
     _held.append(work)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
@@ -418,20 +418,18 @@ def _in_order(pool: ProcessPoolExecutor, pieces: int) -> Iterator[bytes | None]:
         yield answer
 
 
-# The report made anew: runs that changed are read one by one and their pages written, the others come from what was kept.
-#
-# One run at a time is held whole: its pages are written, its summary in short stays. So thousands fit into memory.
-
+# --- reading, merging and writing
+# Only one run is held in full at a time, of the others a short summary: so a report over thousands of runs fits into memory.
 OBJECTS_BEFORE_COLLECTION = 200_000
-"""Records have no cycles, and a collector that looks through all of them every 700 takes a third of the time."""
+"""Records have no cycles; the default threshold (700) makes the collector take a third of the time."""
 
 
 class RemadeReport(NamedTuple):
-    """What was made.
+    """A report that was made.
 
     Attributes:
-        keys: of each run, by its folder, that can be told from a changed one; see `Digests.key`.
-        read: runs that were read.
+        keys: cache key by run folder, for runs whose changes can be detected; see `Digests.key`.
+        read: number of runs that were read.
     """
 
     merged: MergedReport
@@ -440,10 +438,10 @@ class RemadeReport(NamedTuple):
 
 
 def remake(found: FoundRuns, out: Path, digests: Digests, kept: dict[Path, Kept], options: Options) -> RemadeReport:
-    """Reads, merges and writes.
+    """Read, merge and write all files of the report.
 
     Raises:
-        AutorlError: there is nothing to compare under such a name, or the folder can't be written.
+        AutorlError: a side of the comparison does not exist, or the folder can't be written.
     """
     taking = Taking(out, digests, kept)
     with _rare_collections():
@@ -459,7 +457,7 @@ def remake(found: FoundRuns, out: Path, digests: Digests, kept: dict[Path, Kept]
 
 
 class Taking:
-    """How `merge` takes runs here: from their digests, else by reading them and writing their pages, on all cores."""
+    """The `merge.Take` of a refresh: get runs from their digests, else read them and write their pages, on all cores."""
 
     def __init__(self, out: Path, digests: Digests, kept: dict[Path, Kept]) -> None:
         self.out, self.digests, self.kept = out, digests, kept
@@ -468,9 +466,9 @@ class Taking:
         self.read = 0
 
     def __call__(self, runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
-        """See `merge.Take`."""
+        """Yield the summary of each run, or the exception that reading it raised; see `merge.Take`."""
         shared = [run for run, chain in runs if chain is None and run.path not in self.kept]
-        here = set(shared[:1])  # so that what reading loads and compiles is loaded once, before there are workers
+        here = set(shared[:1])  # read before the fork, so that the workers inherit what reading it imports and compiles
         shared = shared[1:]
         with ExitStack() as stack:
             answers: Iterator[bytes | None] | None = None
@@ -485,7 +483,7 @@ class Taking:
                 yield self._taken(run, library, None) if answer is None else self._told(run, answer)
 
     def pages(self, run: RunSummary, home: Path) -> Path:
-        """The folder of a run's pages. Those of imported runs, of which all is known by now, are written here."""
+        """Return the folder of a run's pages. Pages of imported runs are written here, once all of these runs are known."""
         return self.folders.get(home) or write_run(run, RunDir(home), self.out)
 
     def _taken(self, run: RunDir, library: Library, chain: ReadableLedger | None) -> RunSummary | Exception:
@@ -503,11 +501,11 @@ class Taking:
             return self._written(run, whole, before)[0]
         except AutorlError:
             raise
-        except Exception as error:  # a defect in what draws it costs the other runs nothing
+        except Exception as error:  # a defect in drawing one run must not cost the others
             return error
 
     def _answer(self, runs: Sequence[RunDir], library: Library, number: int) -> bytes:
-        """What a worker says of a run that it has read."""
+        """Read a run in a worker; return its folder and key as a JSON line, then its packed summary."""
         run = runs[number]
         before = self._key(run)
         _, data = self._written(run, digest(run, library), before)
@@ -515,7 +513,7 @@ class Taking:
         return canonical_json(told) + b"\n" + data
 
     def _told(self, run: RunDir, answer: bytes) -> RunSummary:
-        """The summary of a run that a worker has read."""
+        """Return the summary of a run that a worker read; see `_answer`."""
         line, _, data = answer.partition(b"\n")
         told = json.loads(line)
         self.folders[run.path] = Path(os.fsdecode(bytes.fromhex(told["folder"])))
@@ -525,10 +523,10 @@ class Taking:
         return unpacked(data)
 
     def _written(self, run: RunDir, whole: RunSummary, before: str | None) -> tuple[RunSummary, bytes]:
-        """Writes a run's pages and keeps its digest; the summary in short, and as it was kept.
+        """Write a run's pages and digest; return the short summary and its packed bytes.
 
         Args:
-            before: the run's key, taken before it was read; None: it had none.
+            before: the run's key, taken before it was read; None if it has none.
 
         Raises:
             AutorlError: the pages can't be written.
@@ -562,7 +560,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-# `report --watch`: the report brought up to date again and again while runs go on.
+# --- report --watch
 
 Say = Callable[[str], None]
 
@@ -575,16 +573,16 @@ def watch_report(
     say: Say,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Refreshes until every run is over, or until ctrl-C; then the page stops loading itself again, and this returns.
+    """Refresh until every run is over or until ctrl-C; then write a last page that does not reload, and return.
 
-    A tree that can't be read for a while is said and looked at again.
+    If the tree can't be read for a while, this says so and tries again.
 
     Args:
-        say: takes one line for each refresh.
-        pause: waits so many seconds.
+        say: is called with one line per refresh.
+        pause: waits this many seconds.
 
     Raises:
-        AutorlError: at the first look there is nothing to report on, or the report can't be written.
+        AutorlError: the first refresh found nothing to report on, or could not write the report.
     """
     going_on = replace(options, reload_s=every_s)
     try:
@@ -605,7 +603,7 @@ def watch_report(
 
 
 def _line(done: Refreshed) -> str:
-    """One refresh in one line."""
+    """Return one line about a refresh."""
     read = f"{done.read} read again" if done.changed else "nothing changed"
     left_out = f", {done.left_out} things left out" if done.left_out else ""
     return f"{_now()}  {done.runs} runs, {done.live} not over, {read}{left_out}"

@@ -1,5 +1,4 @@
-"""Two small SVG drawings: score of one run against time (or what else it used), and a row of a forest plot. Colours come from
-the page's CSS."""
+"""Draw SVGs of a run: score against time or another cost (`trajectory`), and a row of a forest plot (`strip`)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from autorl_hpc.states import SubmissionState
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
 RING = 6.5
-"""Radius of the ring around the selected submission; labels keep clear of it, also where it is at the beginning."""
+"""Radius of the ring around the selected submission; axis labels keep clear of it."""
 LABELS_END = LEFT - RING - 2
 PLOT_RIGHT = WIDTH - RIGHT
 PLOT_BOTTOM = HEIGHT - BOTTOM
@@ -25,12 +24,12 @@ STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
 def trajectory(run: RunSummary, axis: ScaledAxis | None = None) -> str:
-    """Feedback score against budget used, or another axis; base model dashed; report scores at the right. An `<svg>` element."""
+    """Draw feedback scores against an axis (default: budget used), base model dashed, report scores at the right; an `<svg>`."""
     return trajectories(run, [axis or by_time(run)])[0][1]
 
 
 def trajectories(run: RunSummary, axes: Sequence[ScaledAxis]) -> list[tuple[str, str]]:
-    """The name of each axis with its drawing. The heights are those of all, and computed once."""
+    """Return the name and drawing of each axis. Heights are shared and computed once."""
     heights = _Heights(run)
     grid, report, base = _grid(heights), _report_marks(heights, run), _baseline(heights, run)
     marks = [_Mark(heights, point, point.submission_id == run.selected) for point in run.trajectory]
@@ -52,7 +51,7 @@ def _drawing(run: RunSummary, axis: ScaledAxis, grid: str, base: str, marks: Seq
 def strip(
     mean: float | None, low: float | None, high: float | None, values: Sequence[float], span: tuple[float, float]
 ) -> str:
-    """One row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
+    """Draw one row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
     left, right = span
     width = (right - left) or 1.0
 
@@ -73,7 +72,7 @@ def strip(
 
 
 def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
-    """The common scale of a group's strips: all values, and zero, with a little room."""
+    """Return the common scale of a group's strips: all values and zero, with a margin."""
     known = [0.0, *(v for v in values if v is not None)]
     low, high = min(known), max(known)
     room = 0.05 * ((high - low) or 1.0)
@@ -85,7 +84,7 @@ def _x(axis: ScaledAxis, place: float) -> float:
 
 
 class _Heights:
-    """Points to heights in the drawing, on one scale for everything that is drawn of a run."""
+    """Convert points to heights, on one scale for everything drawn of a run."""
 
     def __init__(self, run: RunSummary) -> None:
         shown: list[float] = []
@@ -109,7 +108,7 @@ def _ends(score: ScoreSummary | None) -> list[float]:
 
 
 def _nice_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, for three to five ticks."""
+    """Return 1, 2 or 5 times a power of ten that gives three to five ticks."""
     raw = span / 4
     power = 10.0 ** math.floor(math.log10(raw))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
@@ -128,10 +127,10 @@ def _grid(heights: _Heights) -> str:
 
 
 def _across(axis: ScaledAxis) -> list[str]:
-    """The axis itself, with a line at the budget where there is one."""
+    """Draw the axis, with a line at the budget if it has one."""
     parts = []
     budget_x = PLOT_RIGHT if axis.mark is None else _x(axis, axis.mark)
-    if budget_x < PLOT_RIGHT - 1:  # time that was given back lies beyond the budget
+    if budget_x < PLOT_RIGHT - 1:  # time that was given back extends the axis beyond the budget
         parts.append(f'<line class="grid" x1="{budget_x:.1f}" y1="{TOP}" x2="{budget_x:.1f}" y2="{PLOT_BOTTOM}"/>')
     parts.append(f'<line class="edge" x1="{PLOT_RIGHT}" y1="{TOP}" x2="{PLOT_RIGHT}" y2="{PLOT_BOTTOM}"/>')
     parts.append(_text(LEFT, HEIGHT - 9, "0", "middle"))
@@ -152,7 +151,7 @@ def _baseline(heights: _Heights, run: RunSummary) -> str:
 
 
 def _best_so_far(placed: Sequence[tuple[_Mark, float]], now: float) -> str:
-    """A step line of the highest feedback score so far, up to where the run stands or ended."""
+    """Draw a step line of the highest feedback score so far, up to the run's present or end."""
     path, best = "", -math.inf
     for mark, x in sorted(placed, key=lambda one: one[0].elapsed_s):
         if mark.score is None or mark.score <= best:
@@ -163,7 +162,7 @@ def _best_so_far(placed: Sequence[tuple[_Mark, float]], now: float) -> str:
 
 
 class _Mark:
-    """One submission, all but its place across: the parts of its drawing between which the place stands."""
+    """The drawing of one submission; only its horizontal position is filled in later."""
 
     def __init__(self, heights: _Heights, point: Point, selected: bool) -> None:
         self.number, self.score, self.elapsed_s = point.submission_id, point.score, point.elapsed_s
@@ -176,7 +175,7 @@ class _Mark:
             self.ends = f"{heights.y(point.low):.1f}", f"{heights.y(point.high):.1f}"
 
     def at(self, across: float) -> str:
-        """The drawing with its middle at this place."""
+        """Return the drawing centred at this horizontal position."""
         x = f"{across:.1f}"
         if self.score is None:
             return self._without_score(across, x)

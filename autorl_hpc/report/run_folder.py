@@ -1,4 +1,7 @@
-"""A run's ledger as far as it can be believed: what stands before any damage, and what the damage is."""
+"""Read a run's folder for a report: the ledger up to any damage, base models' scores, items files, and what qualifies a score.
+
+The last is sandbox, fingerprints and contamination. Baselines and items files are used only if their hashes are as recorded.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,13 @@ EMPTIED = "the ledger has no entry, but the run went on: {} is there"
 
 @dataclass(frozen=True)
 class ReadableLedger:
-    """The readable part of a ledger.
+    """The readable part of a ledger: the entries before any damage.
 
     Attributes:
-        damage: what is wrong, None for a whole chain. A damaged run is shown and never counted.
-        hashes: of the entries, in order: two copies of one run begin alike.
-        entries: with writer and time of each.
+        damage: what is wrong; None for a whole chain. A damaged run is shown but never counted.
+        genesis: hash of run.json, with which the chain begins.
+        hashes: of the entries, in order; copies of one run have equal first hashes.
+        entries: with the writer and time of each.
     """
 
     view: RunView
@@ -50,10 +54,10 @@ class ReadableLedger:
 
 
 def genesis_of(run: RunDir) -> str:
-    """What the chain begins with: the hash of run.json.
+    """Return the hash of run.json, with which the chain begins.
 
     Raises:
-        AutorlError: it can't be read.
+        AutorlError: run.json can't be read.
     """
     try:
         return sha256_hex(reading.read_bytes(run.record))
@@ -63,16 +67,15 @@ def genesis_of(run: RunDir) -> str:
 
 
 def read_chain(run: RunDir) -> ReadableLedger:
-    """Reads the ledger, damaged or not.
+    """Read a ledger, damaged or not.
 
     Raises:
-        AutorlError: run.json can't be read, so that not even the chain's beginning is known; or a newer autorl-hpc wrote
-            the ledger, which is no damage.
+        AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
     """
     ledger, genesis = Ledger(run), genesis_of(run)
     damage = _damage(ledger)
     if damage is None and not ledger.entries and (left := left_of_a_run(run)) is not None:
-        damage = _damage(ledger)  # it may have begun between the two looks
+        damage = _damage(ledger)  # the first entry may have been written between the two reads
         damage = EMPTIED.format(left) if damage is None and not ledger.entries else damage
     hashes = tuple(linked.sha256 for linked in ledger.entries)
     damage = damage or _shorter_than_sealed(run, hashes)
@@ -80,7 +83,7 @@ def read_chain(run: RunDir) -> ReadableLedger:
 
 
 def _damage(ledger: Ledger) -> str | None:
-    """Read a ledger as far as possible, and return what is wrong with the next entry.
+    """Read a ledger as far as possible; return what is wrong with the next entry, or None.
 
     Raises:
         NewerVersion: a newer autorl-hpc wrote it.
@@ -97,7 +100,7 @@ def _damage(ledger: Ledger) -> str | None:
 
 
 def left_of_a_run(run: RunDir) -> str | None:
-    """The name of something that only comes after the first entry; None: there is nothing of it."""
+    """Return the name of a file that is only written after the first entry; None if there is none."""
     for path in (run.items, run.code_git, *map(run.recorded, RECORDED)):
         try:
             there = bool(reading.list_names(path)) if path == run.items else path.exists()
@@ -109,7 +112,7 @@ def left_of_a_run(run: RunDir) -> str | None:
 
 
 def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
-    """Entries missing at the end break no link: the copy written at the run's end tells."""
+    """Return what differs from the sealed copy. Entries missing at the end break no link; only this copy shows it."""
     try:
         lines = [line + b"\n" for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
     except FileNotFoundError:
@@ -126,38 +129,38 @@ def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
     return "ledger/ and its sealed copy ledger.jsonl differ: one of them was altered"
 
 
-# The base models' scores of an experiment, taken only if they are what their names and the run say.
+# --- base models' scores, used only if they fit their name and the run
 
 SUFFIX = ".json"
 
 
 @dataclass
 class Bases:
-    """The baselines folder of one experiment, read once."""
+    """The baselines folder of an experiment, read once."""
 
     folder: Path
     _known: dict[str, Baseline] | None = field(default=None)
     _digests: dict[str, str] = field(default_factory=dict)
 
     def by_engine(self, science: Science, split: Split, engine_hash: str) -> Baseline | None:
-        """The base model's score on a split by one engine."""
+        """Return the base model's score on a split, measured by one engine; None if there is none."""
         found = self._all().get(baseline_key(science, split, engine_hash))
         return found if found is not None and _fits(found, science, split) else None
 
     def any_engine(self, science: Science, split: Split) -> Baseline | None:
-        """The base model's score on a split where no engine is known yet; None if there are several engines."""
+        """Return the base model's score on a split if exactly one engine measured it, else None."""
         engines = {b.evaluation.engine_hash for b in self._all().values() if b.evaluation.engine_hash}
         found = [b for engine in sorted(engines) if (b := self.by_engine(science, split, engine)) is not None]
         return found[0] if len(found) == 1 else None
 
     def digest(self, baseline: Baseline) -> str:
-        """`Baseline.digest`, computed once: each run of the experiment asks for it."""
+        """Return `Baseline.digest`, cached: each run of the experiment needs it."""
         if baseline.key not in self._digests:
             self._digests[baseline.key] = baseline.digest()
         return self._digests[baseline.key]
 
     def items_path(self, baseline: Baseline) -> Path:
-        """Where its outcomes lie."""
+        """Return the path of its items file."""
         return self.folder / f"{baseline.key}.items.jsonl.gz"
 
     def _all(self) -> dict[str, Baseline]:
@@ -184,17 +187,17 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
     )
 
 
-# Items files (`items/<submission>.<split>.jsonl.gz`): outcomes per item, used only if they are what was scored.
+# --- items files (`items/<submission>.<split>.jsonl.gz`)
 
 _NOTHING: Mapping[str, Any] = {}
-"""One for all items of which nothing was noted: most."""
+"""One shared object, since most items have no facts."""
 
 SCORE_TOLERANCE = 1e-6
-"""Points; a mean of the same outcomes summed in another order differs by far less."""
+"""Points; summing the same outcomes in another order changes a mean by far less."""
 
 
 class Unusable(Exception):
-    """Why an items file can't be used."""
+    """The reason why an items file can't be used."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,9 @@ class Items:
     """Outcomes of one model on one split, in the split's order.
 
     Attributes:
-        facts: of each item, what its scorer noted for the statistics; empty where it noted nothing.
-        lc_c: for length-controlled win rates, the penalty that the score was fitted with.
-        clusters: what each item belongs to, where items are not independent; None where each stands for itself.
+        facts: by item, what its scorer recorded for the statistics; empty if nothing.
+        lc_c: the penalty that a length-controlled win rate was fitted with.
+        clusters: by item, the name of its cluster; None if the items are independent.
     """
 
     ids: tuple[str, ...]
@@ -216,24 +219,24 @@ class Items:
 
     @property
     def binary(self) -> bool:
-        """Whether every outcome is right or wrong."""
+        """Return whether every outcome is 0 or 1."""
         return set(self.outcomes) <= {0.0, 1.0}
 
 
 class ItemsReader:
-    """Reads items files, each once."""
+    """Read items files, each once."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[str, str], Items | Unusable] = {}
 
     def read(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items:
-        """The items behind a score.
+        """Return the items behind a score.
 
         Args:
-            keep: for the next who asks; not for what only one asks for.
+            keep: cache them; False for items that are needed once.
 
         Raises:
-            Unusable: absent, altered (its sha256 is not the one that the record gives), or not adding up to the score.
+            Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
         """
         wanted = evaluation.items_sha256
         if wanted is None:
@@ -257,7 +260,7 @@ class ItemsReader:
 
 
 def clusters_of(base: Items, new: Items) -> tuple[str, ...] | None:
-    """The clusters of the items that both models were scored on.
+    """Return the clusters of the items that both models were scored on; None if there are none.
 
     Raises:
         Unusable: the two files disagree.
@@ -268,7 +271,7 @@ def clusters_of(base: Items, new: Items) -> tuple[str, ...] | None:
 
 
 def same_items(base: Items, new: Items) -> None:
-    """Raises Unusable unless both hold the same items in the same order."""
+    """Raise Unusable unless both have the same items in the same order."""
     if base.ids != new.ids:
         raise Unusable("the base model and the checkpoint were not scored on the same items")
 
@@ -284,7 +287,7 @@ def _parse(path: Path, wanted: str) -> Items:
         raise Unusable(f"{path.name} was altered: its sha256 is not the one that was recorded")
     try:
         lines = reading.gunzip(data).rstrip(b"\n").replace(b"\n", b",")
-        rows = from_json(b"[" + lines + b"]")  # one call: a tenth of the time of one a line
+        rows = from_json(b"[" + lines + b"]")  # one call takes a tenth of the time of one per line
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
@@ -298,36 +301,36 @@ def _parse(path: Path, wanted: str) -> Items:
 
 
 def _may_hold(data: bytes, name: str) -> bool:
-    """False: no object in this JSON has such a field, however it is written."""
+    """Return False only if no object in this JSON has such a field, even with escapes in its name."""
     return name.encode() in data or b"\\" in data
 
 
 def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:
-    """Names of clusters; an item without one is one of its own. None if no two items share one."""
+    """Return the cluster of each item; an item without one is its own cluster. None if no two items share one."""
     if not any(name is not None for name in named):
         return None
     clusters = tuple(f"item {key}" if name is None else str(name) for key, name in zip(ids, named, strict=True))
     return clusters if len(set(clusters)) < len(clusters) else None
 
 
-# What stands beside a score: the sandbox that was in force, where weights come from, what of the held-out items lay about.
+# --- what qualifies a score: sandbox, fingerprints, contamination
 
 NEVER_RANKS = (str(SandboxLevel.NONE),)
-"""Sandbox levels that stop nothing: an agent could have read what it is scored on."""
+"""Sandbox levels without protection: the agent could have read the items that it is scored on."""
 
 UNRANKING = ("untrained_copy", "foreign_weights")
-"""Flags of the selected checkpoint with which a run does not rank: its score is that of a model which the agent did not make."""
+"""Flags of the selected checkpoint that exclude a run from ranking: the agent did not make the model that was scored."""
 
 UNSEEN = (
     "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
     "see it."
 )
 MANY_FILES = 20
-"""Files named in a run's summary for one look; the ledger names more."""
+"""Number of file names per look in a run's summary; the ledger names more."""
 
 
 def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:
-    """What each attempt's agent ran in, as it was proven on its node; texts made harmless."""
+    """Return the sandbox of each attempt, as proven on its node, with texts cleaned."""
     return tuple(_clean_sandbox(used) for used in view.sandboxes)
 
 
@@ -337,7 +340,7 @@ def _clean_sandbox(used: SandboxUsed) -> SandboxUsed:
 
 
 def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
-    """A submission's fingerprint, its texts made harmless."""
+    """Return a submission's fingerprint with texts cleaned; None if it has none."""
     known = view.fingerprint_of(submission)
     if known is None:
         return None
@@ -350,13 +353,13 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
 
 
 def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:
-    """The look at the workspace when submission `number` was made, None for that at the end; the first, if there are more."""
+    """Return the first look at the workspace for submission `number` (None: the look at the run's end); None if there is none."""
     known = next((one for one in view.contaminations if one.submission_id == number), None)
     return None if known is None else shown_look(known, hidden or hidden_of(view.contaminations))
 
 
 def shown_look(known: Contamination, hidden: Hidden) -> Contamination:
-    """A look as the report shows it. File names are the agent's: made harmless, and not shown if items stood in them."""
+    """Return a look as the report shows it. File names are the agent's: cleaned, and masked if they contain held-out items."""
     if not known.found and known.reason is None:
         return known
     files = tuple(one.model_copy(update={"file": clean(masked(hidden.name(one.file))) or "?"}) for one in known.found)
@@ -366,7 +369,7 @@ def shown_look(known: Contamination, hidden: Hidden) -> Contamination:
 
 
 def worst_found(looks: Iterable[Contamination]) -> tuple[Found, ...]:
-    """By split, the most held-out items that any look found, and at which look first: what was deleted later was there."""
+    """Return, by split, the most held-out items in any look, and the first look that found so many: deleted later or not."""
     most: dict[Split, Found] = {}
     for look in looks:
         for split in Split:
@@ -377,16 +380,16 @@ def worst_found(looks: Iterable[Contamination]) -> tuple[Found, ...]:
 
 
 def looks(run: RunSummary) -> list[Contamination]:
-    """All looks at a run's workspace, in order."""
+    """Return all looks at a run's workspace, in order."""
     found = [point.contamination for point in run.trajectory]
     return [look for look in (*found, run.contamination_end) if look is not None]
 
 
 def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
-    """That of the selected checkpoint."""
+    """Return the fingerprint of the selected checkpoint, or None."""
     return next((p.fingerprint for p in run.trajectory if p.submission_id == run.selected), None)
 
 
 def ranks(sandbox: str, flags: Sequence[str]) -> bool:
-    """Whether a run's score may stand in a ranking."""
+    """Return whether a run's score may be ranked."""
     return sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)

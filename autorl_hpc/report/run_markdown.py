@@ -1,5 +1,7 @@
-"""The long parts of a run's Markdown: submissions, looks, iterations. As in `run_html`, and for the same reason, built here:
-whatever is not a number or a word of ours goes through `markdown`."""
+"""Build the long parts of a run's Markdown (submissions, looks, iterations) in code, as templates are too slow for these.
+
+Foreign text goes through `markdown`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from autorl_hpc.report.story_records import Change, Iteration
 from autorl_hpc.report.summary import Point, RunSummary
 
 DIFF_LINES = 40
-"""The page and summary.json have more of it."""
+"""The page and summary.json have more lines."""
 
 _PLAIN = re.compile(r"[\w .,;:%+\[\]\N{EN DASH}\N{MINUS SIGN}-]*")
-"""Numbers and words of ours, which are no markup inside a cell: escaping them one by one took half of the time of a page."""
+"""Text that needs no escaping inside a table cell; escaping it anyway took half of a page's time."""
 
 
 def markdown_parts(shown: RunPage) -> dict[str, Any]:
-    """Everything that run.md.j2 needs."""
+    """Return all variables of run.md.j2."""
     from markupsafe import Markup
 
     return {
@@ -36,7 +38,7 @@ def markdown_parts(shown: RunPage) -> dict[str, Any]:
 
 
 def rows_markdown(rows: Iterable[TableRow]) -> str:
-    """Rows of a table of three columns."""
+    """Return rows of a three-column table."""
     return "".join(f"| {_cell(row.name)} | {_cell(row.shown)} | {_cell(row.says)} |\n" for row in rows)
 
 
@@ -57,7 +59,7 @@ def _submissions(shown: RunPage) -> Iterable[str]:
 
 
 def _weights(point: Point, run: RunSummary) -> str:
-    """Three cells: flags, relative delta, what it is nearest to."""
+    """Return three cells: flags, relative delta, nearest model or submission."""
     found = point.fingerprint
     if found is None:
         return " |  | "
@@ -92,7 +94,7 @@ def _iterations(shown: RunPage) -> Iterable[str]:
 
 
 def _iteration(one: Iteration, facts: Sequence[TableRow], selected: bool) -> str:
-    """One section, with a blank line behind it."""
+    """Return one section, ending with a blank line."""
     score = "" if one.score is None else f", {fmt.points(one.score)}"
     settings = "".join(
         f"| {markdown(setting.name)} | {markdown(setting.value)} | {markdown(setting.where)} |\n"
@@ -119,7 +121,7 @@ def _change(change: Change) -> str:
 
 
 def diff_markdown(diff: str) -> str:
-    """The beginning of a diff as an indented code block, out of which no line can break."""
+    """Return the beginning of a diff as an indented code block that no line can end."""
     lines = diff.split("\n")
     shown = lines[:DIFF_LINES]
     rest = [f"({len(lines) - len(shown)} more lines)"] if len(lines) > len(shown) else []

@@ -1,4 +1,4 @@
-"""What a run's page shows of its story, as rows of words and numbers: the same for HTML and Markdown."""
+"""Content of a run's page: rows of words and numbers for HTML and Markdown (`shown`), and long parts as HTML (`html_parts`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import FailureKind, Route, SubmissionState
 
 BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
-"""Failures that the ledger tells, and the table of submissions shows."""
+"""Failures that the table of submissions shows already."""
 
 
 class TableRow(NamedTuple):
-    """One line of a table: a name, what is known, and what it means."""
+    """One line of a table: a name, a value, and its meaning."""
 
     name: str
     shown: str
@@ -29,11 +29,11 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPage:
-    """What HTML and Markdown both show of a run, in words; made once for the two.
+    """What HTML and Markdown show of a run, in words; computed once for both.
 
     Attributes:
-        at, score, between: of each submission.
-        facts: of each iteration; empty where `recorded` is false.
+        at, score, between, status: by submission.
+        facts: by iteration; empty if `recorded` is false.
     """
 
     run: RunSummary
@@ -47,7 +47,7 @@ class RunPage:
 
 
 def shown(run: RunSummary) -> RunPage:
-    """The words of one run's pages."""
+    """Return the content of one run's pages."""
     story, points = run.story, run.trajectory
     recorded = is_recorded(story)
     return RunPage(
@@ -83,12 +83,12 @@ def _status(point: Point, run: RunSummary) -> str:
 
 
 def lines(parts: Iterable[str]) -> str:
-    """Parts that end their lines, as one text in a line of a template."""
+    """Join parts that end with a newline, without the last newline, for use in a line of a template."""
     return "".join(parts).removesuffix("\n")
 
 
 def looks_of(run: RunSummary) -> list[tuple[int | None, Contamination]]:
-    """The looks for held-out items: at each submission (its number), and at the end (None)."""
+    """Return the looks for held-out items: each submission's (with its number), and the one at the end (None)."""
     found: list[tuple[int | None, Contamination]] = [
         (point.submission_id, point.contamination) for point in run.trajectory if point.contamination
     ]
@@ -96,7 +96,7 @@ def looks_of(run: RunSummary) -> list[tuple[int | None, Contamination]]:
 
 
 def is_recorded(story: Story) -> bool:
-    """Whether there is more to tell of the iterations than what stands in the table of submissions."""
+    """Return whether the iterations have more to show than the table of submissions."""
     return any(
         one.revision
         or (one.failure and one.failure.kind not in BY_LEDGER)
@@ -109,7 +109,7 @@ def is_recorded(story: Story) -> bool:
 
 
 def mode_told(run: RunSummary) -> str:
-    """The mode that was asked for against the route that was executed."""
+    """Return the mode that was asked for, and whether the executed route kept it, in words."""
     kept = run.story.mode_kept
     words = {True: "kept", False: "not kept", None: "nothing tells whether it was kept"}[kept]
     if kept is None and run.story.route.disputed is not None:
@@ -118,7 +118,7 @@ def mode_told(run: RunSummary) -> str:
 
 
 def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
-    """AutoRL-Bench's metrics, by its names."""
+    """Return AutoRL-Bench's metrics under its names."""
     return [
         TableRow("valid_submission_rate", share(metrics.valid_submission_rate), "submissions that got a score"),
         TableRow("first_valid_idx", number(metrics.first_valid_idx), "the first of them, counting from 1"),
@@ -135,7 +135,7 @@ def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
 
 
 def budget_rows(run: RunSummary) -> list[TableRow]:
-    """Each part of the budget that was limited or used, for a run's page."""
+    """Return each part of the budget that was limited or used."""
     more = f", {fmt.duration(run.given_back_s)} given back" if run.given_back_s else ""
     rows = [TableRow("time", fmt.duration(run.elapsed_s), f"of {fmt.duration(run.budget_s)}{more}")]
     for name, words in NAMES.items():
@@ -155,7 +155,7 @@ def _amount(name: str, value: float) -> str:
 
 
 def used_rows(used: ResourcesUsed) -> list[TableRow]:
-    """What was used, as far as it was measured."""
+    """Return the resources that were measured."""
     gpus = fmt.gpus(used.gpus, used.gpu_model)
     cached = f"{count(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
     failures = f"{used.tool_failures} failed" if used.tool_failures else ""
@@ -181,7 +181,7 @@ def used_rows(used: ResourcesUsed) -> list[TableRow]:
 
 
 def _calls_beside(used: ResourcesUsed) -> str:
-    """What the gateway saw beside the calls that were answered."""
+    """Return the gateway's calls that were not answered or not exactly counted, in words."""
     beside = [
         (used.calls_refused, "refused by the gateway"),
         (used.calls_failed, "not answered by the driver"),
@@ -191,7 +191,7 @@ def _calls_beside(used: ResourcesUsed) -> str:
 
 
 def skill_rows(story: Story) -> list[TableRow]:
-    """The reference's summarization skill."""
+    """Return the metrics of the reference's summarization skill."""
     alone = {True: "yes", False: "no", None: fmt.UNKNOWN}[story.skill.without_human_help]
     return [
         TableRow("without human help", alone),
@@ -201,7 +201,7 @@ def skill_rows(story: Story) -> list[TableRow]:
 
 
 def iteration_rows(one: Iteration) -> list[TableRow]:
-    """The figures of one iteration that are known."""
+    """Return the known figures of one iteration."""
     noise = fmt.signed_between(one.improvement_low, one.improvement_high)
     items = f"{one.won} items won, {one.lost} lost" if one.won is not None else ""
     says = "; ".join(part for part in (noise, items) if part)
@@ -226,7 +226,7 @@ def iteration_rows(one: Iteration) -> list[TableRow]:
 
 
 def timed(timings: Timings | None) -> str:
-    """Where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
+    """Return where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
     if timings is None:
         return ""
     named = (
@@ -240,22 +240,22 @@ def timed(timings: Timings | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """`71 %`."""
+    """Format a share: `71 %`."""
     return fmt.UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
 def time(value: float | None) -> str:
-    """`3.4 h`."""
+    """Format seconds: `3.4 h`."""
     return fmt.UNKNOWN if value is None else fmt.duration(value)
 
 
 def number(value: int | None) -> str:
-    """`12`."""
+    """Format an integer: `12`."""
     return fmt.UNKNOWN if value is None else str(value)
 
 
 def count(value: int | None) -> str:
-    """`3.4 M`: of tokens."""
+    """Format a token count: `3.4 M`."""
     if value is None:
         return fmt.UNKNOWN
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -264,8 +264,9 @@ def count(value: int | None) -> str:
     return str(value)
 
 
-# The long parts of a run's page: submissions, looks, iterations. Built here and not by templates: a run of fifty submissions
-# has thousands of cells, and a report thousands of runs. Whatever is not a number or a word of ours goes through `html`.
+# --- long parts as HTML: submissions, looks, iterations
+# Not templates, because a run of fifty submissions has thousands of cells, and a report thousands of runs. Foreign text goes
+# through `html`.
 
 BAD = (SubmissionState.REFUSED, SubmissionState.FAILED)
 HOW_FOUND = {"ngram": "13 words in a row", "exact": "the whole text"}
@@ -273,7 +274,7 @@ LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk"}
 
 
 def html_parts(shown: RunPage) -> dict[str, Any]:
-    """Everything that run.html.j2 needs."""
+    """Return all variables of run.html.j2."""
     from markupsafe import Markup
 
     run = shown.run
@@ -289,7 +290,7 @@ def html_parts(shown: RunPage) -> dict[str, Any]:
 
 
 def rows_html(rows: Iterable[TableRow]) -> str:
-    """Rows as a list of terms."""
+    """Return rows as a description list."""
     told = "".join(
         f"<div><dt>{html(row.name)}</dt><dd>{html(row.shown)}"
         f"{f' <small>{html(row.says)}</small>' if row.says else ''}</dd></div>\n"
@@ -299,7 +300,7 @@ def rows_html(rows: Iterable[TableRow]) -> str:
 
 
 def evidence(lines: Iterable[EvidenceLine]) -> str:
-    """The lines that a finding rests on."""
+    """Return the evidence of a finding as a list."""
     told = "".join(f"<li><code>{html(line.where)}</code> {html(line.says)}</li>\n" for line in lines)
     return f'<ul class="evidence">\n{told}</ul>\n' if told else ""
 
@@ -329,7 +330,7 @@ def _empty(value: object) -> str:
 
 
 def _weights(point: Point, run: RunSummary) -> str:
-    """Where a checkpoint's weights come from, as its fingerprint has it."""
+    """Return what a checkpoint's fingerprint says about its origin."""
     found = point.fingerprint
     if found is None:
         return fmt.UNKNOWN
@@ -348,7 +349,7 @@ def _weights(point: Point, run: RunSummary) -> str:
 
 
 def _look(number: int | None, look: Contamination) -> str:
-    """One look at the workspace for held-out items."""
+    """Return a table row for one look for held-out items."""
     ended = "" if not look.reason else f" <small>{html(look.reason)}</small>"
     if not look.complete:
         ended = f' <small class="warn">cut short{f": {html(look.reason)}" if look.reason else ""}</small>'
@@ -388,7 +389,7 @@ def _iterations(shown: RunPage) -> Iterable[str]:
 
 
 def _iteration(one: Iteration, facts: Sequence[TableRow], between: str, selected: bool) -> str:
-    """One section of the page."""
+    """Return the section of one iteration."""
     badge = " bad" if one.status in BAD else " good" if selected else ""
     score = "" if one.score is None else f" {fmt.points(one.score)} <small>{between}</small>"
     failure = ""
@@ -430,7 +431,7 @@ def _diff(one: Iteration) -> str:
 
 
 def diff_html(diff: str) -> str:
-    """The lines of a diff, each marked as what it is."""
+    """Return the lines of a diff, each marked with its kind."""
     lines = []
     for line in diff.split("\n"):
         kind = "file" if line.startswith(("--- ", "+++ ")) else LINE_KINDS.get(line[:1], "same")

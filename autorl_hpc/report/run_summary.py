@@ -1,4 +1,4 @@
-"""One run folder as a RunSummary: what its ledger says, with the noise of each number beside it."""
+"""Digest one run folder into a RunSummary (`digest`): scores, improvement, optimism gap, noise, story, whether it counts."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Library:
         self._bases: dict[Path, Bases] = {}
 
     def bases(self, experiment: ExperimentDir) -> Bases:
-        """The baselines of an experiment."""
+        """Return the baselines of an experiment."""
         return self._bases.setdefault(experiment.path, Bases(experiment.baselines))
 
 
 @dataclass
 class PairedFindings:
-    """What comparing base and selected gave, and what stood in the way."""
+    """The comparison of base model and selected checkpoint, with the troubles met."""
 
     improvement: Gain | None = None
     gap: Gap | None = None
@@ -77,7 +77,7 @@ class PairedFindings:
 
 
 def digest(run: RunDir, library: Library, chain: ReadableLedger | None = None) -> RunSummary:
-    """The summary of one run; a live or damaged run gives what is known.
+    """Summarise one run; of a live or damaged run, what can be read.
 
     Raises:
         AutorlError: run.json can't be read.
@@ -101,7 +101,7 @@ class _Digest:
         self.found = PairedFindings()
 
     def summary(self) -> RunSummary:
-        """The whole summary."""
+        """Return the whole summary."""
         view, science, found = self.view, self.science, self.found
         feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
         feedback_base, report_base = self._as_closed(feedback_base), self._as_closed(report_base)
@@ -193,7 +193,7 @@ class _Digest:
         return summary.model_copy(update={"story": story, "notes": (*summary.notes, *notes_of_story(story))})
 
     def _known(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
-        """What the run's story is told from."""
+        """Return the input of the run's story."""
 
         def pair_of(submission: Submission) -> PairedItems:
             score = self.view.score_of(submission)
@@ -212,7 +212,7 @@ class _Digest:
         )
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:
-        """Of the selected checkpoint: what a reader must know before its score."""
+        """Return the flags of the selected checkpoint."""
         chosen = self._chosen()
         known = self.view.fingerprint_of(chosen) if chosen else None
         if known is not None:
@@ -220,7 +220,7 @@ class _Digest:
         return ("untrained_copy",) if chosen is not None and chosen.is_base else ()
 
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
-        """The base model's score, unless it was altered since the run was closed."""
+        """Return the base model's score, or None with a trouble if it was altered after the run was closed."""
         closed = self.view.closed
         if base is None or closed is None or closed.baseline_sha256.get(base.key) in (None, self.bases.digest(base)):
             return base
@@ -228,7 +228,7 @@ class _Digest:
         return None
 
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
-        """Settles whether the run counts and, where it does, the improvement and the optimism gap."""
+        """Decide whether the run counts; if so, compute improvement and optimism gap."""
         view, found = self.view, self.found
         closed = view.closed
         found.excluded = self._why_excluded()
@@ -299,13 +299,13 @@ class _Digest:
             found.troubles.append(f"no optimism gap: {error}")
 
     def _pair(self, chosen: Submission, number: int, evaluation: Evaluation, base: Baseline) -> PairedItems:
-        """The outcomes of base and checkpoint; a copy of the base is the base, so its outcomes are the base's own."""
+        """Return the outcomes of base model and checkpoint. A copy of the base has the base's outcomes."""
         if evaluation.engine_hash != base.evaluation.engine_hash:
             raise Unusable("base model and checkpoint were scored by different engines")
         base_items = self.items.read(self.bases.items_path(base), base.evaluation)
         if chosen.is_base:
             return PairedItems(base_items, base_items)
-        if self.is_paper:  # one evaluation answers both, filed under the submission that was scored
+        if self.is_paper:  # one evaluation is both scores, filed under the submission that was scored
             scored = self.view.score_of(chosen)
             number = scored.submission_id if scored else number
         return PairedItems(base_items, self.items.read(self._items_path(number, evaluation), evaluation))
@@ -314,7 +314,7 @@ class _Digest:
         return self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
 
     def _base(self, split: Split) -> Baseline | None:
-        """The base model's score by the engine of the score that it stands beside."""
+        """Return the base model's score by the same engine as the score that it is compared with."""
         closed, engine = self.view.closed, None
         if split is Split.REPORT and closed is not None and closed.report is not None:
             engine = closed.report.engine_hash
@@ -335,7 +335,7 @@ class _Digest:
         return None if base is None else visible_gain(base.evaluation, self._base_items(base))
 
     def _base_items(self, base: Baseline) -> Items | None:
-        """The base model's items where intervals come from them; troubles with them are told by the comparison."""
+        """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
         if not needs_items(base.evaluation):
             return None
         try:
@@ -346,7 +346,7 @@ class _Digest:
     def _items_behind(
         self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
     ) -> Items | None:
-        """The items of a checkpoint's score, where its interval comes from them."""
+        """Return the items of a checkpoint's score if its interval needs them."""
         if submission is None or not needs_items(evaluation):
             return None
         if submission.is_base:
@@ -360,7 +360,7 @@ class _Digest:
             return None
 
     def _intervals(self) -> dict[int, ScoreInterval]:
-        """Of the feedback scores of clustered items; those of others need no items, or can be done without."""
+        """Return the intervals of feedback scores of clustered items; other scores need no items."""
         return intervals_of(
             (
                 number,
@@ -372,12 +372,12 @@ class _Digest:
         )
 
     def _chosen(self) -> Submission | None:
-        """What the run was closed with; None if that is the base model, or nothing yet."""
+        """Return the submission that the run was closed with; None for the base model or if not closed."""
         closed = self.view.closed
         return self.view.submissions.get(closed.selected) if closed and closed.selected else None
 
     def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
-        """The engine by which the run is compared: of the report score, else of the base model that stands for it."""
+        """Return the engine for comparisons: that of the report score, else of the base model's score."""
         if report is not None and report.engine_hash is not None:
             return report.engine_hash
         return next((b.evaluation.engine_hash for b in bases if b is not None), None)
@@ -392,7 +392,7 @@ class _Digest:
         return None, reason
 
     def _used(self) -> tuple[float, float]:
-        """Elapsed and given-back seconds: as sealed, else as the supervisor last wrote them."""
+        """Return elapsed and given-back seconds: as sealed, else as last written by the supervisor."""
         view = self.view
         if view.sealed is not None:
             return view.sealed.elapsed_s, view.sealed.given_back_s

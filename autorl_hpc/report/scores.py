@@ -1,4 +1,4 @@
-"""One evaluation as a line of the report: the score with its interval, and what noise may do to it."""
+"""Turn evaluations into the report's scores: intervals, selection noise, smallest visible gain, and the run's trajectory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Z95 = 1.959963984540054
 
 
 class ScoreInterval(NamedTuple):
-    """The 95 % interval of a score in points, and how it came about; all None where there is none."""
+    """The 95 % interval of a score in points, and its method; all None if there is none."""
 
     low: float | None = None
     high: float | None = None
@@ -41,9 +41,9 @@ class ScoreInterval(NamedTuple):
 
 
 def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterval:
-    """Wilson's for right or wrong outcomes, a t interval over graded items, a normal one for length-controlled win rates.
+    """Return a score's interval: Wilson for right or wrong outcomes, t over graded items, normal for length-controlled win rates.
 
-    Where items come in clusters, a bootstrap over clusters; without the items, Wilson's with each cluster counted as one item.
+    Items in clusters: bootstrap over clusters; if the items are not available, Wilson with each cluster counted as one item.
     """
     if evaluation.score is None or evaluation.n == 0:
         return ScoreInterval()
@@ -61,8 +61,8 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
 
 
 def _graded(outcomes: Sequence[float]) -> ScoreInterval:
-    """t over items; where they are all alike Wilson's for their mean, the widest that outcomes from 0 to 1 can have, and where fewer
-    than ten differ from the others at least as wide."""
+    """Return the t interval over items. If all are equal: Wilson's for their mean, the widest for outcomes in [0, 1]; if fewer
+    than ten differ from the others, the hull of both."""
     mean = stats.mean_t_interval(outcomes)
     assert mean.mean is not None
     wilson = stats.wilson_share(min(1.0, max(0.0, mean.mean)), len(outcomes))
@@ -75,9 +75,9 @@ def _graded(outcomes: Sequence[float]) -> ScoreInterval:
 
 
 def intervals_of(scores: Iterable[tuple[int, Evaluation, Items | None]]) -> dict[int, ScoreInterval]:
-    """`interval` of several scores by submission; those on the same clustered items are resampled together.
+    """Return `interval` of several scores by submission; those on the same clustered items are resampled together.
 
-    Of each submission's items only outcomes are kept, so that a run of thousands fits into memory.
+    Only outcomes are held, so that a run with thousands of submissions fits into memory.
     """
     found: dict[int, ScoreInterval] = {}
     together: dict[tuple[str, ...], list[tuple[int, tuple[float, ...]]]] = {}
@@ -98,19 +98,19 @@ def _made(low: float | None, high: float | None, kind: ItemsInterval) -> ScoreIn
 
 
 def needs_items(evaluation: Evaluation) -> bool:
-    """Whether the interval of a score comes from outcomes per item, not from their number alone."""
+    """Return whether a score's interval needs the outcomes of its items, not only their number."""
     return evaluation.score is not None and (evaluation.correct is None or evaluation.clusters is not None)
 
 
 @lru_cache(maxsize=10_000)
 def _wilson_points(correct: int, n: int) -> tuple[float, float]:
-    """A report has the same counts over and over."""
+    """Cached, because a report has the same counts again and again."""
     low, high = stats.wilson(correct, n)
     return POINTS * low, POINTS * high
 
 
 def score_summary(evaluation: Evaluation, submission_id: int | None, items: Items | None = None) -> ScoreSummary:
-    """A score with its interval."""
+    """Return a score with its interval."""
     found = interval(evaluation, items)
     return ScoreSummary(
         split=evaluation.split,
@@ -129,7 +129,7 @@ def score_summary(evaluation: Evaluation, submission_id: int | None, items: Item
 
 
 def baseline_summary(baseline: Baseline, items: Items | None = None) -> BaselineSummary:
-    """The base model's score, its interval, and the difference of its two measurements."""
+    """Return the base model's score, its interval, and the difference between its two measurements."""
     plain = score_summary(baseline.evaluation, None, items)
     return BaselineSummary(
         **plain.model_dump(),
@@ -141,13 +141,13 @@ def baseline_summary(baseline: Baseline, items: Items | None = None) -> Baseline
 
 
 def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> Noise | None:
-    """Expected maximum of noise over the distinct checkpoints that got a score; None before the first.
+    """Return the expected maximum of noise over the distinct checkpoints with a score; None if there is none.
 
-    The standard error is that of one score, taken from its interval so that it is not 0 at 0 or 100 points, the largest among
-    the scores: both make the bound larger, none smaller.
+    The standard error is the largest among the scores. It is taken from intervals, so it is not 0 at 0 or 100 points. Both
+    choices make the bound larger.
 
     Args:
-        intervals: of scores by submission, where they come from items; else clusters are counted as one item each.
+        intervals: by submission, for scores with items; for others each cluster counts as one item.
     """
     errors = []
     for number, score in view.scores.items():
@@ -157,7 +157,7 @@ def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | Non
         found = (intervals or {}).get(number) or interval(evaluation)
         if found.low is not None and found.high is not None:
             errors.append((found.high - found.low) / (2 * Z95))
-        else:  # outcomes in [0, 1] with this mean vary the most when they are 0 or 1
+        else:  # an upper bound: outcomes in [0, 1] with this mean vary most if all are 0 or 1
             errors.append(math.sqrt(evaluation.score * (POINTS - evaluation.score) / evaluation.n))
     if not errors:
         return None
@@ -167,12 +167,12 @@ def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | Non
 
 @cache
 def _standard_maximum(queries: int) -> float:
-    """Expected maximum of noise with a standard error of 1: the same for every run with as many queries."""
+    """Return the expected maximum of noise with standard error 1. Cached: it depends on the number of queries alone."""
     return stats.expected_max_noise(queries, 1.0)
 
 
 def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
-    """Smallest true gain that the base model's split shows, in points; clusters are counted as fewer independent items."""
+    """Return the smallest true gain that the split can show, in points. Clusters count as fewer independent items."""
     if base.score is None:
         return None
     n = base.n
@@ -189,13 +189,13 @@ def _visible_gain(n: int, base_score: float) -> float | None:
 
 
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> tuple[Point, ...]:
-    """Every submission in order, with its score if it has one.
+    """Return every submission in order, with its score if it has one.
 
     Args:
-        intervals: of scores by the submission that they were measured for, where they come from items.
+        intervals: by the submission that a score was measured for, for scores with items.
     """
     hidden = hidden_of(view.contaminations)
-    looks = {look.submission_id: look for look in reversed(view.contaminations)}  # of several the first
+    looks = {look.submission_id: look for look in reversed(view.contaminations)}  # the first of several
     return tuple(
         _point(view, submission, intervals or {}, looks.get(submission.submission_id), hidden)
         for _, submission in sorted(view.submissions.items())
@@ -235,12 +235,12 @@ def _point(
 
 
 def _said(text: str | None, hidden: Hidden) -> str | None:
-    """What an agent said of a submission."""
+    """Return a message of the agent, cleaned and masked."""
     return clean(masked(hidden.said(text) or "")) if text else text
 
 
 def _reason(submission: Submission, evaluation: Evaluation | None, hidden: Hidden) -> str | None:
-    """Why there is no score. A refusal, and a fault of the checkpoint, are told in words that the agent chose: names of its files."""
+    """Return why there is no score. A refusal and a fault of the checkpoint quote the agent's file names, so they are masked."""
     if evaluation is None:
         told = _said(submission.message, hidden)
         return f"{submission.code} {told}" if submission.code and told == IN_WORKSPACE else told
@@ -255,7 +255,7 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
     return SubmissionState.FAILED if evaluation.score is None else SubmissionState.SCORED
 
 
-# In words: where a run's intervals and p values come from. Which method it is depends on its items, so every page says it.
+# --- method of a run's intervals and p values, in words: it depends on the run's items, so every page names it
 
 TESTS = {
     "paired_items": "McNemar's mid-p test",
@@ -266,14 +266,14 @@ TESTS = {
 
 
 def how_measured(run: RunSummary) -> str:
-    """One sentence on the run's 95 % intervals and its test; "" where nothing was measured."""
+    """Return one sentence on the run's 95 % intervals and its test; "" if nothing was measured."""
     kept = run.report or run.baseline_report or run.best_feedback or run.baseline_feedback
     parts = [_of_score(kept), _of_gain(run.improvement)]
     return "; ".join(part for part in parts if part)
 
 
 def how_measured_of_all(runs: Sequence[RunSummary]) -> list[str]:
-    """The different sentences of several runs, the longest of each kind: a run without an improvement says less."""
+    """Return the distinct sentences of several runs without those that another one begins with."""
     said = sorted({how_measured(run) for run in runs} - {""})
     return [one for one in said if not any(other != one and other.startswith(one) for other in said)]
 

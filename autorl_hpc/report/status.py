@@ -1,4 +1,4 @@
-"""`status`: what is going on in experiments, read from ledgers, clocks and heartbeats."""
+"""`status`: show the state of experiments and their jobs from ledgers, clocks, heartbeats and the scheduler."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from autorl_hpc.report.run_folder import worst_found
 from autorl_hpc.report.scores import noise_of_queries
 from autorl_hpc.states import JobState, RunState
 
-# The jobs of an experiment for `status`: processes here, or what the scheduler says of those on a cluster.
+# --- jobs of an experiment: local processes, or what the scheduler reports
 
 LOOK_S = 10.0
-"""A refresh asks the scheduler no more often than the watcher does."""
+"""Seconds between queries of the scheduler; the watcher queries as often."""
 
 ORDINARY = {None, "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "None", "Prolog", "Cleaning"}
-"""Why a job waits that needs nobody's help."""
+"""Slurm's reasons for waiting that need no action."""
 
 
 @dataclass(frozen=True)
 class JobsNow:
-    """What works on an experiment.
+    """The living jobs of an experiment.
 
     Attributes:
-        roles: of each job of which something may still come.
-        text: the same for people.
-        trouble: why it is not known, or what somebody should look at.
-        by_run: job number and state of each run's task, where it has one.
-        step: graders are in the agents' jobs.
-        grader_ids: numbers of the graders' living jobs; None: this machine.
+        roles: of the jobs that may still write something.
+        text: the jobs in words.
+        trouble: why they are unknown, or what needs a person's attention.
+        by_run: job number and state of each run's array task, if it has one.
+        step: graders run inside the agents' jobs.
+        grader_ids: numbers of the living graders' jobs; None: this machine.
     """
 
     roles: list[str] = field(default_factory=list)
@@ -60,23 +60,23 @@ class JobsNow:
     grader_ids: frozenset[str] | None = None
 
     def may_live(self, heartbeat: Mapping[str, object]) -> bool:
-        """Whether the grader of a heartbeat may be alive: one that was killed leaves it as it was."""
+        """Return whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
         if self.grader_ids is not None and not self.step:
             return heartbeat.get("job_id") in self.grader_ids
-        if self.grader_ids is not None:  # a task's own number is not the array's: alive as long as some job is
+        if self.grader_ids is not None:  # the number of an array task differs from the array's: alive while any job is
             return bool(self.roles)
         pid = heartbeat.get("pid")
         return heartbeat.get("host") != host_name() or (isinstance(pid, int) and process_start(pid) is not None)
 
 
 class Jobs:
-    """Looks at the jobs of experiments; keeps what it was told for LOOK_S."""
+    """Query the jobs of experiments; answers are cached for LOOK_S."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
 
     def of(self, experiment: ExperimentDir) -> JobsNow:
-        """The jobs as they stand."""
+        """Return the present jobs of an experiment."""
         here = [job.role for job in alive_jobs(experiment)]
         try:
             submitted = read_submitted(experiment)
@@ -111,7 +111,7 @@ def _listed(roles: list[str]) -> str:
 
 
 def _told(alive: list[ListedJob]) -> str:
-    """`agents 3 running, 5 waiting; grader-0 1 running, 2 waiting`."""
+    """Return jobs in words: `agents 3 running, 5 waiting; grader-0 1 running, 2 waiting`."""
     count: dict[str, Counter[str]] = {}
     for task in alive:
         count.setdefault(task.submitted.role, Counter())[str(task.state)] += 1
@@ -120,7 +120,7 @@ def _told(alive: list[ListedJob]) -> str:
 
 
 def _stuck(alive: list[ListedJob]) -> str | None:
-    """What waits for a person or for ever."""
+    """Return what waits for a person or forever, or None."""
     reasons: Counter[str] = Counter()
     for task in alive:
         reason = None if task.seen is None else task.seen.reason
@@ -129,14 +129,14 @@ def _stuck(alive: list[ListedJob]) -> str | None:
     return "; ".join(f"{reason} ({number} jobs)" for reason, number in reasons.items()) or None
 
 
-# What `status` says of queue entries that fail and wait: of a run beside the run, of base models above the table.
+# --- queue entries that fail and wait: shown with their run; those of base models above the table
 
 BASELINE = "b"
 """First letter of the names of base models' entries."""
 
 
 def with_trouble(row: dict[str, Any], troubles: Sequence[Trouble]) -> dict[str, Any]:
-    """A run's row with fault and reason of its entry that failed most often, unless the run's own ending has some."""
+    """Return a run's row with fault and reason of its most often failed entry, unless the run has a fault of its own."""
     own = [each for each in troubles if not each.entry.startswith(BASELINE) and run_of(each.entry) == row["run_id"]]
     if not own or row["fault"] is not None:
         return row
@@ -149,7 +149,7 @@ def with_trouble(row: dict[str, Any], troubles: Sequence[Trouble]) -> dict[str, 
 
 
 def of_no_run(troubles: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each base model that can't be scored."""
+    """Yield a line for each base model that can't be scored."""
     for each in troubles:
         if each["entry"].startswith(BASELINE):
             yield f"{each['entry']}: {each['fault']}: {_times(each['failures'])}, tried again: {_first(each['problem'])}"
@@ -165,27 +165,27 @@ def _first(problem: str) -> str:
 
 REFRESH_S = 1.0
 GAP = 2
-"""Blanks between columns."""
+"""Spaces between columns."""
 
 LEAST_RUN_COLUMN = 16
-"""Where less is left for the run column, the counts of submissions are left out."""
+"""If the run column would be narrower, the columns of submission counts are left out."""
 
 ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
-"""Which runs are shown first where not all fit."""
+"""Order in which runs are shown if not all fit."""
 
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 _HASH = re.compile(r"-[0-9a-f]{8}$")
 
 
 class StatusWatch:
-    """Keeps what was read of each ledger, so that a refresh opens only new entries; and when counters last moved."""
+    """Cache each ledger, so that a refresh opens only new entries, and remember when counters last changed."""
 
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
         self.jobs = Jobs()
 
     def run(self, run: RunDir) -> dict[str, Any]:
-        """One row: a run as it stands."""
+        """Return one row: the present state of a run."""
         ledger = self.ledgers.setdefault(run.path, Ledger(run))
         row: dict[str, Any] = {"run_id": run.run_id, "state": str(RunState.QUEUED), "fault": None, "reason": None}
         try:
@@ -237,7 +237,7 @@ class StatusWatch:
         return row
 
     def experiment(self, experiment: ExperimentDir) -> dict[str, Any]:
-        """One experiment with its runs, graders, queue and jobs."""
+        """Return the facts of one experiment: runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
         jobs = self.jobs.of(experiment)
         troubles = read_troubles(experiment.troubles)
@@ -269,14 +269,14 @@ class StatusWatch:
 
 
 def _drivers(experiment: ExperimentDir) -> list[dict[str, Any]]:
-    """Served drivers as their jobs last told, by name."""
+    """Return the served drivers as last reported by their jobs, by name."""
     names = [name for name in reading.list_names(experiment.drivers) if name.endswith(".json")]
     found = [read_endpoint(experiment.drivers / name) for name in names]
     return [each.model_dump(mode="json") for each in found if each is not None]
 
 
 def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
-    """The head over all chains, None if one of them is damaged. Shown when it no longer moves."""
+    """Return the head over all chains; None if one is damaged."""
     if any(row.get("head") is None for row in rows):
         return None
     heads = (RunHead(run_id=row["run_id"], entries=row["entries"], head=row["head"]) for row in rows)
@@ -284,24 +284,24 @@ def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
 
 
 def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[dict[str, Any]]:
-    """All experiments in `paths`."""
+    """Return the facts of all experiments in `paths`."""
     keeper = watch or StatusWatch()
     return [keeper.experiment(experiment) for experiment in experiments_in(paths)]
 
 
 def render(facts: list[dict[str, Any]], *, fit: bool = False) -> Screen:
-    """A rich renderable of the facts. `fit`: into the terminal's height, the runs that still move first."""
+    """Return the facts as a rich renderable. `fit`: limit it to the terminal's height, active runs first."""
     return Screen([Block(experiment) for experiment in facts], fit)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One experiment on the screen: its head, a table of runs, what went wrong."""
+    """One experiment on the screen: head, table of runs, faults."""
 
     facts: dict[str, Any]
 
     def head(self) -> list[Any]:
-        """Its folder, the summary, and what somebody has to do."""
+        """Return its folder, the summary, and what needs a person's attention."""
         from rich.text import Text
 
         runs, jobs = self.facts["runs"], self.facts["jobs"]
@@ -335,7 +335,7 @@ class Block:
         return [*lines, *(Text(clean(words, 300) or "", style="yellow") for words in of_no_run(self.facts["troubles"]))]
 
     def body(self, width: int, room: int | None = None) -> Iterator[Any]:
-        """The runs and what went wrong with them, in at most `room` lines."""
+        """Yield the runs and their faults, in at most `room` lines."""
         from rich.text import Text
 
         rows = self.facts["runs"]
@@ -359,14 +359,14 @@ class Block:
             yield Text(_not_shown(rows[count:], len(faults) - told), style="dim", no_wrap=True, overflow="ellipsis")
 
     def need(self) -> int:
-        """The lines of the whole body."""
+        """Return the number of lines of the whole body."""
         rows = self.facts["runs"]
         return len(rows) + bool(rows) + sum(bool(_fault(row)) for row in rows)
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Experiments below one another, as wide as the terminal; with `fit`, no higher than it."""
+    """Experiments below one another, as wide as the terminal; with `fit`, not higher than it."""
 
     blocks: list[Block]
     fit: bool = False
@@ -387,7 +387,7 @@ class Screen:
             yield Text(f"and {len(self.blocks) - len(rooms)} more experiments", style="dim")
 
     def _rooms(self, height: int, heads: list[int]) -> dict[int, int | None]:
-        """By place of those that are shown, the lines that each body gets: those that need little get all of it."""
+        """Return the lines of each shown body, by place; short bodies get all of theirs."""
         shown: list[int] = []
         for place in sorted(range(len(heads)), key=lambda i: bool(self.blocks[i].facts["over"])):
             if not shown or sum(heads[i] for i in shown) + heads[place] < height:
@@ -406,7 +406,7 @@ Column = tuple[str, list[str]]
 
 
 def _columns(rows: list[dict[str, Any]], width: int) -> list[Column]:
-    """Every column but the first; their cells are never cut."""
+    """Return every column but the first; their cells are never cut."""
     columns = [
         ("state", [str(row["state"]) for row in rows]),
         ("left", [_time(row) for row in rows]),
@@ -445,24 +445,24 @@ def _table(columns: list[Column], labels: dict[str, str], rows: list[dict[str, A
 
 
 def _labels(rows: list[dict[str, Any]], room: int) -> dict[str, str]:
-    """What the run column says: the run_id, and where it doesn't fit, what tells the runs apart."""
+    """Return the texts of the run column: run_ids, or if these don't fit the parts that differ."""
     run_ids = [row["run_id"] for row in rows]
     if all(len(run_id) <= room for run_id in run_ids):
         return {run_id: run_id for run_id in run_ids}
     names = {run_id: _HASH.sub("", run_id) for run_id in run_ids}
-    count = Counter(names.values())  # where it is above 1, only the hash tells them apart
+    count = Counter(names.values())  # above 1: only the hash differs
     labels = {run_id: run_id if count[name] > 1 else name for run_id, name in names.items()}
     for common in _common(rows):
         if any(len(label) > room for label in labels.values()):
             labels = {run_id: label.removeprefix(common) for run_id, label in labels.items()}
     shown = {run_id: _shortened(label, room) for run_id, label in labels.items()}
-    if len(set(shown.values())) < len(shown):  # cut where they differ: the hash tells them apart
+    if len(set(shown.values())) < len(shown):  # cutting made labels equal: append the hash
         shown = {run_id: f"{labels[run_id][: max(1, room - 9)]}…{run_id[-8:]}" for run_id in shown}
     return shown
 
 
 def _common(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """What all run_ids begin with and may be dropped, whole names only: the task's, then the agent's."""
+    """Yield prefixes that all run_ids share and that may be dropped: the task's name, then the agent's."""
     for key in ("task", "agent"):
         named = {row[key] for row in rows if key in row}
         if len(rows) < 2 or len(named) != 1:
@@ -471,7 +471,7 @@ def _common(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _shortened(label: str, room: int) -> str:
-    """The two ends of a label: the agent stands at the front, the seed at the back."""
+    """Keep both ends of a label: the agent is at the front, the seed at the end."""
     if len(label) <= room:
         return label
     back = max(1, room // 2 - 1)
@@ -479,7 +479,7 @@ def _shortened(label: str, room: int) -> str:
 
 
 def _not_shown(rows: list[dict[str, Any]], faults: int) -> str:
-    """`and 3 queued and 12 finished runs`."""
+    """Return `and 3 queued and 12 finished runs`."""
     states = Counter(row["state"] for row in rows)
     parts = [f"{faults} more fault{'s' if faults > 1 else ''}"] if faults else []
     parts += [f"{states[state]} {state}" for state in ORDER if states[state]]
@@ -487,7 +487,7 @@ def _not_shown(rows: list[dict[str, Any]], faults: int) -> str:
 
 
 def _fault(row: dict[str, Any]) -> str:
-    """What somebody should look at: a fault, a flag of the best checkpoint, held-out items in the workspace."""
+    """Return what needs attention: a fault, a flag of the best checkpoint, held-out items in the workspace."""
     fault = ": ".join(part for part in (row["fault"], row["reason"]) if part)
     found = ", ".join(f"{items} {split} items" for split, items in row.get("contaminated", {}).items())
     parts = [fault, *row.get("flags", []), f"contamination: {found}" if found else ""]
@@ -506,20 +506,20 @@ def _score(value: float | None) -> str:
 
 
 def _report(row: dict[str, Any]) -> str:
-    """The selected checkpoint's; a run that kept the base has none, as in the reports."""
+    """Return the selected checkpoint's score; none for a run that kept the base model, as in the reports."""
     kept = row.get("report") is not None and row.get("selected") is None
     return UNKNOWN if kept else _score(row.get("report"))
 
 
 def show(facts: list[dict[str, Any]]) -> None:
-    """Prints the facts once."""
+    """Print the facts once."""
     from rich.console import Console
 
     Console().print(render(facts))
 
 
 def watch(paths: Sequence[Path]) -> None:
-    """Refreshes until every experiment is over or no job is left that could go on. ctrl-C ends the watching alone."""
+    """Refresh until every experiment is over, or no job is left that could continue. ctrl-C ends only the watching."""
     from rich.console import Console
     from rich.live import Live
 
@@ -537,7 +537,7 @@ def watch(paths: Sequence[Path]) -> None:
             time.sleep(REFRESH_S)
             facts = collect(paths, keeper)
             live.update(render(facts, fit=True))
-        live.update(render(facts))  # the last one stays in the terminal's history: all of it
+        live.update(render(facts))  # the last, complete table stays in the terminal's history
 
 
 def _settled(facts: list[dict[str, Any]]) -> bool:

@@ -1,6 +1,6 @@
-"""What an agent did, as a run's report tells it: from the ledger, and from what the recorder saw.
+"""Records of a run's story (`Story`): routes, iterations, failures, settings, metrics, resources.
 
-Nothing here enters a score. Scores and gains are points; times are seconds of budget; null means unknown, never zero.
+Nothing here enters a score. Scores and gains are points, times seconds of budget. Null means unknown, never zero.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from autorl_hpc.states import FailureKind, Route, SubmissionState
 
 
 class EvidenceLine(Strict):
-    """A line that a finding rests on."""
+    """A line of evidence for a finding."""
 
     where: str = Field(description="File and line, ledger entry, or byte of a log.")
     says: str
 
 
 class Setting(Strict):
-    """One key setting of a training, as code or a configuration file gives it."""
+    """One key setting of a training, from code or a configuration file."""
 
     name: str = Field(description="By the trainer's own word: learning_rate, num_train_epochs, beta, ...")
     value: str
@@ -32,14 +32,14 @@ class Setting(Strict):
 
 
 AGENT_PROGRAM = "agent's program"
-"""Among a story's versions: what the agent's program said of its own at the start of each attempt."""
+"""Key in a story's versions: the version that the agent's program printed at the start of each attempt."""
 
 CHANGED = ", then "
-"""Between versions of one run's attempts."""
+"""Separates the versions of a run's attempts."""
 
 
 class RouteTold(Strict):
-    """What was planned in code beside what was executed."""
+    """The route planned in code and the route executed."""
 
     planned: Route = Route.UNKNOWN
     executed: Route = Route.UNKNOWN
@@ -48,7 +48,7 @@ class RouteTold(Strict):
     disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
 
     def short(self) -> RouteTold:
-        """Without evidence."""
+        """Return the route without evidence."""
         return _plain_route(self.planned, self.executed)
 
 
@@ -58,7 +58,7 @@ def _plain_route(planned: Route, executed: Route) -> RouteTold:
 
 
 class Change(Strict):
-    """One file's change between two revisions of the code."""
+    """The change of one file between two revisions of the code."""
 
     path: str
     added: int = Field(ge=0, description="Lines.")
@@ -67,13 +67,13 @@ class Change(Strict):
 
 
 class Failure(Strict):
-    """Why something did not help, by the paper's taxonomy and ours."""
+    """Why a run or submission did not help, by the taxonomy of the paper and of this package."""
 
     kind: FailureKind
     evidence: tuple[EvidenceLine, ...] = ()
 
     def short(self) -> Failure:
-        """Without evidence."""
+        """Return the failure without evidence."""
         return _plain_failure(self.kind)
 
 
@@ -83,7 +83,7 @@ def _plain_failure(kind: FailureKind) -> Failure:
 
 
 class Iteration(Strict):
-    """From one submission to the next."""
+    """One iteration: from one submission to the next."""
 
     submission_id: int
     status: SubmissionState
@@ -117,7 +117,7 @@ class Iteration(Strict):
     failure: Failure | None = None
 
     def short(self) -> Iteration:
-        """Without what only the run's own page shows: diff, changes, settings, evidence, ids of items."""
+        """Drop what only the run's own page shows: diff, changes, settings, evidence, item ids."""
         return lean(
             self,
             diff=None,
@@ -132,7 +132,7 @@ class Iteration(Strict):
 
 
 class ReferenceMetrics(Strict):
-    """AutoRL-Bench's metrics, by its names; docs/statistics.md says how each is computed."""
+    """AutoRL-Bench's metrics under its names; docs/statistics.md has the formulas."""
 
     valid_submission_rate: float | None = Field(None, ge=0, le=1)
     first_valid_idx: int | None = Field(None, ge=1)
@@ -149,7 +149,7 @@ CountedBy = Literal["gateway", "trace"]
 
 
 class ResourcesUsed(Strict):
-    """What a run used. Null: nothing measured it."""
+    """What a run used. Null: not measured."""
 
     gpu_hours: float | None = None
     gpus: str | None = Field(
@@ -183,7 +183,7 @@ class ResourcesUsed(Strict):
 
 
 class SkillMetrics(Strict):
-    """What the reference's summarization skill asks for."""
+    """Metrics of the reference's summarization skill."""
 
     without_human_help: bool | None = None
     recovered_from: int | None = Field(None, ge=0, description="Failures after which a later submission was scored.")
@@ -191,7 +191,7 @@ class SkillMetrics(Strict):
 
 
 class Story(Strict):
-    """All of it for one run."""
+    """The whole story of one run."""
 
     route: RouteTold = RouteTold()
     mode_kept: bool | None = Field(None, description="Whether the executed route is what the mode asked for.")
@@ -207,7 +207,7 @@ class Story(Strict):
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
 
     def short(self) -> Story:
-        """What the merged report keeps: no diff, no evidence, no ids; every figure."""
+        """Return the story as in the merged report: all figures, without diffs, evidence and ids."""
         return lean(
             self,
             route=self.route.short(),

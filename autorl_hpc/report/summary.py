@@ -1,6 +1,6 @@
-"""What a report says, as typed records: summary.json is the JSON of these.
+"""Records of a report (summary.json is their JSON): runs, groups, comparisons, leaderboards, further figures, published results.
 
-Scores, differences, gaps and intervals are points (0 to 100); intervals are 95 %. Null means unknown, never zero.
+Scores, differences, gaps and intervals are points (0 to 100), intervals 95 %, times seconds of budget. Null: unknown, never zero.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from autorl_hpc.report.format import UNKNOWN, lean
 from autorl_hpc.report.story_records import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
-# What a leaderboard says, as typed records: agents by tasks under one set of conditions, with the noise of each number.
-#
-# Improvements and scores are points (0 to 100), intervals 95 %, times seconds of budget. Null means unknown, never zero.
+# --- leaderboards
 
 Axis = Literal["time_s", "tokens", "submissions", "gpu_hours"]
-"""What an improvement costs, as the horizontal of a scaling curve."""
+"""The horizontal axis of a scaling curve: what an improvement costs."""
 
 IntervalKind = Literal["t over runs", "range of two runs", "no spread seen", "items of one run, not over runs", "none"]
-"""`no spread seen`: three runs or more that are all equal, which tell nothing of the next one."""
+"""`no spread seen`: three or more runs with equal results, which say nothing about the next run."""
 
 
 class OverRuns(Strict):
-    """A mean over runs and what its number of runs allows."""
+    """A mean over runs, with the interval that the number of runs allows."""
 
     n: int
     mean: float | None
@@ -44,7 +42,7 @@ class OverRuns(Strict):
 
 
 class Conditions(Strict):
-    """What the tasks of one leaderboard share. A field that nothing measured is null, and stands apart from every value."""
+    """What all tasks of one leaderboard share. A field that was not measured is null, and null differs from every value."""
 
     imported: str | None = Field(None, description="As in a group's key.")
     base_model: str
@@ -61,7 +59,7 @@ class Conditions(Strict):
 
 
 class CurvePoint(Strict):
-    """The mean over runs of the best so far, once so much was spent."""
+    """Mean over runs of the best score so far, at one cost."""
 
     x: float
     mean: float
@@ -71,7 +69,7 @@ class CurvePoint(Strict):
 
 
 class Curve(Strict):
-    """Improvement of the best feedback score so far on the base model's, against one cost."""
+    """Improvement of the best feedback score so far over the base model, against one cost."""
 
     axis: Axis
     n: int = Field(description="Runs in it.")
@@ -80,7 +78,7 @@ class Curve(Strict):
 
 
 class Spent(Strict):
-    """What runs cost. `n` of `of` runs have the figure; sums and means are over those."""
+    """What runs cost. `n` of `of` runs have the figure; sums and means are over these `n`."""
 
     n: int
     of: int
@@ -93,7 +91,7 @@ class Spent(Strict):
 
 
 class Costs(Strict):
-    """By kind."""
+    """Costs by kind."""
 
     tokens: Spent
     cost_usd: Spent
@@ -101,7 +99,7 @@ class Costs(Strict):
 
 
 class BoardTask(Strict):
-    """One column: a task with its recipe and splits."""
+    """One column of a leaderboard: a task with its recipe and splits."""
 
     task: str
     recipe_hash: str
@@ -110,7 +108,7 @@ class BoardTask(Strict):
     group: int = Field(description="Its place in the report's `groups`.")
 
     def pins(self) -> str:
-        """What tells columns of one task apart, in short: recipe and splits; of imported runs the base model's score."""
+        """Return short hashes of recipe and splits, which tell a task's columns apart; for imported runs the base score."""
         if self.base_score is not None:
             return f"base {self.base_score:.2f}"
         splits = [f"{split} {sha256[:8]}" for split, sha256 in sorted(self.split_hashes.items())]
@@ -139,7 +137,7 @@ class BoardCell(Strict):
 
 
 class Overall(Strict):
-    """One agent over all tasks of a leaderboard: the mean of the tasks' means; no interval where a task's runs are all equal."""
+    """One agent over all tasks of a leaderboard: mean of the tasks' means; no interval if the runs of a task are all equal."""
 
     mean: float
     low: float | None = None
@@ -148,7 +146,7 @@ class Overall(Strict):
 
 
 class BoardRow(Strict):
-    """One agent with its driver and mode."""
+    """One agent with its driver and mode: a row of a leaderboard."""
 
     label: str
     agent: str
@@ -172,7 +170,7 @@ class BoardRow(Strict):
 
 
 class Board(Strict):
-    """A leaderboard: everything in it was measured under the same conditions."""
+    """A leaderboard. Everything in it was measured under the same conditions."""
 
     conditions: Conditions
     ambiguous_tasks: tuple[str, ...] = Field(
@@ -183,20 +181,19 @@ class Board(Strict):
     rows: tuple[BoardRow, ...]
 
     def column(self, place: int) -> str:
-        """What a column is called: its task, with recipe and splits where the task has several columns."""
+        """Return a column's name: its task, with recipe and splits if the task has several columns."""
         task = self.tasks[place]
         return task.task if [one.task for one in self.tasks].count(task.task) == 1 else f"{task.task} {task.pins()}"
 
 
-# A task's further figures beside its score: rewards, win rates, precision and recall; of the base model and of the selected
-# checkpoint, on both splits. Comparisons and their noise are the score's; these are shown as they were measured.
+# --- a task's further figures (rewards, win rates, precision, recall) of base model and selected checkpoint; no statistics
 
 COLUMNS: Final = ("base_feedback", "feedback", "base_report", "report")
 """Fields of `Figures`, in the order of the tables."""
 
 
 class Figures(Strict):
-    """The metrics of up to four evaluations, as the ledger and the base models' records hold them; empty where there is none."""
+    """The metrics of up to four evaluations, as in the ledger and the base models' records; empty if there is none."""
 
     base_feedback: dict[str, float] = Field(default_factory=dict)
     feedback: dict[str, float] = Field(
@@ -206,21 +203,21 @@ class Figures(Strict):
     report: dict[str, float] = Field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """Names of all figures, sorted."""
+        """Return the names of all figures, sorted."""
         return sorted({name for column in COLUMNS for name in self.of(column)})
 
     def of(self, column: str) -> Mapping[str, float]:
-        """The figures of one evaluation."""
+        """Return the figures of one evaluation."""
         found: Mapping[str, float] = getattr(self, column)
         return found
 
     def rows(self) -> list[tuple[str, list[float | None]]]:
-        """Each figure's name and its four numbers."""
+        """Return each figure's name and its four values, in the order of `COLUMNS`."""
         return [(name, [self.of(column).get(name) for column in COLUMNS]) for name in self.names()]
 
 
 def figures_of(view: RunView, base_feedback: Baseline | None, base_report: Baseline | None) -> Figures:
-    """Those of a run."""
+    """Return a run's further figures."""
     closed = view.closed
     chosen = (
         view.submissions.get(closed.selected) if closed is not None and closed.selected is not None else view.best()
@@ -236,24 +233,24 @@ def figures_of(view: RunView, base_feedback: Baseline | None, base_report: Basel
 
 
 def cells(figures: Figures, names: Iterable[str]) -> dict[str, float | None]:
-    """Columns of summary.csv, `report.average_reward`: for every name that some run has, so that all rows are alike."""
+    """Return columns of summary.csv such as `report.average_reward`. `names` are those of all runs, so that rows are alike."""
     return {f"{column}.{name}": figures.of(column).get(name) for name in names for column in COLUMNS}
 
 
 def shown(value: float | None) -> str:
-    """Whole numbers as such, others with three decimals."""
+    """Return whole numbers without decimals, others with three."""
     if value is None:
         return UNKNOWN
     return f"{value:.0f}" if value == round(value) else f"{value:.3f}"
 
 
-# The published results of Agent² RL-Bench (docs/paper-results.yaml), shown beside ours and never mixed with them.
+# --- published results of Agent² RL-Bench (docs/paper-results.yaml): shown, never in a statistic
 
 FILE = "paper-results.yaml"
 
 
 class PaperRow(Strict):
-    """One published line."""
+    """A row of a published table."""
 
     agent: str
     driver: str | None = None
@@ -262,7 +259,7 @@ class PaperRow(Strict):
 
 
 class PaperTable(Strict):
-    """One published table, or a part of one."""
+    """A published table, or a part of one."""
 
     name: str
     base_model: str
@@ -271,7 +268,7 @@ class PaperTable(Strict):
 
 
 class PaperResults(Record):
-    """Facts with their source."""
+    """Published results and their source."""
 
     TITLE: ClassVar[str] = "paper results"
 
@@ -294,7 +291,7 @@ class PaperResults(Record):
 
 
 def read_paper() -> PaperResults:
-    """The file that ships with the package.
+    """Read the file of published results that ships with the package.
 
     Raises:
         AutorlError: it is missing or wrong.
@@ -310,11 +307,11 @@ def read_paper() -> PaperResults:
 
 
 Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
-"""Why a run's improvement does not enter the statistics. Failing by the agent's fault is no such reason."""
+"""Why a run's improvement is not in the statistics. Failing by the agent's fault is not a reason."""
 
 
 UNTRIED = "untried"
-"""The sandbox of a run whose agent was never started."""
+"""The sandbox of a run whose agent never started."""
 
 
 ItemsInterval = Literal[
@@ -324,15 +321,15 @@ ItemsInterval = Literal[
     "t over items",
     "normal over items, length-controlled",
 ]
-"""How the interval of one score came about. Wilson over clusters: clusters counted as items, where resamples say nothing;
-of unequal sizes as fewer, where the items are known."""
+"""Method of a score's interval. Wilson over clusters (clusters counted as items, as fewer if sizes are unequal and items known)
+is used where resampling says nothing."""
 
 GainInterval = Literal["Tango", "bootstrap over clusters", "Tango over clusters", "bootstrap over items"]
-"""How the interval of selected against base came about."""
+"""Method of the interval of selected minus base."""
 
 
 class ScoreSummary(Strict):
-    """One model on one split."""
+    """The score of one model on one split."""
 
     split: Split
     score: float | None = Field(description="Points; null: it could not be scored, see fault.")
@@ -349,7 +346,7 @@ class ScoreSummary(Strict):
 
 
 class BaselineSummary(ScoreSummary):
-    """The base model on one split, measured twice."""
+    """The base model's score on one split, measured twice."""
 
     key: str
     repeat_score: float | None = None
@@ -358,7 +355,7 @@ class BaselineSummary(ScoreSummary):
 
 
 class Gain(Strict):
-    """Selected against base on the report split."""
+    """Selected minus base on the report split."""
 
     difference: float
     low: float | None = None
@@ -379,7 +376,7 @@ class Gain(Strict):
 
 
 class Gap(Strict):
-    """(feedback selected - feedback base) - (report selected - report base)."""
+    """The gap: (feedback selected - feedback base) - (report selected - report base)."""
 
     gap: float
     standard_error: float | None = Field(
@@ -390,7 +387,7 @@ class Gap(Strict):
 
 
 class Noise(Strict):
-    """Expected maximum of noise over the feedback queries: an upper bound on what the best owes to luck."""
+    """Expected maximum of noise over the feedback queries: an upper bound on how much of the best score is luck."""
 
     queries: int = Field(description="Distinct checkpoints that got a feedback score.")
     standard_error: float = Field(
@@ -401,7 +398,7 @@ class Noise(Strict):
 
 
 class Found(Strict):
-    """Held-out items of one split whose text stood in the workspace: the most that a look found."""
+    """Held-out items of one split whose text was in the workspace: the most that one look found."""
 
     split: Split
     items: int
@@ -410,7 +407,7 @@ class Found(Strict):
 
 
 class Point(Strict):
-    """One submission on the run's way."""
+    """One submission in a run's trajectory."""
 
     submission_id: int
     manifest_id: str
@@ -431,7 +428,7 @@ class Point(Strict):
     contamination: Contamination | None = Field(None, description="Null: nobody looked.")
 
     def short(self, selected: int | None) -> Point:
-        """Without looks that found nothing, and without fingerprint unless it is the selected checkpoint's."""
+        """Drop looks that found nothing, and the fingerprint unless it is the selected checkpoint's."""
         keeps = self.contamination is not None and any(self.contamination.items.values())
         return lean(
             self,
@@ -441,7 +438,7 @@ class Point(Strict):
 
 
 class RunSummary(Record):
-    """One run."""
+    """The summary of one run."""
 
     TITLE: ClassVar[str] = "run summary"
 
@@ -525,18 +522,17 @@ class RunSummary(Record):
     is_short: bool = Field(False, description="True in a merged report: the run's own summary.json has more.")
 
     def short(self) -> RunSummary:
-        """What the merged report keeps of a run: every figure; diffs, evidence, settings, fingerprints and looks that found
-        nothing stand in the run's own."""
+        """Return the run as in the merged report: all figures, without diffs, evidence, settings and what `Point.short` drops."""
         return self if self.is_short else self.packed()
 
     def packed(self) -> RunSummary:
-        """In short, and in little room: also one that is short, and was read from a file."""
+        """Return the short run in little memory; also for one that is short already and was read from a file."""
         points = tuple(point.short(self.selected) for point in self.trajectory)
         return lean(self, story=self.story.short(), trajectory=points, is_short=True)
 
 
 class Comparable(Strict):
-    """What must be equal before two scores are compared."""
+    """What must be equal for two scores to be comparable."""
 
     imported: str | None = Field(None, description="Whose results, and from which of several folders; null: our own.")
     base_score: float | None = Field(
@@ -588,7 +584,7 @@ class CellSummary(Strict):
 
 
 class Comparison(Strict):
-    """One agent against another under equal conditions, over runs."""
+    """Two agents compared over runs, under equal conditions."""
 
     a: str
     b: str
@@ -600,7 +596,7 @@ class Comparison(Strict):
 
 
 class Group(Strict):
-    """Everything that may be compared with one another."""
+    """Runs that may be compared with one another."""
 
     comparable: Comparable
     cells: tuple[CellSummary, ...]
@@ -608,7 +604,7 @@ class Group(Strict):
 
 
 class TaskComparison(Strict):
-    """One agent against another over the tasks on which both have two counted runs or more; each task weighs the same."""
+    """Two agents compared over the tasks on which both have two or more counted runs; all tasks weigh the same."""
 
     a: str
     b: str
@@ -626,7 +622,7 @@ class TaskComparison(Strict):
 
 
 class AcrossTasks(Strict):
-    """Agents over several tasks, under conditions that are equal but for the task."""
+    """Comparisons of agents over several tasks, under conditions that differ in the task only."""
 
     conditions: Conditions
     ambiguous_tasks: tuple[str, ...] = Field(
@@ -636,7 +632,7 @@ class AcrossTasks(Strict):
 
 
 class LeftOut(Strict):
-    """What is not in the report, or not in its statistics, and why."""
+    """Something that is not in the report, or not in its statistics, and why."""
 
     what: str
     why: str
@@ -664,5 +660,5 @@ class MergedReport(Record):
     default_out: str = Field("report", exclude=True)
 
     def short(self) -> MergedReport:
-        """With every run in short: what is written. Short ones stay as they are."""
+        """Return the report with every run in short, as it is written."""
         return self.model_copy(update={"runs": tuple(run.short() for run in self.runs)})

@@ -1,4 +1,4 @@
-"""The flat table of runs: summary.csv, one row a run, units in the column names."""
+"""Write the CSV tables (summary.csv, a row per run; leaderboard.csv), and notes on a run's numbers (`notes_of`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
 
 def as_csv(merged: MergedReport) -> str:
-    """All runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
+    """Return all runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = sorted({name for run in merged.runs for name in run.figures.names()})
@@ -29,7 +29,7 @@ def as_csv(merged: MergedReport) -> str:
 
 
 def row(run: RunSummary) -> dict[str, Any]:
-    """One run as named cells; scores and differences in points."""
+    """Return one run as named cells; scores and differences in points, other units in the names."""
     gain, gap, noise = run.improvement, run.gap, run.noise
     known = selected_fingerprint(run)
     return {
@@ -98,7 +98,7 @@ def row(run: RunSummary) -> dict[str, Any]:
 
 
 def _of_story(run: RunSummary) -> dict[str, Any]:
-    """What it did and what it cost; empty where nothing tells."""
+    """Return cells on what the run did and what it cost; empty if unknown."""
     story, resources = run.story, run.story.resources
     return {
         "route_planned": str(story.route.planned),
@@ -117,7 +117,7 @@ def _of_story(run: RunSummary) -> dict[str, Any]:
 
 
 def leaderboard_csv(merged: MergedReport) -> str:
-    """The leaderboards as CSV, one row for each agent on each task."""
+    """Return the leaderboards as CSV, one row for each agent on each task."""
     rows = [
         _board_row(number, board, row, column)
         for number, board in enumerate(merged.boards, 1)
@@ -168,7 +168,7 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
 
 
 def _found(run: RunSummary, split: Split) -> int | None:
-    """Held-out items of a split found in the workspace; None where nobody looked."""
+    """Return how many held-out items of a split were found in the workspace; None if there was no look."""
     return sum(found.items for found in run.contaminated if found.split is split) if run.looks else None
 
 
@@ -183,10 +183,10 @@ def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
     }
 
 
-# What a reader must know before believing a run's numbers, one sentence each.
+# --- notes: what a reader must know before believing a run's numbers, a sentence each
 
 DEGENERATE_SHARE = 0.5
-"""More than half of the answers being one and the same text is no model that answers questions."""
+"""If more than half of the answers are one text, the model does not answer questions."""
 
 TRUNCATED_SHARE = 0.1
 """Below a tenth, the token limit can hardly decide a comparison."""
@@ -194,13 +194,13 @@ TRUNCATED_SHARE = 0.1
 NOT_RANKED = "not ranked"
 PAPER = "paper protocol"
 GROUP_NOTES = (NOT_RANKED, PAPER)
-"""How the notes begin that hold for all runs under the same conditions."""
+"""Beginnings of the notes that hold for all runs under the same conditions."""
 
 
 def notes_of(
     run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None, secondary: str | None = None
 ) -> tuple[str, ...]:
-    """The notes of a run, the gravest first; `secondary` is a figure that stands beside the score."""
+    """Return the notes on a run, the gravest first; `secondary`: a figure shown beside the score."""
     notes: list[str] = []
     if run.damage:
         notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
@@ -222,7 +222,7 @@ def notes_of(
 
 
 def notes_of_story(story: Story) -> tuple[str, ...]:
-    """What a reader must know of what a run's story tells."""
+    """Return notes on a run's story."""
     disputed = story.route.disputed
     return (
         ()
@@ -232,7 +232,7 @@ def notes_of_story(story: Story) -> tuple[str, ...]:
 
 
 def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:
-    """The flags of the selected checkpoint, with the figures behind them."""
+    """Return notes on the flags of the selected checkpoint, with the figures behind them."""
     notes: list[str] = []
     known = selected_fingerprint(run)
     if "untrained_copy" in run.flags:
@@ -243,7 +243,7 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list
         elif delta:
             what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
         notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
-    if known is None:  # a run of an earlier version: the report split's outputs are all there is
+    if known is None:  # a run of an earlier version has only the report split's outputs
         if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
             notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
         return notes

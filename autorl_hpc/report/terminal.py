@@ -1,4 +1,4 @@
-"""The merged report as a table for a terminal of 120 columns; narrower ones get fewer columns."""
+"""Print the merged report, or a comparison, as a table for a terminal of 120 columns; narrower ones get fewer columns."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Justify = Literal["left", "right"]
 
 MAX_ROWS = 200
-"""More rows than anybody reads in a terminal; a thousand take rich a second."""
+"""Bound on rows: rich needs a second for a thousand."""
 
 WIDE = 110
-"""Below this many columns, mode, base, best feedback and its luck, gap, submissions and budget are left to the page."""
+"""Width below which mode, base, best feedback and its luck, gap, submissions and budget are left out."""
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
-    """Prints the runs, the means over runs, what was left out, and where the report lies.
+    """Print the runs, the means over runs, what was left out, and the report's path.
 
     Args:
         where: the path of index.html.
@@ -64,10 +64,10 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
-    """Prints one against another.
+    """Print a comparison.
 
     Args:
-        folder: where compare.html lies.
+        folder: contains compare.html.
     """
     from rich.table import Table
     from rich.text import Text
@@ -109,7 +109,7 @@ def _over(over: OverRuns) -> str:
 
 
 def head_lines(merged: MergedReport) -> list[str]:
-    """The head of each experiment whose chains are whole, as `verify` gives it for all of its runs."""
+    """Return the head of each experiment with whole chains, as `verify` computes it over all runs."""
     found: dict[Path, list[RunHead]] = {}
     for run, folder in zip(merged.runs, merged.run_folders, strict=True):
         if run.damage is None and run.imported is None and _in_utf8(folder):
@@ -123,7 +123,7 @@ def head_lines(merged: MergedReport) -> list[str]:
 
 
 def _in_utf8(path: str) -> bool:
-    """Whether a path can be told in a record."""
+    """Return whether a path is valid UTF-8, so that a record can hold it."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -132,7 +132,7 @@ def _in_utf8(path: str) -> bool:
 
 
 def _legend(wide: bool) -> str:
-    """What the columns mean, of those that are shown."""
+    """Explain the columns that are shown."""
     if wide:
         told = (
             "base and report: report split. luck: expected maximum of noise over the checkpoints scored. gap: gain on feedback less "
@@ -164,7 +164,7 @@ def _row(run: RunSummary, wide: bool) -> list[str]:
         if wide
         else [str(run.seed)]
     )
-    kept = run.report if run.selected is not None else None  # the base model's own score is no checkpoint's
+    kept = run.report if run.selected is not None else None  # the base model's score does not belong to a checkpoint
     cells += [_score(kept), shown, fmt.p_value(gain.p_value if gain else None)]
     if wide:
         cells += [
@@ -180,19 +180,19 @@ def _score(score: ScoreSummary | None) -> str:
 
 
 def _luck(run: RunSummary) -> str:
-    """What the best feedback score may owe to noise."""
+    """Return how much of the best feedback score may be noise."""
     return fmt.UNKNOWN if run.noise is None else f"≤{fmt.points(run.noise.expected_maximum)}"
 
 
 def _submissions(run: RunSummary) -> str:
-    """Accepted, with what went wrong after a plus: `4`, `4+1r`, `4+2r+1f`."""
+    """Return accepted submissions, with refused and failed ones after a plus: `4`, `4+1r`, `4+2r+1f`."""
     text = str(run.accepted)
     text += f"+{run.refused}r" if run.refused else ""
     return text + (f"+{run.failed}f" if run.failed else "")
 
 
 def _base_lines(merged: MergedReport) -> list[str]:
-    """The base models' scores, which a narrow table has no column for."""
+    """Return the base models' scores, for which a narrow table has no column."""
     found = {
         (run.task, run.base_model): _score(run.baseline_report)
         for run in merged.runs
@@ -202,7 +202,7 @@ def _base_lines(merged: MergedReport) -> list[str]:
 
 
 def _cell_lines(merged: MergedReport) -> list[str]:
-    """Each agent's mean on each task, leaderboard by leaderboard, with the rank that its interval supports."""
+    """Return each agent's mean on each task by leaderboard, with its rank."""
     lines = []
     for number, board in enumerate(merged.boards, 1):
         which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""

@@ -1,7 +1,7 @@
-"""`report --compare A B`: two agents, or two experiments, against each other, per task and over tasks.
+"""`report --compare A B`: compare two agents, or two experiments, per task and over tasks.
 
-A side is an agent, `AGENT`, `AGENT/DRIVER` or `AGENT/DRIVER/MODE`, an experiment's name, or a folder of runs. Only runs
-under equal conditions meet: agents in the same mode unless modes are named, experiments agent by agent.
+A side is an agent (`AGENT`, `AGENT/DRIVER` or `AGENT/DRIVER/MODE`), an experiment's name, or a folder of runs. Only runs under
+equal conditions are compared: agents in the same mode unless modes are named, experiments agent by agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AS_TOLD = "Improvements in points as they were told, the maximum kept of one spl
 
 
 class Side(Strict):
-    """What was named, as it was understood."""
+    """One side of a comparison as it was understood."""
 
     name: str
     kind: Kind
@@ -38,7 +38,7 @@ class Side(Strict):
 
 
 class VersusTask(Strict):
-    """Both sides on one task under the same conditions."""
+    """Both sides on one task under equal conditions."""
 
     leaderboard: int = Field(description="Of the report's leaderboards, from 1.")
     task: str
@@ -58,7 +58,7 @@ class VersusTask(Strict):
 
 
 class VersusAll(Strict):
-    """Both sides over the tasks of one leaderboard, each task with the same weight; modes of a task share it."""
+    """Both sides over the tasks of one leaderboard; tasks weigh the same, and the modes of a task share its weight."""
 
     leaderboard: int
     conditions: Conditions
@@ -78,7 +78,7 @@ class VersusAll(Strict):
 
 
 class Versus(Record):
-    """One against another."""
+    """The comparison of two sides."""
 
     TITLE: ClassVar[str] = "comparison"
 
@@ -90,7 +90,7 @@ class Versus(Record):
     notes: tuple[str, ...] = ()
 
     def measured(self) -> str:
-        """What the numbers of the rows are."""
+        """Return a sentence on what the numbers of the rows are."""
         imported = {one.imported for one in self.tasks} or {False}
         if imported == {True}:
             return AS_TOLD
@@ -100,13 +100,13 @@ class Versus(Record):
 
 
 class _Chosen:
-    """A side with its runs' places in the report."""
+    """A side with the places of its runs in the report."""
 
     def __init__(self, name: str, kind: Kind, places: set[int], mode_named: bool = False) -> None:
         self.name, self.kind, self.places, self.mode_named = clean(name) or "", kind, places, mode_named
 
     def side(self, runs: Sequence[RunSummary]) -> Side:
-        """As a record."""
+        """Return the side as a record."""
         mine = [runs[place] for place in sorted(self.places)]
         lost = sum(run.excluded == "infrastructure" for run in mine)
         counted = sum(run.counted for run in mine)
@@ -114,10 +114,10 @@ class _Chosen:
 
 
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
-    """A against B.
+    """Compare side A with side B.
 
     Raises:
-        AutorlError: a side is not in the report, is more than one agent, or both are the same runs.
+        AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
     """
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
@@ -126,7 +126,7 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
     tasks, over, ambiguous, unproven = [], [], set[str](), set[int]()
     for number, board in enumerate(merged.boards, 1):
         strata = _strata(merged, board, left, right, by_what)
-        proven = board.conditions.imported is None  # of what nobody can check there is no test
+        proven = board.conditions.imported is None  # no tests on scores that can't be checked
         tasks += [_task(number, key, sides, tested=proven) for key, sides in sorted(strata.items())]
         if not proven:
             unproven.add(number)
@@ -147,7 +147,7 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, by_what: What) -> Strata:
-    """Both sides' improvements on a leaderboard, column by column, by what else is equal; only where there are any."""
+    """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
     twice = Counter(column.task for column in board.tasks)
     found: Strata = {}
     for place, column in enumerate(board.tasks):
@@ -160,7 +160,7 @@ def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, b
 
 
 def _nobody_is_missing(runs: Sequence[RunSummary], left: _Chosen, right: _Chosen, tasks: Sequence[VersusTask]) -> None:
-    """Every counted run stands in just one row, or the numbers are of other runs than the head says."""
+    """Raise AssertionError unless every counted run is in exactly one row."""
     counted = tuple(len(improvements([runs[place] for place in side.places])) for side in (left, right))
     shown = sum(one.a.n for one in tasks), sum(one.b.n for one in tasks)
     if shown != counted:
@@ -187,12 +187,12 @@ def _choose(merged: MergedReport, name: str) -> _Chosen:
 
 
 def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
-    """Two drivers, or two versions of an agent's files, are two agents: never mixed without a word."""
+    """Raise AutorlError if the runs are several agents: several drivers, or versions of an agent's files."""
     drivers = sorted({run.driver for run in runs})
     if len(drivers) > 1:
         told = " or ".join(f"{runs[0].agent}/{driver}" for driver in drivers[:6])
         raise AutorlError("this agent has several drivers", where=name, next_step=f"name one: {told}")
-    if len({run.agent_hash for run in runs if run.imported is None}) > 1:  # of imported runs nobody knows the files
+    if len({run.agent_hash for run in runs if run.imported is None}) > 1:  # the files of imported runs are unknown
         raise AutorlError(
             "this agent's files changed between its runs, so it is two agents",
             where=name,
@@ -210,7 +210,7 @@ What = Callable[[RunSummary], str]
 
 
 class _Key(NamedTuple):
-    """One row: a column of the leaderboard, and what is equal on both sides besides."""
+    """One row: a column of the leaderboard, and what else is equal on both sides."""
 
     task: str
     name: str
@@ -219,11 +219,11 @@ class _Key(NamedTuple):
 
 
 Strata = dict[_Key, tuple[list[float], list[float]]]
-"""Improvements of both sides."""
+"""Improvements of both sides, by row."""
 
 
 def _alike(left: _Chosen, right: _Chosen) -> What:
-    """What must be equal on both sides beside the conditions."""
+    """Return what must be equal on both sides besides the conditions."""
     if left.kind == "agent" and right.kind == "agent":
         return (lambda run: "") if left.mode_named and right.mode_named else lambda run: run.mode
     if "agent" in (left.kind, right.kind):
@@ -234,7 +234,7 @@ def _alike(left: _Chosen, right: _Chosen) -> What:
 def _split(
     runs: Sequence[RunSummary], places: Sequence[int], left: _Chosen, right: _Chosen, what: What
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Improvements of both sides, by what is equal."""
+    """Return both sides' improvements, by what is equal."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for place in places:
         for at, side in enumerate((left, right)):
@@ -263,7 +263,7 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
 
 
 def _mean_alone(values: Sequence[float]) -> OverRuns:
-    """Of scores that nobody can check: no interval either."""
+    """Return the mean without an interval, for scores that can't be checked."""
     return OverRuns(n=len(values), mean=over_runs(values, bootstrap=False).mean, interval="none")
 
 
@@ -274,7 +274,7 @@ def _adjusted(tasks: Sequence[VersusTask]) -> tuple[VersusTask, ...]:
 
 
 def _ambiguous(strata: Strata) -> set[str]:
-    """Tasks on which both sides met in several columns (another recipe or split): none of them can stand for the task."""
+    """Return tasks on which both sides share several columns (recipes or splits): none of these represents the task."""
     columns: dict[str, set[int]] = defaultdict(set)
     for key, sides in strata.items():
         if sides[0] and sides[1]:
@@ -283,7 +283,7 @@ def _ambiguous(strata: Strata) -> set[str]:
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> VersusAll | None:
-    """Over the tasks of a leaderboard, each of the same weight; modes (or agents) are parts of their task.
+    """Compare over the tasks of a leaderboard with equal weights; modes or agents are parts of their task.
 
     Ambiguous tasks are left out, as in `across_tasks`.
     """
@@ -301,7 +301,7 @@ def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[st
 
 
 def _notes(tasks: Sequence[VersusTask], ambiguous: set[str], unproven: set[int]) -> list[str]:
-    """`unproven`: leaderboards of imported runs."""
+    """Return notes on the comparison; `unproven`: leaderboards of imported runs."""
     met = [one for one in tasks if one.difference is not None]
     alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]

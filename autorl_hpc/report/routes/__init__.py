@@ -1,4 +1,4 @@
-"""By which route a checkpoint came about: planned by code, executed by trainers; and with which settings."""
+"""The training route of a checkpoint (planned by code, executed by trainers), and its settings."""
 
 from autorl_hpc.report.routes.executed import executed, mode_kept, trained_in_vain
 from autorl_hpc.report.routes.planned import planned

@@ -1,4 +1,4 @@
-"""Command lines and start scripts: which script, module or trainer's program they run, and with which arguments."""
+"""Parse command lines and shell scripts: the script, module or trainer program that they run, and its arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Literal
 Kind = Literal["script", "module", "inline", "shell", "shell-text", "program", "other"]
 
 MAX_COMMAND_CHARS = 20_000
-"""A longer command line holds a program's text; its beginning says what it is."""
+"""A longer command line contains a program's text; its beginning is enough."""
 
 MAX_LINES = 2_000
-"""Of a shell script."""
+"""Lines read of a shell script."""
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -49,12 +49,12 @@ class Command:
 
 @lru_cache(maxsize=256)
 def command_of(line: str) -> Command:
-    """Return the command that a process's line is. An agent runs the same one again and again."""
+    """Parse the command line of a process. Cached, because agents repeat commands."""
     return _understood(_split(line))
 
 
 def _split(line: str, punctuation: bool = False) -> list[str]:
-    """Return the words of a line as a shell splits it; by spaces where its quotes don't close."""
+    """Split a line as a shell does, or at spaces if a quote is not closed."""
     line = line[:MAX_COMMAND_CHARS].replace("\0", " ")
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|" if punctuation else False)
     lexer.whitespace_split, lexer.commenters = True, "#" if punctuation else ""
@@ -65,9 +65,9 @@ def _split(line: str, punctuation: bool = False) -> list[str]:
 
 
 def commands_in(text: str) -> Iterator[tuple[int, Command, bool]]:
-    """Yield line, command, and whether it surely runs, for each simple command of a shell's text.
+    """Yield (line, command, sure) for each simple command of a shell text; `sure` tells whether it certainly runs.
 
-    Not sure: what stands inside `if`, `case`, `while` or a function. Here-documents and loops' heads are skipped.
+    Commands inside `if`, `case`, `while` or a function are not sure. Here-documents and loop heads are skipped.
     """
     ends, depth, held, functions = "", 0, "", 0
     for number, part in enumerate(text.split("\n")[:MAX_LINES], start=1):
@@ -95,7 +95,7 @@ def commands_in(text: str) -> Iterator[tuple[int, Command, bool]]:
 
 
 def seen(line: str) -> list[Command]:
-    """Return the commands of a line, as a process has it or as an agent gave it to a shell: `cd code && python train.py`."""
+    """Return the commands of a line, from a process or from an agent's shell call: `cd code && python train.py`."""
     if not re.search(r"[;&|]", line):
         return [command_of(line)]
     command = command_of(line)
@@ -103,11 +103,11 @@ def seen(line: str) -> list[Command]:
 
 
 def _understood(words: Sequence[str]) -> Command:
-    """Return the command that these words are, behind whatever wraps it."""
+    """Parse words into a command, skipping wrappers such as `nohup`."""
     rest = list(words)
     for _ in range(12):
         name = posixpath.basename(rest[0]) if rest else ""
-        if _ASSIGNMENT.match(name) or re.match(r"^[^($]+\)$", name):  # the second: of a `case`
+        if _ASSIGNMENT.match(name) or re.match(r"^[^($]+\)$", name):  # the second matches a `case` pattern
             rest = rest[1:]
         elif name in WRAPPERS:
             rest = _after_options(rest[1:])
@@ -166,7 +166,7 @@ def _python(words: list[str]) -> Command:
 
 
 def _launched(words: list[str]) -> Command:
-    """Return what a launcher starts: the first script, or the module behind -m."""
+    """Return what a launcher starts: the first script, or the module after -m."""
     for at, word in enumerate(words):
         if word in ("-m", "--module") and at + 1 < len(words):
             return Command("module", words[at + 1], tuple(words[at + 2 :]))
@@ -190,7 +190,7 @@ def options(args: Sequence[str]) -> dict[str, str]:
 
 
 def matching(path: str, files: Mapping[str, object], beside: str = "") -> str | None:
-    """Return the file of a revision that a command's path means, by the longest common ending."""
+    """Return the file of a revision that a command's path refers to: the one with the longest common ending."""
     wanted = posixpath.normpath(path.replace("\\", "/"))
     for exact in (posixpath.normpath(posixpath.join(beside, wanted)), wanted):
         if exact in files:

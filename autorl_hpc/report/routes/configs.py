@@ -1,6 +1,6 @@
-"""Trainers' configuration files: flat keys with their lines, and the route that a trainer's program or configuration asks for.
+"""Read trainers' configuration files (flat keys with lines), and the route that a trainer's program or configuration asks for.
 
-Read line by line and never unfolded: aliases, anchors and tags are text.
+Files are read line by line; YAML aliases, anchors and tags are not resolved.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TORCHTUNE = {
     "kd": Route.DISTILLATION,
     "knowledge_distillation": Route.DISTILLATION,
 }
-"""Words in the names of torchtune's recipes; all others are supervised."""
+"""Words in the names of torchtune's recipes; all other recipes are supervised."""
 
 
 class ConfigItem(NamedTuple):
-    """One key of a configuration file, without the levels above it."""
+    """One key of a configuration file, without its parent keys."""
 
     key: str
     value: str
@@ -41,7 +41,7 @@ class ConfiguredRoute(NamedTuple):
     route: Route | None
     why: str
     path: str | None = None
-    """The configuration that was used."""
+    """The configuration file that was used."""
 
 
 def items(text: str, path: str) -> list[ConfigItem]:
@@ -59,7 +59,7 @@ def items(text: str, path: str) -> list[ConfigItem]:
 
 
 def asked_by_config(text: str, path: str) -> ConfiguredRoute | None:
-    """Return what a trainer's configuration asks for; None: it is no configuration of a trainer that we know."""
+    """Return what a trainer's configuration asks for; None if it is no known trainer's configuration."""
     keys = {item.key: item.value for item in reversed(items(text, path))}
     if "merge_method" in keys and keys.keys() & {"model", "dtype", "base_model"}:
         return ConfiguredRoute(Route.AVERAGING, "configuration of mergekit", path)
@@ -79,7 +79,7 @@ def asked_by_config(text: str, path: str) -> ConfiguredRoute | None:
 
 
 def asked_by_command(command: Command, files: Mapping[str, str]) -> ConfiguredRoute | None:
-    """Return what a trainer's program asks for (`trl sft`, `tune run`, `python -m verl...`); None: it is no trainer."""
+    """Return what a trainer's program asks for (`trl sft`, `tune run`, `python -m verl...`); None if it is no trainer."""
     given, name = options(command.args), command.target
     word = command.args[0] if command.args else ""
     path = next((p for a in command.args if a.endswith(ENDINGS) and (p := matching(a, files)) is not None), None)

@@ -1,4 +1,4 @@
-"""The route really taken: trainers that logged steps, weights that changed, scripts that were run."""
+"""Decide the executed route (`executed`): from trainers' logged steps, changed weights and the scripts that were run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
 BETWEEN_TOLERANCE = 0.05
-"""Of the distance between two models: what lies on the straight line between them is off by the sketches' error, 1.1 % of each of
-two distances, and by rounding. Training leaves that line at once: weights have millions of dimensions."""
+"""Relative to the distance of two models. A point between them misses the straight line by the sketches' error (1.1 % of each of
+two distances) and rounding. Training leaves the line at once, because weights have millions of dimensions."""
 
 BETWEEN_SHARE = 0.03
-"""A point nearer to either end than this is that end and no average."""
+"""A point closer to an end than this is that end, not an average."""
 
 SURE = 0.8
-"""Confidence from which a plan that leaves no alternative contradicts logs: anybody can print a trainer's figures."""
+"""Least confidence with which a plan without alternatives can contradict logs: anybody can print a trainer's figures."""
 
 DISAGREE = "logs and code disagree"
 
 SURE_ENOUGH = 0.6
-"""Confidence from which a plan stands for a script that ran and logged nothing."""
+"""Least confidence with which a plan counts for a script that ran and logged nothing."""
 
 
 _GENERIC = ("Trainer", "Seq2SeqTrainer")
-"""Their logs don't tell which loss a subclass computes."""
+"""Trainers whose logs don't show which loss a subclass computes."""
 
 NO_EFFECT_POINTS = 2
 """A single point with learning rate 0 is the first step of a warm-up."""
@@ -48,15 +48,15 @@ _FIGURES: tuple[tuple[Route, str], ...] = (
     (Route.RL, "objective/rlhf_reward actor/pg_loss policy_loss critic/score/mean objective/scores"),
     (Route.SFT, "mean_token_accuracy num_tokens"),
 )
-"""Figures that only one kind of trainer logs, the most telling first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)."""
+"""Metrics that only one kind of trainer logs, the most specific first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)."""
 
 
 @dataclass
 class _Stage:
-    """Steps of one kind, one after another, in one log."""
+    """Consecutive steps of one kind in one log."""
 
     route: Route
-    """UNKNOWN: the log doesn't tell."""
+    """UNKNOWN if the log doesn't show it."""
     source: str
     trainer: str
     why: str
@@ -64,21 +64,21 @@ class _Stage:
     last: TrainingPoint
     points: int = 1
     idle: int = 0
-    """Points with learning rate 0."""
+    """Number of points with learning rate 0."""
 
     @property
     def steps(self) -> int:
-        """The last step's number, or the points where they have none."""
+        """Return the last step's number, or the number of points if steps are not numbered."""
         return max(self.last.step or 0, self.points if self.last.step is None else 0)
 
     @property
     def had_effect(self) -> bool:
-        """False: every step had learning rate 0."""
+        """Return False if every step had learning rate 0."""
         return not (self.idle == self.points and self.points >= NO_EFFECT_POINTS)
 
 
 def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
-    """Trainings by what logged them, in the order of their first steps."""
+    """Return trainings by log, kind and trainer, in the order of their first steps."""
     found: dict[tuple[str, Route, str], _Stage] = {}
     for point in sorted(training, key=lambda p: (p.attempt, p.elapsed_s)):
         told = _kind(point)
@@ -98,7 +98,7 @@ def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
 
 
 def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
-    """Route and reason of one point; None: it is no policy's training, or holds nothing but an evaluation."""
+    """Return route and reason of one point; None if it trains no policy, or is only an evaluation."""
     name = point.trainer or ""
     if name in NO_POLICY_TRAINERS or (
         point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
@@ -127,10 +127,10 @@ def executed(
     parent_fingerprint: Fingerprint | None = None,
     submitted: bool = True,
 ) -> Executed:
-    """The route of one submission's window, or of the run.
+    """Return the route of one submission's window, or of the run.
 
     `parent`: executed route of the earlier submission that the fingerprint names; `parent_fingerprint`: its fingerprint.
-    `submitted`: False where there is no checkpoint; then nothing but the logs tells.
+    `submitted`: False without a checkpoint; then only the logs count.
     """
     origin = _origin(fingerprint, is_base)
     logged = _stages(training)
@@ -146,7 +146,7 @@ def executed(
 
 
 def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[EvidenceLine, ...]:
-    """Trainings of a window at whose end the content of an earlier submission, `number`, was submitted again."""
+    """Return the trainings of a window that ended by submitting the content of submission `number` again."""
     unused = f"; not in these weights: they are those of submission {number}"
     return tuple(
         line.model_copy(update={"says": f"{line.says}{unused}"})
@@ -155,7 +155,7 @@ def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[Evi
 
 
 def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...] | None:
-    """The lines by which a checkpoint is nothing but another one; None: it isn't."""
+    """Return evidence that a checkpoint is a copy of another model; None if it is not."""
     if is_base:
         return (EvidenceLine(where="ledger: submission", says="the content is the base model's, tensor by tensor"),)
     if fingerprint is None:
@@ -171,7 +171,7 @@ def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLin
     return None
 
 
-# -- by training logs ----------------------------------------------------------------------------------------------
+# --- with training logs
 
 
 def _by_logs(
@@ -203,15 +203,15 @@ def _by_logs(
 
 
 def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
-    """Whether none of what was logged is of a kind that sure code plans."""
+    """Return whether nothing that was logged is of a kind that the confident plan contains."""
     plan, told = _kinds(planned.route), set[str]().union(*map(_kinds, logged))
     if planned.route is Route.RL:
-        plan.add("preference")  # online DPO logs what DPO logs
+        plan.add("preference")  # online DPO logs the same as DPO
     return planned.confidence >= SURE and not planned.alternatives and bool(plan and told) and not plan & told
 
 
 def _kinds(route: Route) -> set[str]:
-    """Kinds of training in a route: empty where it is none, or not known."""
+    """Return the kinds of training in a route; empty if none or unknown."""
     if route is Route.SFT_RL:
         return {"supervised", "rl"}
     kinds = {"supervised": SUPERVISED, "rl": RL, "preference": PREFERENCE}
@@ -219,12 +219,12 @@ def _kinds(route: Route) -> set[str]:
 
 
 def _refined(stage: _Stage, planned: Planned) -> Route:
-    """What a log tells, and code refines: a log can't tell where SFT's data came from, nor what a subclass's loss is."""
+    """Refine the route of a log by code: a log does not show where SFT's data came from, nor a subclass's loss."""
     known = (planned.route, *(a.route for a in planned.alternatives))
     if stage.route is Route.SFT:
         return next((r for r in (Route.REJECTION_SAMPLING, Route.DISTILLATION) if r is planned.route), Route.SFT)
     if (stage.route, planned.route) in ((Route.GRPO, Route.RL), (Route.DPO, Route.PREFERENCE)):
-        return planned.route  # RLOO logs what GRPO logs, and IPO what DPO logs
+        return planned.route  # RLOO logs the same as GRPO, and IPO the same as DPO
     if stage.route is Route.RL and stage.why == "logs a reward":
         return next((r for r in known if r in RL), Route.RL)
     if stage.route is Route.UNKNOWN and _is_training(planned.route) and planned.route is not Route.SFT_RL:
@@ -246,7 +246,7 @@ def _line(stage: _Stage, route: Route) -> EvidenceLine:
     return EvidenceLine(where=where, says=clean(", ".join(figures), 200) or "")
 
 
-# -- without any -------------------------------------------------------------------------------------------------
+# --- without training logs
 
 
 def _without_logs(
@@ -286,7 +286,7 @@ def _without_logs(
 
 
 def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
-    """Command lines that average models: a merging tool, or a script that the code says does it."""
+    """Return command lines that average models: a merging tool, or a script that the plan says averages."""
     tools = [c for c in commands if c.command and command_of(c.command).target.startswith("mergekit")]
     if tools:
         return tuple(_command(c) for c in tools[:3])
@@ -294,7 +294,7 @@ def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLi
 
 
 def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
-    """Command lines that ran a script on which the plan rests."""
+    """Return command lines that ran a script of the plan."""
     names = {posixpath.basename(path) for path in planned.scripts}
     found = []
     for each in commands:
@@ -309,7 +309,7 @@ def _command(each: Commanded) -> EvidenceLine:
 
 
 def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tuple[EvidenceLine, ...]:
-    """Whether the weights lie on the straight line between the base model and an earlier submission."""
+    """Return evidence if the weights are on the straight line between the base model and an earlier submission."""
     if fingerprint is None or parent is None or not parent.relative_delta:
         return ()
     whole, here, rest = parent.relative_delta, fingerprint.relative_delta, fingerprint.parent_delta
@@ -322,11 +322,11 @@ def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tup
 
 
 def mode_kept(mode: str, route: Route, *, disputed: bool = False) -> bool | None:
-    """Whether an executed route is what a mode asked for; None: nothing tells, or the mode is none that we know.
+    """Return whether an executed route is what the mode asked for; None if this is unknown or the mode is.
 
-    `sft-only`: supervised training and nothing else. `rl-only`: a policy that learned from rewards of its own samples, and no
-    supervised stage; DPO and its relatives learn from given pairs and are neither. Nothing trained is not what either asked for.
-    `disputed`: logs and code disagree on the route, so it tells nothing.
+    `sft-only`: only supervised training. `rl-only`: a policy that learned from rewards of its own samples, without a supervised
+    stage. DPO and its relatives learn from given pairs and are neither. A run without training satisfies neither mode.
+    `disputed`: logs and code disagree on the route, so the answer is None.
     """
     if mode == "free":
         return True

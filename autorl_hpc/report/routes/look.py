@@ -1,4 +1,4 @@
-"""One plain look at one Python file: its imports, functions, classes and constants. Nothing is executed or imported."""
+"""Parse one Python file: imports, functions, classes and constants (`look_at`). Nothing is executed or imported."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Any
 
 _COMMON = frozenset(("train.jsonl", "train.json", "test.jsonl", "config.json"))
-"""Names of files that scripts share without one reading what the other wrote."""
+"""File names that many scripts use, so that they don't show that one reads what another wrote."""
 
 
 @dataclass
 class Look:
-    """One file, read once."""
+    """One parsed file."""
 
     path: str
     text: str
@@ -30,17 +30,17 @@ class Look:
     functions: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     imported: set[str] = field(default_factory=set)
-    """Last names of imported modules, and of what is imported from them."""
+    """Last names of imported modules and of the names imported from them."""
     constants: dict[str, ast.expr] = field(default_factory=dict)
-    """Names of the module that are bound once in the whole file."""
+    """Module-level names that are bound exactly once in the file."""
 
     def literal(self, expr: ast.AST | None) -> Any:
-        """Return the constant that an expression is, by itself or behind a name; None: it is none."""
+        """Return the value of a constant, given literally or by name; None if it is not constant."""
         expr = self.constants.get(expr.id) if isinstance(expr, ast.Name) else expr
         return expr.value if isinstance(expr, ast.Constant) else None
 
     def name_of(self, expr: ast.AST) -> str:
-        """Return the full name of `a.b.c` by the file's imports; empty: it is no plain name."""
+        """Return the full name of `a.b.c` according to the file's imports; empty if it is not a plain name."""
         parts: list[str] = []
         while isinstance(expr, ast.Attribute) and len(parts) < 9:
             parts, expr = [expr.attr, *parts], expr.value
@@ -48,7 +48,7 @@ class Look:
 
 
 def look_at(path: str, text: str) -> Look:
-    """Read one file; what Python's parser refuses has a note and no tree."""
+    """Parse one file; if Python's parser rejects it, the result has a note and no tree."""
     found = Look(path, _cells(text) if path.endswith(".ipynb") else text)
     try:
         with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def _cells(text: str) -> str:
 
 
 def bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """Yield names with the expressions that a statement lets flow into them: `x = y`, `for x in y`, `x.append(y)`."""
+    """Yield names and the expressions that flow into them: `x = y`, `for x in y`, `x.append(y)`."""
     pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         pairs = [(target, node.value) for target in node.targets]
@@ -118,7 +118,7 @@ def bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def own_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a statement that belong to no statement inside it."""
+    """Yield the parts of a statement, without those of statements nested in it."""
     waiting = [node]
     while waiting:
         yield (each := waiting.pop())
@@ -127,7 +127,7 @@ def own_parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def called(call: ast.AST) -> str:
-    """Return the last name of what a call calls."""
+    """Return the last name of the called function."""
     func = getattr(call, "func", None)
     return str(getattr(func, "attr", getattr(func, "id", "")))
 
@@ -138,7 +138,7 @@ def receiver(func: Any) -> str:
 
 
 def said(node: ast.AST) -> str:
-    """Return the names and texts in an expression."""
+    """Return the names and string constants in an expression."""
     parts = (getattr(n, "id", getattr(n, "attr", getattr(n, "value", ""))) for n in islice(ast.walk(node), 300))
     return " ".join(part[:200] for part in parts if isinstance(part, str))
 

@@ -1,4 +1,4 @@
-"""The route that an agent's code plans: command lines, start scripts and a plain look at each script; `unknown` if unsure."""
+"""Decide the planned route (`planned`) of an agent's code from commands, shell scripts and syntax trees; `unknown` if unsure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PYTHON, SHELL = (".py", ".pyw", ".ipynb"), (".sh", ".bash", ".slurm", ".sbatch")
 MAX_FILES, MAX_FILE_CHARS, MAX_ALL_CHARS, MAX_CACHED = 400, 400_000, 4_000_000, 256
 MAX_COMMANDS, MAX_SCRIPTS = 200, 60
 _LAST = "last followed"
-"""Key of a caller's cache; all others are digests."""
+"""Key of the last result in a caller's cache; all other keys are digests."""
 
 _STORED_MODEL = re.compile(r"MODEL_PATH|models?\b|\bbase\b", re.I)
 _STAGE = re.compile(r"(stage|step|phase|part)[_-]?\d|^\d+[_-]|^stage_", re.I)
@@ -38,24 +38,24 @@ _WEIGHTS = words_of("save_file load_state_dict merge_and_unload add_ mul_ lerp_ 
 
 @dataclass
 class Followed:
-    """All that command lines run."""
+    """Everything that the command lines run."""
 
     files: Mapping[str, str]
     looks: Mapping[str, Look]
     scripts: dict[str, Script] = field(default_factory=dict)
     trainings: list[Training] = field(default_factory=list)
     others: list[Training] = field(default_factory=list)
-    """Without a training: copies, averages, changes that this look can't tell."""
+    """Without training: copies, averages, and changes of weights of unknown kind."""
     commands: list[tuple[Command, str]] = field(default_factory=list)
     """Command lines of trainers' programs, with their places."""
     used: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     ordered: bool = True
-    """The scripts were really run in this order; else it is that of their names."""
+    """Whether the scripts ran in this order; else it is the order of their names."""
     _done: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def run(self, command: Command, place: str, line: int, sure: bool = True, depth: int = 0) -> bool:
-        """Follow one command; False: it is none of this code."""
+        """Follow one command; return False if it runs nothing of this code."""
         if depth > 8 or len(self.scripts) >= MAX_SCRIPTS:
             return False
         if command.kind == "shell-text":
@@ -114,7 +114,7 @@ class Followed:
             self.others += _without_training(script)
 
     def _started(self, script: Script) -> list[tuple[Command, int, bool]]:
-        """Return the programs that a script starts, as far as calls name them."""
+        """Return the programs that a script starts, as far as its calls name them."""
         found = []
         for place in script.calls:
             call = place.node
@@ -133,7 +133,7 @@ class Followed:
 
 
 def _without_training(script: Script) -> list[Training]:
-    """Return what a script without a training does to weights: it copies them, or something that this look can't tell."""
+    """Return what a script without training does to weights: a copy, or a change of unknown kind."""
     found: list[Training] = []
 
     def add(route: Route, why: str, look: Look, node: Any) -> None:
@@ -156,20 +156,20 @@ def _without_training(script: Script) -> list[Training]:
 
 
 def _origin_of(script: Script, call: CodePlace) -> str:
-    """Return the names and texts that flow into what is copied or saved."""
+    """Return the names and strings that flow into what is copied or saved."""
     parts, _ = script.flow([call.part(a) for a in [*call.node.args[:1], getattr(call.node.func, "value", call.node)]])
     return " ".join(str(getattr(p.node, "value", getattr(p.node, "id", ""))) for p in parts)
 
 
-# -- the answer
+# --- the result
 
 
 def planned(
     files: Mapping[str, str | bytes], entry_points: Sequence[str] = (), cache: MutableMapping[str, Any] | None = None
 ) -> Planned:
-    """Return the route that the code in `files` (text by path) plans; command lines that were seen decide what ran.
+    """Return the route that the code in `files` (text by path) plans; observed command lines decide what ran.
 
-    Never raises for what stands in them. The same input gives the same answer.
+    Never raises, whatever `files` contain. The same input gives the same result.
     """
     done = follow(files, entry_points, cache)
     trainings = [t for t in done.trainings if t.route is not None]
@@ -209,7 +209,7 @@ def _line(text: str, number: int) -> str:
 
 
 def _decided(found: Sequence[Training], done: Followed) -> tuple[Route, list[Training], float, tuple[Alternative, ...]]:
-    """Return the route, what it rests on, confidence, and alternatives."""
+    """Return the route, the trainings that it is based on, the confidence, and alternatives."""
     for made in found:
         if made.route is Route.SFT:
             _by_samples(made, done)
@@ -237,14 +237,14 @@ def _decided(found: Sequence[Training], done: Followed) -> tuple[Route, list[Tra
 
 
 def _joined(found: Sequence[Training], done: Followed) -> bool:
-    """Whether trainings are stages of one plan: one script or command, an order that was seen, names of stages."""
+    """Return whether trainings are stages of one plan: by one script or command, an observed order, or names of stages."""
     paths = {m.path for m in found}
     names = [posixpath.basename(path) for path in paths]
     return len(paths) == 1 or done.ordered or sum(_STAGE.search(name) is not None for name in names) > 1
 
 
 def _by_samples(made: Training, done: Followed) -> None:
-    """Refine supervised training on a file that a script of this code sampled."""
+    """Refine supervised training on a file that a script of this code wrote from samples."""
     for script in done.scripts.values() if made.reads else ():
         if not made.reads & _written(script):
             continue
@@ -281,7 +281,7 @@ def _is_writing(call: ast.Call) -> bool:
 def follow(
     files: Mapping[str, str | bytes], entry_points: Sequence[str], cache: MutableMapping[str, Any] | None
 ) -> Followed:
-    """Read files and follow command lines. The last answer is kept: settings are asked for after the route."""
+    """Read files and follow command lines. The last result is cached, because settings are computed after the route."""
     lines = list(dict.fromkeys(entry_points))[-MAX_COMMANDS:]
     texts, notes = _texts(files)
     digests = {
@@ -312,7 +312,7 @@ def follow(
 
 
 def _texts(files: Mapping[str, str | bytes]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of the files of interest, near the top first, and notes on what was left out."""
+    """Return the texts of relevant files, those near the root first, and notes on what was left out."""
     found: dict[str, str] = {}
     notes: list[str] = []
     left = MAX_ALL_CHARS
@@ -331,7 +331,7 @@ def _texts(files: Mapping[str, str | bytes]) -> tuple[dict[str, str], list[str]]
 
 
 def _roots(texts: Mapping[str, str], looks: Mapping[str, Look]) -> list[str]:
-    """Return the scripts that no other file names or imports; all if there are none."""
+    """Return the scripts that no other file names or imports; all scripts if there are none."""
     scripts = [path for path in texts if path.endswith((*PYTHON, *SHELL))]
     words = {path: set(re.findall(r"[\w.-]+", text)) for path, text in texts.items() if path in scripts}
     imported = {path: look.imported for path, look in looks.items()}

@@ -1,4 +1,4 @@
-"""What is said of routes: planned by code, executed by trainers. Plain values, which a report turns into its own."""
+"""Result types of route detection: `Planned` by code, `Executed` by trainers, `Training` in a script, `Commanded` lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autorl_hpc.states import Route
 
 
 class Commanded(Protocol):
-    """A command line that was really seen: a ProcessSeen, or a tool call of a trace that was given one."""
+    """An observed command line: a ProcessSeen, or a tool call in a trace."""
 
     @property
     def command(self) -> str | None: ...
@@ -21,7 +21,7 @@ class Commanded(Protocol):
 
 @dataclass(frozen=True)
 class CommandSeen:
-    """The least that is a Commanded."""
+    """A minimal `Commanded`."""
 
     command: str | None
     elapsed_s: float = 0.0
@@ -29,7 +29,7 @@ class CommandSeen:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another route that the same code may take."""
+    """Another route that the code may take."""
 
     route: Route
     why: str
@@ -37,38 +37,38 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Planned:
-    """The route that code plans. `confidence` is an ordered scale from 0 to 1 and no probability."""
+    """The route that code plans. `confidence` is an ordered scale from 0 to 1, not a probability."""
 
     route: Route
     evidence: tuple[EvidenceLine, ...] = ()
     confidence: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
     scripts: tuple[str, ...] = field(default=())
-    """Files that the finding rests on, in the order in which they run."""
+    """Files that the finding is based on, in the order in which they run."""
     notes: tuple[str, ...] = ()
-    """What was not read, or was read in part only."""
+    """What was not read, or only in part."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """The route that was really taken."""
+    """The route that was executed."""
 
     route: Route
     evidence: tuple[EvidenceLine, ...] = ()
     steps: int = 0
-    """Training steps logged."""
+    """Number of logged training steps."""
     notes: tuple[str, ...] = ()
     disputed: bool = False
-    """The logs tell another kind of training than code that is sure of its own."""
+    """Whether the logs show another kind of training than confident code analysis."""
 
 
 TRAINER, OWN_LOOP = 0.95, 0.8
-"""Confidence in what was found; less where a condition is open."""
+"""Confidence in a finding; lower under an open condition."""
 
 
 @dataclass
 class Training:
-    """A training that a script makes."""
+    """A training in a script."""
 
     route: Route | None
     why: str
@@ -77,5 +77,5 @@ class Training:
     sure: bool = True
     confidence: float = TRAINER
     model: object = None
-    """Literal name of the model that it starts from."""
+    """Literal name of the model that training starts from."""
     reads: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
-"""What one script and the files that it imports do: which statements may run, which trainers they make, what flows into a loss.
+"""Analyse a script and its imports (`Script`): which statements may run, which trainers they make, what flows into a loss.
 
-Nothing is executed or imported. Names are matched by their text, values are literals, conditions stay open unless they are
-constants. Where this look is not sure it says `unknown`.
+Nothing is executed or imported. Names are matched as text, values are literals, and conditions are open unless constant. If the
+analysis is not sure, the result is `unknown`.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from autorl_hpc.report.routes.trainers import (
 from autorl_hpc.states import Route
 
 MAX_FLOW = 5_000
-"""Parts of an expression's origins: more is no formula."""
+"""Bound on the parts of an expression's origins; a formula has fewer."""
 
 MODEL_NAME = re.compile(r"(^|_)(model|policy|actor|net|critic|lm|student|teacher|ref|reference|m)\d?$", re.I)
 CHECK = re.compile(r"correct|right|solv|reward|score|verif|answer|gold|match|pass|judge|accept|extract|maj", re.I)
 _GUARD = re.compile(r"exists|is_?file|is_?dir|main_process|rank")
-"""In conditions of scripts that go on after a break, or of one process among several: what they guard counts as run."""
+"""Conditions for resuming after an interruption or for one process of several: what they guard counts as run."""
 
 
 class CodePlace(NamedTuple):
-    """A statement or an expression that may run, with the file and function where its names mean something."""
+    """A statement or expression that may run, with the file and function in which its names are resolved."""
 
     node: Any
     look: Look
     function: str
     sure: bool = True
-    """No open condition is around it."""
+    """Whether no open condition is around it."""
     tests: tuple[ast.expr, ...] = ()
-    """Conditions around it."""
+    """The conditions around it."""
 
     def part(self, node: ast.AST) -> CodePlace:
-        """Return a part of it."""
+        """Return a part of this place."""
         return self._replace(node=node)
 
 
 class Script:
-    """What one script and all that it imports do, as far as their statements are live."""
+    """The live statements of a script and everything that it imports."""
 
     def __init__(self, path: str, looks: Mapping[str, Look], args: Sequence[str] = ()) -> None:
         self.path, self.looks, self.given = path, looks, options(args)
@@ -62,9 +62,9 @@ class Script:
         self.statements: list[CodePlace] = []
         self.calls: list[CodePlace] = []
         self.by_name: dict[str, list[CodePlace]] = defaultdict(list)
-        """Calls by the last name of what they call."""
+        """Calls by the last name of the called function."""
         self.loads: list[CodePlace] = []
-        """Names that are used and not called."""
+        """Names that are used but not called."""
         self.bound: dict[tuple[str, str, str], list[CodePlace]] = defaultdict(list)
         self.members: dict[tuple[str, str], list[CodePlace]] = defaultdict(list)
         self.options: dict[str, CodePlace] = {}
@@ -77,7 +77,7 @@ class Script:
         self._enter(looks[path])
         self._reach()
 
-    # -- which statements are live
+    # --- live statements
 
     def _enter(self, look: Look) -> None:
         if look.path in self.reached or look.tree is None:
@@ -93,7 +93,7 @@ class Script:
         self._waiting.append((look, look.tree, True))
 
     def _reach(self) -> None:
-        """Go from the first line to all that is named: a called function surely runs, any other that is named perhaps."""
+        """Visit everything reachable from the first line: called functions surely run, others that are named perhaps do."""
         while self._waiting or self._names[True] or self._names[False]:
             if self._waiting:
                 look, node, sure = self._waiting.pop()
@@ -148,7 +148,7 @@ class Script:
             waiting += inner[::-1]
 
     def _decided(self, test: ast.expr, look: Look) -> bool | None:
-        """Return what a condition surely is: a constant, or the question for the main module."""
+        """Return the value of a condition that is constant or tests for the main module, else None."""
         if (
             isinstance(test, ast.UnaryOp)
             and isinstance(test.op, ast.Not)
@@ -189,10 +189,10 @@ class Script:
         if "default" in given:
             self.options[str(name)] = each.part(given["default"])
 
-    # -- what flows into something
+    # --- data flow
 
     def flow(self, start: Sequence[CodePlace]) -> tuple[list[CodePlace], list[ast.expr]]:
-        """Return all that flows into these expressions, by names and calls, and the conditions that it was kept by."""
+        """Return everything that flows into these expressions through names and calls, and the conditions that filter it."""
         waiting, done = list(start), set[int]()
         nodes: list[CodePlace] = []
         tests: list[ast.expr] = []
@@ -234,10 +234,10 @@ class Script:
                 found += [call._replace(node=value, tests=()) for value in given]
         return found
 
-    # -- trainings
+    # --- trainings
 
     def trainings(self) -> list[Training]:
-        """Return trainers that are run, and own loops."""
+        """Return the trainers that are run, and hand-written loops."""
         made = [(training, call) for call in self.calls if (training := self._made(call)) is not None]
         names = {id(origin.node): name for (_, _, name), origins in self.bound.items() for origin in origins}
         known = {(call.look.path, names.get(id(call.node))) for _, call in made}
@@ -266,7 +266,7 @@ class Script:
         return found + [self._loop(call) for call in self.by_name["backward"]]
 
     def _trainer(self, expr: ast.AST, look: Look, depth: int = 0) -> tuple[Route | None, str, list[CodePlace]] | None:
-        """Return route and name of a trainer's class, and what computes a loss of its own."""
+        """Return route and name of a trainer's class, and the methods that compute a loss of its own."""
         name = look.name_of(expr)
         last, root = name.rsplit(".", 1)[-1], name.split(".", 1)[0]
         for where in [look, *self.reached.values()] if root not in TRAINER_PACKAGES and depth < 5 and last else ():
@@ -311,7 +311,7 @@ class Script:
         return made
 
     def _loop(self, call: CodePlace) -> Training:
-        """Return what an own loop learns, by what flows into its loss."""
+        """Return what a hand-written loop learns, judging by what flows into its loss."""
         parts = [call.part(e) for e in [*call.node.args, getattr(call.node.func, "value", call.node)]]
         nodes, _ = self.flow(parts)
         route, why = route_of_loss([n.node for n in nodes])
@@ -325,7 +325,7 @@ class Script:
         return made
 
     def _data(self, made: Training, parts: Sequence[CodePlace]) -> None:
-        """Refine supervised training by where its rows come from."""
+        """Refine supervised training by the origin of its rows."""
         nodes, tests = self.flow(parts)
         made.reads = base_names([n.node for n in nodes])
         samples = [n for n in nodes if is_sampling(n)]
@@ -336,7 +336,7 @@ class Script:
             made.why += ", on samples that a check kept" if kept else ", on samples"
 
     def model(self, call: CodePlace) -> object:
-        """Return the literal name of the model that a call is given, or that was loaded for it; None: not known."""
+        """Return the literal name of the model that a call receives or that was loaded for it; None if unknown."""
         named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
         given = [*named, *call.node.args[:1]][:1]
         for _ in range(3):
@@ -349,7 +349,7 @@ class Script:
 
 
 def is_sampling(part: CodePlace) -> bool:
-    """Whether a call asks a model for text."""
+    """Return whether a call asks a model for text."""
     return isinstance(part.node, ast.Call) and (
         called(part.node) in GENERATE
         or part.look.name_of(part.node.func).endswith(("completions.create", "messages.create"))
@@ -357,14 +357,14 @@ def is_sampling(part: CodePlace) -> bool:
 
 
 def is_elsewhere(part: CodePlace) -> bool:
-    """Whether a sampling call asks a service that is not on this node."""
+    """Return whether a sampling call asks a service on another host."""
     roots = {name.split(".")[0] for name in part.look.imports.values()} | set(part.look.imports)
     local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", part.look.text)
     return called(part.node) == "create" and bool(roots & set(API_CLIENTS)) and not local
 
 
 def _leaves(node: ast.stmt) -> bool:
-    """Whether a statement ends the process, or hands it over."""
+    """Return whether a statement ends or replaces the process."""
     name = called(node.value) if isinstance(node, ast.Expr) else ""
     return name in ("exit", "_exit") or name.startswith(("execv", "execl"))
 

@@ -1,4 +1,4 @@
-"""Key settings of a training, from the code, command lines and configuration files that run it."""
+"""Collect the key settings of a training from the code, command lines and configuration files that run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_
 from autorl_hpc.report.story_records import Setting
 
 MAX_SETTINGS = 60
-"""Shown of one revision: more is a folder of several trainings."""
+"""Settings shown of one revision; more means a folder of several trainings."""
 MAX_VALUE_CHARS = 120
 _ORDER = {name: number for number, name in enumerate(KEY_SETTINGS)}
 
@@ -24,10 +24,10 @@ _ORDER = {name: number for number, name in enumerate(KEY_SETTINGS)}
 def settings(
     files: Mapping[str, str | bytes], entry_points: Sequence[str] = (), cache: MutableMapping[str, Any] | None = None
 ) -> tuple[Setting, ...]:
-    """Return the key settings (`trainers.KEY_SETTINGS`) that live code gives to trainers, optimisers and samplers.
+    """Return the key settings (`trainers.KEY_SETTINGS`) that live code passes to trainers, optimisers and samplers.
 
-    Sorted by the list of key settings, then by place. Constants and options are resolved, anything else is shown as it is
-    written. Never raises for what stands in `files`.
+    Sorted by the list of key settings, then by place. Constants and options are resolved, other values are shown as written.
+    Never raises, whatever `files` contain.
     """
     done = follow(files, entry_points, cache)
     found = [*_of_files(done), *(each for script in done.scripts.values() for each in _of_code(script))]
@@ -62,7 +62,7 @@ def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
 
 
 def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
-    """Return a value in words: constants and options resolved, functions by name, the rest as it is written."""
+    """Return a value as text: constants and options resolved, functions by name, the rest as written."""
     if isinstance(expr, ast.Attribute) and expr.attr in script.options:
         if expr.attr in script.given:
             return script.given[expr.attr]
@@ -77,7 +77,7 @@ def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
 
 
 def _of_files(done: Followed) -> Iterator[tuple[str, str, str]]:
-    """Yield those of configurations that a command used; of all trainers' configurations where nothing ran."""
+    """Yield the settings of configurations that a command used; if nothing ran, of all trainers' configurations."""
     used = [path for path in done.used if path.endswith(configs.ENDINGS)]
     if not used and not done.scripts and not done.commands:
         used = [p for p, t in done.files.items() if p.endswith(configs.ENDINGS) and configs.asked_by_config(t, p)]

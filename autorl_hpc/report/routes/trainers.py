@@ -1,6 +1,6 @@
-"""The words of trainers: classes, command lines, configuration keys. A word that is missing here makes a route unknown, no more.
+"""Vocabulary of trainers: classes, command lines, configuration keys, losses. A missing word only makes a route unknown.
 
-Taken from trl 0.12 to 1.16, transformers 4.40 to 5.24, LLaMA-Factory 0.9, axolotl 0.9, torchtune 0.6, verl 0.4, OpenRLHF 0.8,
+From trl 0.12 to 1.16, transformers 4.40 to 5.24, LLaMA-Factory 0.9, axolotl 0.9, torchtune 0.6, verl 0.4, OpenRLHF 0.8,
 ms-swift 3 and unsloth.
 """
 
@@ -43,15 +43,15 @@ TRAINER_CLASSES: dict[str, Route] = _by_word(
         ),
     }
 )
-"""Classes of libraries by their last name. `Trainer`: the loss on labels, unless a subclass computes another."""
+"""Trainer classes by their last name. `Trainer`: the loss on labels, unless a subclass computes another."""
 
 TRAINER_PACKAGES = words_of("trl transformers unsloth verl openrlhf swift llamafactory axolotl peft")
-"""Where classes of these names come from."""
+"""Packages of these classes."""
 
 NO_POLICY_TRAINERS = words_of("RewardTrainer PRMTrainer CrossEncoderTrainer SentenceTransformerTrainer")
 
 LOSS_TYPES_OF_RELATIVES = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
-"""`loss_type` of a DPO trainer that makes it a relative of DPO."""
+"""Values of `loss_type` that make a DPO trainer a relative of DPO."""
 
 SETTING_CLASSES = {name.removesuffix("Trainer") + "Config" for name in TRAINER_CLASSES} | words_of(
     "TrainingArguments Seq2SeqTrainingArguments LoraConfig SamplingParams GenerationConfig RewardConfig"
@@ -60,16 +60,16 @@ OPTIMISERS = words_of("AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RM
 SETTING_CALLS = words_of(
     "generate DataLoader dict get_peft_model get_cosine_schedule_with_warmup get_linear_schedule_with_warmup"
 )
-"""Functions that are given key settings."""
+"""Functions that receive key settings."""
 
 GENERATE = words_of("generate chat")
 """Methods that ask a model for text (transformers, vLLM, sglang)."""
 
 OWN_LOSS = words_of("compute_loss _compute_loss training_step get_batch_loss_metrics dpo_loss loss")
-"""Methods by which a subclass of a trainer changes what is learned."""
+"""Methods that a trainer's subclass overrides to change what is learned."""
 
 API_CLIENTS = words_of("openai anthropic litellm google together mistralai cohere groq")
-"""Packages that ask a model elsewhere: what they answer is another model's output."""
+"""Packages that query a model elsewhere, so that the answers are another model's output."""
 
 RL_WORDS: dict[str, Route] = _by_word(
     {
@@ -103,7 +103,7 @@ MODULES: dict[str, Route | None] = {
     ),
     "openrlhf.cli.train_rm": None,
 }
-"""`python -m MODULE`; those that decide by an option are looked at again."""
+"""`python -m MODULE`; modules with an option for the route are refined later."""
 
 ADVANTAGE_ESTIMATORS: dict[str, Route] = _by_word(
     {
@@ -149,9 +149,9 @@ KEY_SETTINGS: dict[str, str] = {
     }.items()
     for word in text.split()
 }
-"""The settings that a report shows, in this order, and why: they decide whether and what a training learns."""
+"""The settings that a report shows, in this order, and why they matter."""
 
-# -- losses of own loops, by the words and operations that flow into them
+# --- losses of hand-written loops, by the words and operations that flow into them
 
 _CALLS = {
     "ce": "cross_entropy CrossEntropyLoss nll_loss NLLLoss fused_linear_cross_entropy",
@@ -177,7 +177,7 @@ _WORDS = {
 
 
 def route_of_loss(nodes: Iterable[ast.AST]) -> tuple[Route, str]:
-    """Return the route of what flows into a loss, and why in words; `unknown` where it doesn't tell.
+    """Return the route of what flows into a loss, and why in words; `unknown` if undecided.
 
     Formulas: DPO Rafailov et al. 2023 (7); ORPO Hong et al. 2024 (7); IPO Azar et al. 2023 (17); PPO Schulman et al. 2017 (7);
     GRPO Shao et al. 2024 (3); RLOO Ahmadian et al. 2024 (7).
@@ -247,7 +247,7 @@ def _mentions(expr: ast.expr, pattern: str) -> bool:
 
 
 def _around_one(node: ast.Call) -> bool:
-    """Return whether it is `clamp(x, 1 - e, 1 + e)` or `clamp(x, 0.8, 1.2)`."""
+    """Return whether a call is `clamp(x, 1 - e, 1 + e)` or `clamp(x, 0.8, 1.2)`."""
     bounds = [*node.args, *(k.value for k in node.keywords)]
     sums = [b for b in bounds if isinstance(b, ast.BinOp) and getattr(b.left, "value", None) in (1, 1.0)]
     numbers = [b.value for b in bounds if isinstance(b, ast.Constant) and isinstance(b.value, float)]

@@ -1,1 +1,1 @@
-"""The story of a run from its files: ledger, recorder's lines, code.git, events, log. Nothing here is a score."""
+"""The story of a run from its files: ledger, recorder files, code.git, events, agent.log. Nothing here enters a score."""

@@ -1,4 +1,4 @@
-"""What a story is told from: one run's records, read once."""
+"""The inputs of a run's story, read once (`RunContext`): code states and their diffs, jobs, nodes, versions, waits, failures."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Change
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import EntryKind
 
-# What changed in the agent's code between two of its states: counts by file, and the beginning of a unified diff.
-#
-# Shown for people: cleaned, masked and bounded. A file in which held-out items were found is named and not shown.
+# --- changes of the agent's code: counts by file and the beginning of a unified diff
+# Cleaned, masked and bounded. A file in which held-out items were found is named but not shown.
 
 MAX_CHANGES = 50
-"""Files that are named; an agent that unpacks a library into its code would fill the page."""
+"""Files that are named; an agent that unpacks a library into its code changes thousands."""
 
 MAX_DIFF_LINES = 120
-"""About two screens: what an iteration changed is most often less, and the whole lies in code.git."""
+"""About two screens: most iterations change less, and code.git has the whole."""
 
 MAX_LINE_CHARS = 160
 MAX_TEXT_BYTES = 200_000
-"""A larger file is data, or made by a program: its lines are counted and not shown."""
+"""A larger file is data or generated: its lines are counted but not shown."""
 
 MAX_LINES = 3000
-"""Of a text that is compared line by line: difflib then takes 0.4 s at most, however the text was made."""
+"""Longest text that is compared by line: difflib then takes at most 0.4 s, even in its worst case."""
 
 LINES_A_RUN, LEAST_LINES = 100_000, 300
-"""Lines that are compared for one run, outside those that both texts begin and end with; each pair counts as LEAST_LINES at least."""
+"""Bound on lines compared per run, without common first and last lines; each pair counts as at least LEAST_LINES."""
 
 CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".md")
-"""Named first: what an agent writes."""
+"""Suffixes of files that agents write; these are named first."""
 
 Files = Mapping[str, "bytes | None"]
-"""By path in the workspace; None: only its hash is known, it is a link, or it is binary."""
+"""Content by path in the workspace; None: only its hash is kept, or it is a link, or binary."""
 
 
 class CodeChange(NamedTuple):
-    """One step of the code."""
+    """The change from one state of the code to another."""
 
     changes: tuple[Change, ...] = ()
     more_changes: int = 0
@@ -71,10 +70,10 @@ class _FileChange(NamedTuple):
 
 
 class Differ:
-    """Compares states of one run's code; a pair of contents is compared once."""
+    """Compare states of one run's code; each pair of contents is compared once."""
 
     def __init__(self, hidden: Hidden = NOTHING, lines: int = LINES_A_RUN) -> None:
-        """`hidden`: what must not be shown. `lines`: that are compared at most."""
+        """Set what must not be shown (`hidden`) and the bound on compared lines (`lines`)."""
         self._hidden = hidden
         self._lines_left = lines
         self._known: dict[tuple[bytes | None, bytes | None], tuple[int, int, list[str]]] = {}
@@ -82,11 +81,11 @@ class Differ:
     def between(
         self, old: Files, new: Files, changed: Collection[str] | None = None, links: Collection[str] = ()
     ) -> CodeChange:
-        """Changes from `old` to `new`.
+        """Return the changes from `old` to `new`.
 
         Args:
-            changed: paths that may differ, where it is known; else all of them are looked at.
-            links: paths that are links, before or after.
+            changed: paths that may differ; None: compare all.
+            links: paths that are links before or after.
         """
         paths = [path for path in (changed if changed is not None else {*old, *new}) if _differs(path, old, new)]
         paths.sort(key=lambda path: (not path.endswith(CODE_SUFFIXES), path))
@@ -113,7 +112,7 @@ class Differ:
         return self._known[key]
 
     def _compared(self, before: bytes, after: bytes) -> tuple[int, int, list[str]]:
-        """Lines added and removed, and the diff."""
+        """Return the numbers of lines added and removed, and the diff."""
         old, new = text_lines(before.decode("utf-8", "replace")), text_lines(after.decode("utf-8", "replace"))
         small = max(len(old), len(new)) <= MAX_LINES and max(len(before), len(after)) <= MAX_TEXT_BYTES
         if small and old and new:
@@ -132,26 +131,26 @@ def _differs(path: str, old: Files, new: Files) -> bool:
 
 
 def _begin_alike(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many lines both begin with."""
+    """Return how many first lines are equal."""
     pairs = enumerate(zip(old, new, strict=False))
     return next((number for number, (left, right) in pairs if left != right), min(len(old), len(new)))
 
 
 def text_lines(text: str) -> list[str]:
-    """By line feeds alone: str.splitlines parts lines at signs that no editor and no git takes for an end."""
+    """Split at line feeds only; str.splitlines also splits at characters that editors and git don't treat as line ends."""
     *lines, last = text.split("\n")
     return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
 
 
 def line_diff(old: Sequence[str], new: Sequence[str]) -> tuple[int, int, list[str]]:
-    """Lines added, lines removed, and the hunks of a unified diff."""
+    """Return lines added, lines removed, and the hunks of a unified diff."""
     found = list(difflib.unified_diff(old, new, lineterm=""))[2:]
     added, removed = (sum(line.startswith(sign) for line in found) for sign in "+-")
     return added, removed, "\n".join(found).split("\n")
 
 
 def _joined(found: Sequence[_FileChange]) -> str | None:
-    """The beginning of the whole diff; what is left out is said."""
+    """Return the beginning of the whole diff with the number of lines left out; None if there is none."""
     kept: list[str] = []
     total = sum(len(one.lines) for one in found)
     for one in found:
@@ -160,30 +159,30 @@ def _joined(found: Sequence[_FileChange]) -> str | None:
             break
     if not kept:
         return None
-    # Masked together: a key may be announced on one line and stand on the next, and a mask ends at a line's end.
+    # Masked together, since the line that announces a key may come before the key's own line.
     shown = [clean_code(line, MAX_LINE_CHARS) for line in masked("\n".join(kept)).split("\n")]
     if total > len(kept):
         shown.append(f"({total - len(kept)} more lines)")
     return "\n".join(shown)
 
 
-# The agent's code at each of its revisions, out of code.git: listings first, contents only where they are asked for.
+# --- the agent's code at each revision, from code.git; contents are read on demand
 
 MAX_BLOB_BYTES = 1 << 20
-"""Nobody writes a program of a megabyte; the recorder keeps larger files by hash anyway."""
+"""No program is larger than a megabyte; the recorder keeps larger files by hash anyway."""
 
 BY_HASH_MARK, LINK_MARK = "=", "@"
-"""Before the object id of a pointer, or of where a link leads: it tells one content from another, and holds none."""
+"""Marks before the object id of a hash pointer or a link: such ids tell contents apart, but the objects hold no content."""
 
 MAX_CACHED_BYTES = 32 << 20
 MAX_SOURCES = 300
 MAX_SOURCE_BYTES = 4 << 20
-"""Of one revision, what is read to find routes and settings: an agent that copied a library into its code is told from the
-first files by depth and name."""
+"""Limits of what is read of one revision to find routes and settings. Shallow files come first, so an agent's own code is read
+before a library that it copied."""
 
 
 class Code:
-    """The states of one run's code. What is damaged or missing is None, and said in `troubles`."""
+    """The states of one run's code. Damaged or missing parts are None and are listed in `troubles`."""
 
     def __init__(self, code_git: Path, revisions: Sequence[CodeRevision], differ: Differ) -> None:
         self.troubles: list[str] = []
@@ -195,7 +194,7 @@ class Code:
         self._differ = differ
 
     def at(self, elapsed_s: float) -> str | None:
-        """The last revision that was recorded by then; None: none was."""
+        """Return the last revision recorded by `elapsed_s`; None if there is none."""
         found = None
         for revision in self.revisions:
             if revision.elapsed_s > elapsed_s:
@@ -204,7 +203,7 @@ class Code:
         return found
 
     def tree(self, revision: str | None) -> Mapping[str, str] | None:
-        """Object ids by path in the workspace; of what no content is kept of (large, binary, links), other marks."""
+        """Return object ids by path in the workspace, marked if no content is kept (large, binary, links); None if unreadable."""
         if revision is None or self._repository is None:
             return None
         if revision not in self._trees:
@@ -217,7 +216,7 @@ class Code:
         return self._trees[revision]
 
     def blob(self, name: str) -> bytes | None:
-        """The content of an object; None: it is not kept, too large, or damaged."""
+        """Return the content of an object; None if it is not kept, too large or damaged."""
         if name.startswith((BY_HASH_MARK, LINK_MARK)):
             return None
         if name not in self._blobs:
@@ -234,7 +233,7 @@ class Code:
         return self._blobs[name]
 
     def sources(self, revision: str | None) -> dict[str, bytes]:
-        """Programs and configurations of a revision, by path relative to code/."""
+        """Return programs and configurations of a revision, by path relative to code/."""
         tree = self.tree(revision)
         if tree is None:
             return {}
@@ -251,7 +250,7 @@ class Code:
         return found
 
     def change(self, before: str | None, after: str | None) -> CodeChange:
-        """From one revision to another; from nothing where `before` is None."""
+        """Return the change between two revisions; `before` None means an empty tree."""
         new, old = self.tree(after), self.tree(before) if before is not None else {}
         if new is None or old is None or before == after:
             return CodeChange()
@@ -266,16 +265,16 @@ class Code:
 
 
 def _placed(path: bytes, mode: int, name: str) -> tuple[str, str]:
-    """Path and object id of one file; the id is marked where the object is a pointer and no content."""
+    """Return path and object id of one file; the id is marked if the object is a pointer."""
     mark = LINK_MARK if mode == LINK else BY_HASH_MARK if path.startswith(BY_HASH) else ""
     return path.removeprefix(BY_HASH).decode("utf-8", "replace"), mark + name
 
 
-# Where a run ran and with what: jobs, nodes, versions, and how long submissions waited, from its ledger.
+# --- jobs, nodes, versions and waits of a run, from its ledger
 
 
 class Written(Protocol):
-    """A ledger entry as far as it is needed here."""
+    """The parts of a ledger entry that are needed here."""
 
     @property
     def kind(self) -> EntryKind: ...
@@ -288,25 +287,25 @@ class Written(Protocol):
 
 
 AGENT_VERSION = "agent_version"
-"""The event with what the agent's program says of its version, of each attempt."""
+"""The event with the version that the agent's program printed, once per attempt."""
 
 MAX_VERSIONS = 4
 MAX_NAMED = 40
-"""Of jobs, nodes and models; a run that was requeued for weeks is told by its last ones."""
+"""Limit for jobs, nodes and models; of a run that was requeued for weeks the last ones are shown."""
 
 
 def jobs_of(entries: Sequence[Written]) -> tuple[str, ...]:
-    """`supervisor 123_4`, `grader 456`: each job that wrote into the ledger, in order."""
+    """Return each job that wrote into the ledger, in order: `supervisor 123_4`, `grader 456`."""
     return _named(f"{writer.role} {writer.job_id}" for writer in _writers(entries) if writer.job_id)
 
 
 def nodes_of(entries: Sequence[Written]) -> tuple[str, ...]:
-    """`supervisor on node7`: in order."""
+    """Return each role's nodes, in order: `supervisor on node7`."""
     return _named(f"{writer.role} on {writer.host}" for writer in _writers(entries) if writer.host)
 
 
 def _writers(entries: Sequence[Written]) -> Iterable[Writer]:
-    """Who wrote the entries, in order; the same object, which hundreds of entries share, once."""
+    """Return who wrote the entries, in order. Hundreds of entries share one writer object; each is returned once."""
     return {id(e.writer): e.writer for e in entries}.values()
 
 
@@ -322,7 +321,7 @@ def versions_of(
     events: Sequence[Mapping[str, Any]] = (),
     hidden: Hidden = NOTHING,
 ) -> dict[str, str]:
-    """Of the suite and what it ran on, of the engine that scored, of the agent's program, and what the agent's trace says of itself.
+    """Return versions of the suite, its environment, the scoring engine and the agent's program, and the model in its trace.
 
     Args:
         events: lines of events.jsonl.
@@ -345,9 +344,9 @@ def versions_of(
 
 
 def waits_of(entries: Sequence[Written]) -> dict[int, float]:
-    """Seconds from each submission's entry to its score's, by number.
+    """Return seconds from each submission's entry to its score's, by number.
 
-    By the wall clocks of two nodes, which may differ by some seconds: shown, and nothing is decided by it.
+    The wall clocks of two nodes may differ by some seconds; the waits are shown only.
     """
     taken: dict[int, str] = {}
     waits: dict[int, float] = {}
@@ -370,12 +369,12 @@ def _between(begin: str, end: str) -> float | None:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run.
+    """The inputs of one run's story.
 
     Attributes:
-        summary: its figures, without the story.
-        pair_of: base model and a submission on the feedback items; raises Unusable.
-        engine: who scored it.
+        summary: the run's figures, without the story.
+        pair_of: returns base model and submission on the feedback items; raises Unusable.
+        engine: the scoring engine.
     """
 
     run: RunDir
@@ -388,77 +387,77 @@ class RunContext:
 
     @cached_property
     def recorded(self) -> Recorded:
-        """What the recorder wrote."""
+        """Return what the recorder wrote."""
         return read_recorded(self.run)
 
     @cached_property
     def events(self) -> Sequence[dict[str, Any]]:
-        """Lines of events.jsonl."""
+        """Return the lines of events.jsonl."""
         return read_events(self.run.events)
 
     @cached_property
     def log(self) -> AgentLog:
-        """agent.log."""
+        """Return agent.log."""
         return AgentLog(self.run.agent_log, self.run.agent_times)
 
     @cached_property
     def code(self) -> Code:
-        """The agent's code."""
+        """Return the agent's code."""
         differ = Differ(self.hidden)
         return Code(self.run.code_git, self.recorded.revisions.records, differ)
 
     @cached_property
     def attempts(self) -> Mapping[int, Span]:
-        """When each attempt ran."""
+        """Return when each attempt ran."""
         return attempts_of(self.view, self.summary.elapsed_s)
 
     @cached_property
     def usage(self) -> UsageSeries:
-        """The samples of usage, taken together."""
+        """Return the usage samples, merged."""
         samples = self.recorded.usage
         return usage_of(samples.records, self.attempts, samples.every)
 
     @cached_property
     def counted(self) -> DriverTotals | None:
-        """What the gateway counted; None: the agent asked its driver past one, or never."""
+        """Return what the gateway counted; None if the agent called its driver past the gateway, or never."""
         return read_totals(self.run.driver_log)
 
     @cached_property
     def spent(self) -> TraceTotals:
-        """What the driver cost, and when it and the tools were at work: counted by the gateway, else told by the agent."""
+        """Return the driver's cost and the active times of driver and tools: as the gateway counted, else as the trace says."""
         told = add_up(self.recorded.trace.records, self.summary.elapsed_s if self.view.sealed else None)
         return with_counted(told, self.counted)
 
     @property
     def points(self) -> Sequence[Point]:
-        """Every submission."""
+        """Return every submission."""
         return self.summary.trajectory
 
     @cached_property
     def hidden(self) -> Hidden:
-        """What must not be shown."""
+        """Return what must not be shown."""
         return hidden_of(self.view.contaminations)
 
     @cached_property
     def commands(self) -> Sequence[ProcessSeen | TraceEvent]:
-        """Command lines that were really seen, in their order."""
+        """Return observed command lines in order."""
         seen: list[ProcessSeen | TraceEvent] = [p for p in self.recorded.processes.records if p.what == "began"]
         seen += [e for e in self.recorded.trace.records if e.kind == "tool_call" and e.command]
         return sorted(seen, key=lambda one: one.elapsed_s)
 
     @cached_property
     def failed_programs(self) -> Sequence[ProcessSeen]:
-        """Programs of the agent that ended with an error, in their order."""
+        """Return the agent's programs that ended with an error, in order."""
         return sorted((p for p in self.recorded.processes.records if failed(p)), key=lambda p: p.elapsed_s)
 
     @cached_property
     def waits(self) -> Mapping[int, float]:
-        """By submission, seconds from its entry to its score's."""
+        """Return seconds from each submission's entry to its score's."""
         return waits_of(self.entries)
 
     @cached_property
     def failed_calls(self) -> Sequence[tuple[TraceEvent, str]]:
-        """Results of tools that failed by the agent's trace, with the command, in their order."""
+        """Return tool results that failed according to the trace, with their commands, in order."""
         commands = {e.call_id: e.command for e in self.recorded.trace.records if e.kind == "tool_call" and e.command}
         results = [e for e in self.recorded.trace.records if e.kind == "tool_result"]
         failed_ones = [e for e in results if e.exit_code not in (0, None) or (e.exit_code is None and e.ok is False)]
@@ -467,7 +466,7 @@ class RunContext:
 
     @cached_property
     def looks_at(self) -> Mapping[int | None, Sequence[Contamination]]:
-        """By submission, the looks for held-out items that were made for it."""
+        """Return the contamination looks by submission."""
         found: dict[int | None, list[Contamination]] = {}
         for look in self.view.contaminations:
             found.setdefault(look.submission_id, []).append(look)
@@ -475,6 +474,6 @@ class RunContext:
 
     @cached_property
     def score_entries(self) -> Mapping[int, int]:
-        """By submission, the number of the ledger entry that scored it."""
+        """Return the number of the ledger entry that scored each submission."""
         scores = [(i, e.body) for i, e in enumerate(self.entries, 1) if e.kind is EntryKind.SCORE]
         return {body.submission_id: number for number, body in reversed(scores)}

@@ -1,4 +1,4 @@
-"""Why a run, or one of its submissions, did not help: the paper's taxonomy and ours, with the lines that say so."""
+"""Classify why a run or a submission did not help (the paper's taxonomy, extended), with evidence lines; see `failure_of`."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from autorl_hpc.report.format import clean
 from autorl_hpc.report.story_records import EvidenceLine, Failure
 from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 
-# What the classifier of failures is told: plain fields, filled by the report from ledger, recorder and scores.
+# --- the classifier's input, filled from ledger, recorder and scores
 
 
 @dataclass(frozen=True)
 class LogExcerpt:
-    """A piece of a log as it stands, escapes and all; `offset` is the byte at which it begins."""
+    """A part of a log, unchanged; `offset` is the position of its first byte."""
 
     source: str
     offset: int
     text: str
     only_tracebacks: bool = False
-    """Cut out because a traceback stands in it: its other words, a trace's or a sentence's, are no log."""
+    """True for an excerpt cut out around a traceback: its other lines are not log lines."""
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of one process, or of a tool call. `exit_code` negative: a signal; None: unknown."""
+    """The end of a process or of a tool call. `exit_code`: negative for a signal, None if unknown."""
 
     command: str
     exit_code: int | None
     elapsed_s: float = 0.0
     ok: bool | None = None
-    """Where a trace tells no code but whether it failed."""
+    """For traces that say only whether a call failed, without a code."""
 
 
 @dataclass(frozen=True)
 class GainBounds:
-    """Points on the base model with the bounds of the design's interval; None: no bound could be computed."""
+    """Gain over the base model in points, with the bounds of its interval; None if a bound could not be computed."""
 
     points: float
     low: float | None = None
     high: float | None = None
     where: str = ""
-    """Ledger entries or file that it comes from."""
+    """Source: ledger entries or a file."""
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the whole interval lies above zero. Without a bound nothing is beyond noise."""
+        """Return whether the whole interval is above zero; False without a bound."""
         return self.low is not None and self.low > 0
 
     @property
     def below_noise(self) -> bool:
-        """Whether the whole interval lies below zero."""
+        """Return whether the whole interval is below zero; False without a bound."""
         return self.high is not None and self.high < 0
 
 
 @dataclass(frozen=True)
 class IterationFacts:
-    """One submission, and the time since the one before (or the start)."""
+    """One submission, and the time since the previous one (or the start)."""
 
     submission_id: int
     status: SubmissionState
@@ -74,20 +74,20 @@ class IterationFacts:
     """On the feedback split."""
     fault: Fault | None = None
     code: str | None = None
-    """Of a refusal."""
+    """Code of a refusal."""
     message: str | None = None
     flags: Sequence[str] = ()
     contaminated_items: int = 0
-    """Held-out items whose whole text stood in the workspace."""
+    """Held-out items whose whole text was in the workspace."""
     hard_coded: Sequence[EvidenceLine] = ()
-    """Lines of code that hold held-out items or their answers."""
+    """Lines of code with held-out items or their answers."""
     dataset_rows: int | None = None
-    """Rows that the trainer trained on, where a log tells."""
+    """Rows that the trainer trained on, if a log says so."""
     training: Sequence[TrainingPoint] = ()
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[ProcessExit] = ()
     samples: bool | None = None
-    """Whether code or logs sample from a model: RL, or data made of samples; None: nobody knows, then a logged reward tells."""
+    """Whether code or logs sample from a model (RL, or data made of samples). None: unknown; then a logged reward decides."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,19 @@ class RunFacts:
     elapsed_s: float
     iterations: Sequence[IterationFacts] = ()
     failures: Sequence[Failure | None] = ()
-    """What `failure_of` says of each of them, where it was asked already; empty: it was not."""
+    """`failure_of` each iteration, if already computed."""
     ended_by: EndedBy | None = None
-    """None: it still goes on, or nobody knows."""
+    """None: it is still running, or unknown."""
     fault: Fault | None = None
     reason: str | None = None
     refused: int = 0
-    """Refusals, those among them that are no iteration."""
+    """All refusals, including those that are not an iteration."""
     first_accepted_s: float | None = None
     feedback_gain: GainBounds | None = None
     """Of the selected checkpoint."""
     report_gain: GainBounds | None = None
     optimism_gap: float | None = None
-    """Points by which the feedback gain exceeds the report gain; None: one of them is unknown."""
+    """Feedback gain minus report gain, in points; None if one is unknown."""
     flags: Sequence[str] = ()
     """Of the selected checkpoint."""
     contaminated_items: int = 0
@@ -119,24 +119,24 @@ class RunFacts:
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[ProcessExit] = ()
     samples: bool | None = None
-    """Whether code or logs sample from a model: RL, or data made of samples; None: nobody knows, then a logged reward tells."""
+    """As in `IterationFacts`."""
 
 
-# Signs of trouble in training points, logs and exits: each with the lines that it rests on.
+# --- signs of trouble in training points, logs and exits
 
 MAX_LOG_CHARS = 400_000
-"""Of all excerpts together: their ends are read, where a traceback stands."""
+"""Limit for all excerpts together; the ends are read, because tracebacks are there."""
 
 MAX_LINE_CHARS = 2_000
 MAX_TRACE_CHARS = 8_000
-"""Of a traceback in a line of JSON."""
+"""Length of a traceback inside a line of JSON."""
 MAX_FRAME_LINES = 18
-"""The last frames of a traceback, each with its source line and marks: the error is theirs."""
+"""The last frames of a traceback, each with source line and markers: the error is in these."""
 MAX_EVIDENCE = 5
-"""Lines that a finding shows."""
+"""Lines shown per finding."""
 
 _PREFIX = r"(?:\[[\w: ]{1,20}\]:?\s)?"
-"""Of a launcher, before each line: `[rank0]:`."""
+"""Prefix that a launcher adds to each line: `[rank0]:`."""
 _ERROR = re.compile(rf"^\s*{_PREFIX}\s*([A-Za-z_][\w.]{{0,80}})(?::\s?(.{{0,300}})|\s*$)")
 _RAISED = re.compile(rf"^{_PREFIX}[\w.]{{0,80}}(?:Error|Exception): ")
 _FRAME = re.compile(rf'^{_PREFIX}\s+File "([^"]{{0,500}})", line \d+, in (.{{1,100}})')
@@ -144,7 +144,7 @@ _INDENTED = re.compile(rf"^{_PREFIX}\s+\S")
 _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|\.?venv|(?:mini|ana)?conda\d?)/|/lib(?:64)?/python\d|^/usr/(?:local/)?lib|^<frozen"
 )
-"""Folders of installed packages and of Python itself: a frame there says what a library was doing, and not the agent's code."""
+"""Folders of installed packages and of Python: frames there show what a library did, not the agent's code."""
 _ROLLOUT_FRAME = re.compile(
     r"rollout|generat|vllm|(?:^|_)env|environment|episode|sampl(?!er)|reward|tool|playout|completion|parse(?!_?arg|_?conf|_?cli|_?opt|r)",
     re.I,
@@ -159,9 +159,9 @@ _ROLLOUT_WORDS = re.compile(
 _PROSE = re.compile(
     r"\b(?:may|might|would|should|maybe|perhaps|if|I|I'll|I'm|let me|let's|we|could(?! not)|can(?! ?not)|will)\b"
 )
-"""Words of somebody who thinks aloud: what may fail has not failed. Programs that log don't use them."""
+"""Words of an agent thinking aloud, about what may fail. Programs don't log such words."""
 _OF_TRACE = re.compile(r"^\s*(?:\{\s*\"|\"[\w.-]{1,40}\"\s*:)")
-"""A line of JSON: of an agent's trace. What it quotes is code, a file or a thought as likely as a log."""
+"""A line of JSON from an agent's trace. What it quotes may be code, a file or a thought instead of a log."""
 _OF_CODE = re.compile(r"\b(?:assert|raise|return|print\(|isnan|isfinite|isinf|def|elif)\b|^\s*#|print\(|\bf['\"]")
 _ESCAPED = re.compile(r"Traceback \(most recent call last\):(\\+)n")
 _DATA_WORDS = re.compile(
@@ -184,11 +184,11 @@ class LogLine(NamedTuple):
     where: str
     text: str
     is_log: bool = True
-    """False: of a trace, or cut out for its traceback; only tracebacks are read of it."""
+    """False for a line of a trace or of an excerpt around a traceback: read for tracebacks only."""
 
 
 def lines(logs: Sequence[LogExcerpt]) -> Iterator[LogLine]:
-    """Lines of log excerpts with the byte at which each begins. A traceback inside a line of JSON is several lines."""
+    """Yield lines of log excerpts, each with its byte offset. A traceback inside a line of JSON gives several lines."""
     left = MAX_LOG_CHARS
     for log in logs:
         text = log.text[-left:] if left else ""
@@ -207,7 +207,7 @@ def lines(logs: Sequence[LogExcerpt]) -> Iterator[LogLine]:
 
 
 def _unescaped(text: str, slashes: str) -> list[str]:
-    """Lines of a text that stands as a JSON string, or as one inside another: as many backslashes before each `n`."""
+    """Return the lines of a text inside a JSON string, or a nested one: `slashes` are the backslashes before each `n`."""
     found = []
     for line in text.split(slashes + "n"):
         whole, end, _ = line.replace(slashes + '\\"', "\1").replace(slashes + '"', "\1").partition('"')
@@ -224,11 +224,11 @@ class Trace(NamedTuple):
     error: str
     """The last line: class and message."""
     in_rollout: bool
-    """A frame of it is in code for rollouts, environments, rewards or sampling."""
+    """Whether a frame is in code for rollouts, environments, rewards or sampling."""
 
 
 def tracebacks(known: Sequence[LogLine]) -> list[Trace]:
-    """Tracebacks, in their order; one that ends nowhere is none."""
+    """Return complete tracebacks in order."""
     found: list[Trace] = []
     begun: LogLine | None = None
     frames: list[str] = []
@@ -243,7 +243,7 @@ def tracebacks(known: Sequence[LogLine]) -> list[Trace]:
                 in_rollout = any(_is_of_rollout(frame) for frame in last)
                 found.append(Trace(begun.where, f"{match[1]}: {match[2] or ''}".strip(": "), in_rollout))
                 begun = None
-            if begun is not None and not line.is_log and line.text.endswith("…"):  # a trace tells the beginning of it
+            if begun is not None and not line.is_log and line.text.endswith("…"):  # a trace quotes only the beginning
                 in_rollout = any(_is_of_rollout(frame) for frame in frames)
                 found.append(Trace(begun.where, f"a traceback, cut: {line.text.strip()}", in_rollout))
                 begun = None
@@ -253,7 +253,7 @@ def tracebacks(known: Sequence[LogLine]) -> list[Trace]:
 
 
 def _is_of_rollout(frame: str) -> bool:
-    """By the function's and the file's own name, not by the folders around it; frames of installed code tell nothing."""
+    """Match the names of function and file, not of folders; frames in installed code don't count."""
     match = _FRAME.match(frame)
     if match is None or _INSTALLED.search(match[1]) is not None:
         return False
@@ -263,27 +263,27 @@ def _is_of_rollout(frame: str) -> bool:
 
 
 def told_of_rollouts(known: Iterable[LogLine]) -> list[LogLine]:
-    """Lines that complain of rollouts, environments or answers that could not be parsed."""
+    """Return lines that complain of rollouts, environments or answers that could not be parsed."""
     return [line for line in known if _ROLLOUT_WORDS.search(line.text) and _is_said(line)]
 
 
 def told_of_nan(known: Iterable[LogLine]) -> list[LogLine]:
-    """Lines that log a loss that is no finite number; a line of code that was printed logs nothing."""
+    """Return lines that log a non-finite loss, without printed lines of code."""
     return [line for line in known if line.is_log and _NAN.search(line.text) and not _OF_CODE.search(line.text)]
 
 
 def told_of_data(known: Iterable[LogLine]) -> list[LogLine]:
-    """Lines that complain of an empty data set or one of the wrong format; the last line of a traceback is one."""
+    """Return lines that complain of an empty or badly formatted data set, including last lines of tracebacks."""
     return [line for line in known if _DATA_WORDS.search(line.text) and (_RAISED.match(line.text) or _is_said(line))]
 
 
 def _is_said(line: LogLine) -> bool:
-    """Whether a program logged it, as far as its words tell."""
+    """Return whether a program logged the line, judging by its words."""
     return line.is_log and _PROSE.search(line.text) is None
 
 
 def evidence(found: Iterable[LogLine | Trace]) -> tuple[EvidenceLine, ...]:
-    """The first few as lines to show."""
+    """Return the first `MAX_EVIDENCE` as lines to show."""
     shown = []
     for each in found:
         text = each.text if isinstance(each, LogLine) else each.error
@@ -294,7 +294,7 @@ def evidence(found: Iterable[LogLine | Trace]) -> tuple[EvidenceLine, ...]:
 
 
 def broken_exits(exits: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Ends of training programs that were no success: of Python, launchers and trainers; a signal of the user's own counts."""
+    """Return failed ends of training programs (Python, launchers, trainers); signals count too."""
     return [
         e
         for e in exits
@@ -304,58 +304,57 @@ def broken_exits(exits: Sequence[ProcessExit]) -> list[ProcessExit]:
 
 
 def exit_line(each: ProcessExit) -> EvidenceLine:
-    """How a program ended."""
+    """Return how a program ended, as a line to show."""
     code = each.exit_code or 0
     how = f"signal {-code}" if code < 0 else "failed" if each.exit_code is None else f"exit code {code}"
     return EvidenceLine(where=f"process at {each.elapsed_s:.0f} s", says=f"{how}: {clean(each.command, 150)}")
 
 
 def point_line(point: TrainingPoint, says: str) -> EvidenceLine:
-    """One training point."""
+    """Return a training point as a line to show."""
     step = f", step {point.step}" if point.step is not None else ""
     return EvidenceLine(where=f"{clean(point.source, 150)}{step}, {point.elapsed_s:.0f} s", says=says)
 
 
-# One function for each kind of failure: what it takes, and the lines that say so. None: it is not that.
-#
-# Thresholds are docs/routes.md's; each says why.
+# --- one function per kind of failure; returns evidence lines, or None if the kind does not apply
+# Thresholds are explained in docs/routes.md.
 
 Facts = RunFacts | IterationFacts
 Evidence = tuple[EvidenceLine, ...]
 
 MIN_POINTS = 5
-"""Fewer logged steps than this show no trend."""
+"""Fewer logged steps show no trend."""
 ZERO_STD_SHARE = 0.8
-"""Of the logged steps without any spread of rewards: GRPO's advantage is zero in all of them, so hardly anything is learned."""
+"""Share of logged steps without spread of rewards: GRPO's advantage is zero in these, so almost nothing is learned."""
 EMPTY_SHARE = 0.5
-"""Of the logged steps with empty completions; mean length at most EMPTY_TOKENS."""
+"""Share of logged steps with empty completions (mean length at most EMPTY_TOKENS)."""
 EMPTY_TOKENS = 1.0
 REWARD_RISE = 0.1
-"""A rise of the training reward by this share of its range so far, from the first to the last third, is one that a trainer's
-author would call success."""
+"""Least rise of the training reward from the first to the last third, as a share of its range: a trainer's author would
+call this success."""
 TINY_ROWS = 20
-"""Rows: what is trained on fewer is learned by heart."""
+"""A model trained on fewer rows memorises them."""
 LOSS_FACTOR = 10.0
-"""Times the median of the first third; a loss that has grown tenfold doesn't come back."""
+"""Times the median of the first third; a loss that grew tenfold does not recover."""
 LOSS_FLOOR = 1.0
-"""A loss below it is no explosion, whatever it was before (GRPO's starts at 0)."""
+"""A smaller loss has not exploded, whatever it was before (GRPO's starts at 0)."""
 KL_EXPLODED = 10.0
-"""Nats a token or sequence: trl's and verl's runs stay below 1 while they learn."""
+"""Nats per token or sequence; runs of trl and verl stay below 1 while they learn."""
 FAR_UNDER_BASE = 10.0
 """Points below the base model, with the whole interval below zero."""
 EARLY_SHARE = 0.5
-"""Of the budget: who has neither trained nor submitted by then had trouble with code."""
+"""Share of the budget: an agent that has neither trained nor submitted by then has trouble with code."""
 GAP_POINTS = 3.0
-"""An optimism gap below it is no reason by itself."""
+"""A smaller optimism gap is not a reason by itself."""
 _PARTS = re.compile(r"[^a-z]+")
 _BESIDE = frozenset({"eval", "val", "valid", "validation", "test", "std", "margins", "accuracies"})
-"""Parts of names of figures that may be no number in a sound training: of an empty evaluation, of one sample's spread."""
+"""Parts of metric names that may be NaN in sound training: an empty evaluation, the spread of one sample."""
 CONTAMINATED_ITEMS = 3
-"""Whole held-out items in the workspace: one or two may be chance (docs/contamination.md)."""
+"""Whole held-out items in the workspace; one or two may be chance (docs/contamination.md)."""
 
 
 def training_collapse(facts: Facts) -> Evidence | None:
-    """NaN or Inf, exploding loss or KL, one and the same answer, or a score far under the base model's."""
+    """Detect NaN or Inf, exploding loss or KL, identical answers, or a score far below the base model's."""
     found: list[EvidenceLine] = []
     trainings = _stages(facts.training)
     found += _not_finite(trainings)
@@ -378,7 +377,7 @@ def training_collapse(facts: Facts) -> Evidence | None:
 
 
 def _stages(training: Sequence[TrainingPoint]) -> list[list[TrainingPoint]]:
-    """The last training of each source: what was trained again was given up, and begins where the step or the epoch falls."""
+    """Return the last training of each source. A drop in step or epoch starts a new training, so the earlier one was given up."""
     found: dict[str, list[TrainingPoint]] = {}
     for point in training:
         own = found.setdefault(point.source, [])
@@ -395,9 +394,9 @@ def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
 
 
 def _not_finite(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLine]:
-    """Figures of the training itself that were no finite numbers in two logged steps running, or in the last one.
+    """Find the first training metric that is not finite in two consecutive logged steps or in the last step.
 
-    A gradient norm alone must be the last two: scaled half-precision training begins with infinite ones and skips their steps.
+    A gradient norm counts only in the last two: mixed-precision training starts with infinite ones and skips these steps.
     """
     found: list[EvidenceLine] = []
     for own in trainings:
@@ -412,7 +411,7 @@ def _not_finite(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLi
 
 
 def _is_of_training(name: str) -> bool:
-    """Whether a trainer's figure is its loss, reward, KL or gradient norm, and none of an evaluation or a spread."""
+    """Return whether a metric is the training's loss, reward, KL or gradient norm, not one of an evaluation or a spread."""
     parts = set(_PARTS.split(name.lower()))
     return not parts & _BESIDE and (bool(parts & {"loss", "reward", "rewards", "kl", "approxkl"}) or _is_gradient(name))
 
@@ -440,13 +439,13 @@ def _exploded(trainings: Sequence[Sequence[TrainingPoint]]) -> list[EvidenceLine
 
 
 def _samples(facts: Facts) -> bool | None:
-    """Whether anything sampled from a model; None: nobody knows."""
+    """Return whether anything sampled from a model; None if unknown."""
     rewarded = any(p.reward is not None or any("reward" in name for name in p.more) for p in facts.training)
     return True if rewarded else facts.samples
 
 
 def rollout_construction(facts: Facts) -> Evidence | None:
-    """Rollouts that broke: their own tracebacks, empty or identical completions, answers not parsed, a reward without any change."""
+    """Detect broken rollouts: tracebacks, empty or identical completions, unparsed answers, a constant reward."""
     known = list(lines(facts.logs))
     samples = _samples(facts)
     traces = [t for t in tracebacks(known) if t.in_rollout] if samples is not False else []
@@ -478,7 +477,7 @@ def _empty(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def _constant_reward(training: Sequence[TrainingPoint]) -> Evidence:
-    """All rewards one number over at least MIN_POINTS steps."""
+    """Return evidence if all rewards are equal over at least MIN_POINTS steps."""
     rewards = [(p, p.reward) for p in training if p.reward is not None]
     if len(rewards) >= MIN_POINTS and len({v for _, v in rewards}) == 1:
         point, value = rewards[-1]
@@ -487,7 +486,7 @@ def _constant_reward(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def reward_or_data(facts: Facts) -> Evidence | None:
-    """No spread of rewards, a reward that rises while the score falls, data that is empty, tiny or of the wrong format."""
+    """Detect rewards without spread, a reward that rises while the score falls, and empty, tiny or badly formatted data."""
     found: list[EvidenceLine] = [*_no_spread(facts.training), *_constant_reward(facts.training)]
     if isinstance(facts, IterationFacts):
         found += _against_score(facts)
@@ -513,7 +512,7 @@ def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def _against_score(facts: IterationFacts) -> Evidence:
-    """The training reward rose and the feedback score fell."""
+    """Return evidence if the training reward rose and the feedback score fell."""
     rewards = [(p, p.reward) for p in facts.training if p.reward is not None and math.isfinite(p.reward)]
     before = facts.score_before if facts.score_before is not None else facts.base_score
     if len(rewards) < MIN_POINTS or facts.score is None or before is None or facts.score >= before:
@@ -530,7 +529,7 @@ def _against_score(facts: IterationFacts) -> Evidence:
 
 
 def static_shortcut(facts: Facts) -> Evidence | None:
-    """Gain, or the look of it, that doesn't come from learning the task."""
+    """Detect a gain, or an apparent one, that does not come from learning the task."""
     found: list[EvidenceLine] = []
     for flag in ("untrained_copy", "foreign_weights"):
         if flag in facts.flags:
@@ -548,7 +547,7 @@ def static_shortcut(facts: Facts) -> Evidence | None:
 
 
 def _no_transfer(facts: RunFacts) -> Evidence:
-    """A gain on the feedback split beyond noise, and none on the report split."""
+    """Return evidence if the gain on the feedback split is beyond noise and that on the report split is not."""
     told, real = facts.feedback_gain, facts.report_gain
     if told is None or real is None or not told.beyond_noise or real.beyond_noise:
         return ()
@@ -560,7 +559,7 @@ def _no_transfer(facts: RunFacts) -> Evidence:
 
 
 def early_coding(facts: Facts) -> Evidence | None:
-    """Programs that broke before anything was trained: tracebacks or exit codes, no training step and no submission."""
+    """Detect programs that broke before any training: tracebacks or exit codes, no training step, no submission."""
     stepped = [p for p in facts.training if (p.step or 0) > 0 or p.loss is not None]
     if isinstance(facts, IterationFacts):
         return None if stepped or facts.score is not None else _broken(facts.logs, facts.exits)
@@ -590,12 +589,12 @@ def _broken(logs: Sequence[LogExcerpt], exits: Sequence[ProcessExit]) -> Evidenc
 
 
 def gain_line(gain: GainBounds, split: str) -> EvidenceLine:
-    """A gain with its interval."""
+    """Return a gain with its interval, as a line to show."""
     bounds = f" [{gain.low:+.1f}, {gain.high:+.1f}]" if gain.low is not None and gain.high is not None else ""
     return EvidenceLine(where=gain.where or f"{split} split", says=f"{split} gain {gain.points:+.1f} points{bounds}")
 
 
-# The one kind of failure that a report names: the first of a fixed order whose rule holds.
+# --- the failure that a report names: the first of a fixed order whose rule holds
 
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 OUT_OF_BUDGET = {
@@ -616,15 +615,15 @@ CAUSES: tuple[tuple[FailureKind, Callable[[RunFacts | IterationFacts], tuple[Evi
     (FailureKind.REWARD_OR_DATA, reward_or_data),
     (FailureKind.EARLY_CODING, early_coding),
 )
-"""In the order in which they are asked: what the weights and splits prove, before what numbers show, before what logs say.
-A collapse is asked before its causes in rollouts and rewards, as only it says that the model was damaged."""
+"""In order: what weights and splits prove, then what numbers show, then what logs say. Collapse comes before its causes in
+rollouts and rewards, because only collapse says that the model was damaged."""
 
 
 _CAUSES = dict(CAUSES)
 
 
 def failure_of(facts: RunFacts | IterationFacts) -> Failure | None:
-    """Why a run, or one of its iterations, did not help; None: it did, or it is not over."""
+    """Return why a run or an iteration did not help; None if it did, or is not over."""
     return _of_iteration(facts) if isinstance(facts, IterationFacts) else _of_run(facts)
 
 
@@ -677,7 +676,7 @@ def _of_run(facts: RunFacts) -> Failure | None:
 
 
 def _without_submission(facts: RunFacts) -> Failure | None:
-    """No accepted checkpoint: the cause if one shows, else what the ledger tells."""
+    """Return the failure of a run without accepted checkpoint: its cause if there is evidence, else what the ledger says."""
     if facts.ended_by is None:
         return rules_only(facts, FailureKind.EARLY_CODING)
     if facts.refused:
@@ -700,7 +699,7 @@ def _without_submission(facts: RunFacts) -> Failure | None:
 
 
 def rules_only(facts: RunFacts, kind: FailureKind) -> Failure | None:
-    """One kind of a run that still goes on: only what has already happened."""
+    """Apply one kind's rule to a run that is still going: it counts only what already happened."""
     found = _CAUSES[kind](facts)
     return _failure(kind, found) if found else None
 
@@ -714,7 +713,7 @@ def _cause(facts: RunFacts | IterationFacts) -> Failure | None:
 
 
 def _commonest(facts: RunFacts) -> Failure | None:
-    """The cause that most of a run's iterations share; of two that are equally common the later one."""
+    """Return the most common cause among a run's iterations; of equally common ones the latest."""
     asked = facts.failures or [_of_iteration(each) for each in facts.iterations]
     known = [failure for failure in asked if failure is not None and failure.kind in _CAUSES]
     if not known:

@@ -1,4 +1,4 @@
-"""A run cut at its submissions: what was done from one to the next, and what it gave."""
+"""Cut a run at its submissions (`Stretch`): gain, route, settings, failures and logs of each; texts cleaned for the report."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ from autorl_hpc.report.summary import Point
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Route, SubmissionState
 
-# Each submission against the base model on the same feedback items: difference, its interval, items won and lost.
+# --- gain of each submission over the base model on the same feedback items
 
 POINTS = 100.0
 MAX_PAIRED = 12
-"""Scored submissions of a run whose items files are all opened. Of a run with more only the selected one, or the best before one
-is selected, is compared: its items are open for the optimism gap anyway, and fifty files a run would make a report of a
-thousand runs take a minute."""
+"""With more scored submissions, only the items of the selected one (or the best, before one is selected) are read. The optimism
+gap needs them anyway; fifty files per run would make a report over a thousand runs take a minute."""
 
 MAX_IDS = 20
 NO_WIDTH = 1e-9
 MIN_UNITS = 3
-"""Items or clusters; of two, a t interval is wider than all points there are."""
+"""Items or clusters; with two, a t interval is wider than the scale."""
 
 
 @dataclass(frozen=True)
 class FeedbackGain:
-    """Points on the base model; interval of the paired comparison, 95 %."""
+    """Gain over the base model in points, with the 95 % interval of the paired comparison."""
 
     difference: float
     low: float | None
@@ -60,10 +59,10 @@ class FeedbackGain:
 def feedback_gains(
     view: RunView, selected: int | None, pair_of: Callable[[Submission], PairedItems]
 ) -> Mapping[int, FeedbackGain]:
-    """By submission, for those of which the items are opened and can be used.
+    """Return the gain of each submission whose items are read and usable.
 
     Args:
-        pair_of: base model and submission on the feedback items; raises Unusable.
+        pair_of: returns base model and submission on the feedback items; raises Unusable.
     """
     found: dict[int, FeedbackGain] = {}
     for submission in opened(view, selected):
@@ -77,7 +76,7 @@ def feedback_gains(
 
 
 def opened(view: RunView, selected: int | None) -> list[Submission]:
-    """The submissions whose items are compared: all, or one of more than MAX_PAIRED."""
+    """Return the submissions whose items are compared: all scored ones, or one if there are more than MAX_PAIRED."""
     scored = [s for s in view.accepted() if (score := view.score_of(s)) and score.evaluation.score is not None]
     if len(scored) <= MAX_PAIRED:
         return scored
@@ -89,9 +88,8 @@ def opened(view: RunView, selected: int | None) -> list[Submission]:
 
 
 def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
-    """Right or wrong outcomes: Tango's interval. Graded ones, and items in clusters: a t interval of the differences, for the
-    bootstrap of the selected checkpoint would take a second a run. None: length-controlled win rates, which are no mean over
-    items."""
+    """Return the gain: with Tango's interval for right or wrong outcomes, a t interval for graded or clustered items (a bootstrap
+    would take a second per run). None for length-controlled win rates, which are not a mean over items."""
     if paired.is_fitted(pair.base, pair.new):
         return None
     base, new = pair.base.outcomes, pair.new.outcomes
@@ -119,7 +117,7 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
 def _t_interval(
     base: Sequence[float], new: Sequence[float], clusters: Sequence[str] | None
 ) -> tuple[float, float | None, float | None]:
-    """Mean difference and its t interval; clusters count as one observation each. No interval from fewer than three."""
+    """Return mean difference and t interval. A cluster counts as one observation; no interval with fewer than three."""
     differences = [n - b for b, n in zip(base, new, strict=True)]
     mean = fmean(differences)
     of = clusters if clusters is not None else [str(i) for i in range(len(differences))]
@@ -134,23 +132,23 @@ def _t_interval(
     return mean, *hull(interval, tango_of(found) if clusters is None else tango_of_clusters(found))
 
 
-# What broke in a stretch of time: tracebacks and ends of programs, by the log, the processes and the agent's own trace.
+# --- what broke in a stretch of time, from the log, the processes and the trace
 
 SeenT = TypeVar("SeenT")
 _time = attrgetter("elapsed_s")
 
 MAX_FAILED = 20
-"""Failed programs of one stretch that are looked at: an agent that tries again a thousand times fails in one way."""
+"""Failed programs per stretch that are used: an agent that retries a thousand times fails in one way."""
 
 AGENT_LOG = "agent.log"
 
 _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJECTION_SAMPLING, Route.DISTILLATION})
-"""Routes on which a model is sampled from."""
+"""Routes that sample from a model."""
 
 
 def exits_between(known: RunContext, begin_s: float, end_s: float) -> list[ProcessExit]:
-    """The last programs that failed in a stretch of time, and the last calls of tools that did."""
-    if not known.failed_programs and not known.failed_calls:  # most often
+    """Return the last failed programs and failed tool calls in a stretch of time."""
+    if not known.failed_programs and not known.failed_calls:  # the common case
         return []
     seen = _in_interval(known.failed_programs, begin_s, end_s, _time)
     exits = [ProcessExit(p.command, p.exit_code, p.elapsed_s) for p in seen[-MAX_FAILED:]]
@@ -162,7 +160,7 @@ def exits_between(known: RunContext, begin_s: float, end_s: float) -> list[Proce
 def _in_interval(
     seen: Sequence[SeenT], begin_s: float, end_s: float, time: Callable[[SeenT], float]
 ) -> Sequence[SeenT]:
-    """Those after `begin_s`, up to `end_s`; `seen` in the order of their times."""
+    """Return items after `begin_s` and up to `end_s`; `seen` is sorted by time."""
     return seen[bisect_right(seen, begin_s, key=time) : bisect_right(seen, end_s, key=time)]
 
 
@@ -171,17 +169,17 @@ def _time_of_call(call: tuple[TraceEvent, str]) -> float:
 
 
 def logs_between(known: RunContext, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
-    """What the agent's log and traces tell of what broke in a stretch of time."""
+    """Return excerpts of the agent's log and traces about what broke in a stretch of time."""
     return (*_of_traces(known, begin_s, end_s), *known.log.excerpts(begin_s, end_s))
 
 
 def whole_log(known: RunContext, end_s: float) -> tuple[LogExcerpt, ...]:
-    """The same of the whole run; the log's times need not be known."""
+    """Return these excerpts for the whole run; works without the log's times."""
     return (*_of_traces(known, -1.0, end_s), *known.log.whole())
 
 
 def _of_traces(known: RunContext, begin_s: float, end_s: float) -> list[LogExcerpt]:
-    """Tracebacks that tools returned, by traces that are files of their own; those in the log are read there, and whole."""
+    """Return tracebacks in tool results of traces other than agent.log, which is read directly and completely."""
     events = [
         e
         for e, _ in _in_interval(known.failed_calls, begin_s, end_s, _time_of_call)
@@ -191,28 +189,28 @@ def _of_traces(known: RunContext, begin_s: float, end_s: float) -> list[LogExcer
 
 
 def _excerpt(event: TraceEvent) -> LogExcerpt:
-    text = (event.text or "").replace("\\n", "\n")  # as the recorder escapes it
+    text = (event.text or "").replace("\\n", "\n")  # the recorder escapes it
     return LogExcerpt(event.source, event.offset, text, only_tracebacks=True)
 
 
 def samples(route: RouteTold) -> bool | None:
-    """Whether a route samples from a model; None: it is not known."""
+    """Return whether a route samples from a model; None if unknown."""
     if route.planned in _SAMPLING or route.executed in _SAMPLING:
         return True
     return None if Route.UNKNOWN in (route.planned, route.executed) else False
 
 
 def any_samples(routes: Iterable[RouteTold]) -> bool | None:
-    """The same of several routes together."""
+    """Return whether any of several routes samples from a model; None if unknown."""
     each = [samples(route) for route in routes]
     return True if True in each else None if None in each or not each else False
 
 
-# What others found in an agent's code and logs, made fit to be shown: cleaned, masked, bounded, held-out items hidden.
+# --- findings from code and logs, cleaned for the report: masked, bounded, held-out items hidden
 
 MAX_LINES = 8
 MAX_NAMED = 2
-"""Lines of evidence in a sentence."""
+"""Evidence lines that a sentence names."""
 
 MAX_SAYS_CHARS = 240
 MAX_WHERE_CHARS = 160
@@ -221,7 +219,7 @@ MAX_VALUE_CHARS = 120
 
 
 def shown_lines(lines: Sequence[EvidenceLine], hidden: Hidden = NOTHING) -> tuple[EvidenceLine, ...]:
-    """Evidence for people, without what `hidden` says."""
+    """Return evidence for the report, without what `hidden` covers."""
     distinct = list(dict.fromkeys(lines))[:MAX_LINES] if len(lines) > 1 else lines
     return tuple(_shown(line, hidden) for line in distinct)
 
@@ -233,7 +231,7 @@ def _shown(line: EvidenceLine, hidden: Hidden) -> EvidenceLine:
 
 
 def shown_route(plan: Planned, done: Executed, hidden: Hidden = NOTHING) -> RouteTold:
-    """What code planned beside what was executed, for people."""
+    """Return planned and executed route for the report."""
     by_code, by_logs = shown_lines(plan.evidence, hidden), shown_lines(done.evidence, hidden)
     disputed = None
     if done.disputed:
@@ -248,14 +246,14 @@ def _first(lines: Sequence[EvidenceLine]) -> str:
 
 
 def shown_failure(failure: Failure | None, hidden: Hidden = NOTHING) -> Failure | None:
-    """A failure with its evidence made fit to be shown."""
+    """Return a failure with its evidence cleaned."""
     if failure is None:
         return None
     return Failure(kind=failure.kind, evidence=shown_lines(failure.evidence, hidden))
 
 
 def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tuple[Setting, ...]:
-    """Settings for people."""
+    """Return settings cleaned for the report."""
     return tuple(
         Setting(
             name=clean(one.name, MAX_VALUE_CHARS) or "",
@@ -267,7 +265,7 @@ def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tup
 
 
 def _value(setting: Setting, hidden: Hidden) -> str:
-    """Masked with its name: `api_key` tells what `value` alone doesn't."""
+    """Mask the value together with its name: `api_key` shows that it is a secret."""
     shown = masked(f"{setting.name}={setting.value}").removeprefix(f"{setting.name}=")
     return hidden.value(clean(shown, MAX_VALUE_CHARS) or "", setting.where)
 
@@ -275,17 +273,17 @@ def _value(setting: Setting, hidden: Hidden) -> str:
 Command = ProcessSeen | TraceEvent
 Routed = tuple[RouteTold, tuple[Any, ...]]
 NO_PLAN = Planned(Route.UNKNOWN)
-"""Of code that nobody recorded."""
+"""The plan if no code was recorded."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """From one submission, or the start, to the next.
+    """The time from one submission (or the start) to the next.
 
     Attributes:
-        revision: the code when the submission was made; None: not recorded.
-        commands: command lines that were seen in it.
-        gain: on the base model over the same items; None: no items were opened.
+        revision: the code at the submission; None: not recorded.
+        commands: command lines observed in the stretch.
+        gain: over the base model on the same items; None: the items were not read.
     """
 
     point: Point
@@ -298,12 +296,12 @@ class Stretch:
 
     @property
     def end_s(self) -> float:
-        """When the submission was made."""
+        """Return the time of the submission in seconds of budget."""
         return self.point.elapsed_s
 
 
 def stretches_of(known: RunContext) -> list[Stretch]:
-    """The run's stretches in order, the time after the last submission left out."""
+    """Return the run's stretches in order, without the time after the last submission."""
     points = known.points
     times = [p.elapsed_s for p in points]
     begins = [0.0, *times][: len(times)]
@@ -338,7 +336,7 @@ def _between(commands: Sequence[Command], begin_s: float, end_s: float) -> Seque
 
 
 def routes_of(known: RunContext, stretches: Sequence[Stretch]) -> list[Routed]:
-    """The route of each stretch, and the key settings of its code. The same content again came about in the same way."""
+    """Return route and key settings of each stretch. A resubmitted content keeps its first route."""
     routes: dict[int, Route] = {}
     by_number: dict[int, Routed] = {}
     parsed: dict[Any, Any] = {}
@@ -355,7 +353,7 @@ def routes_of(known: RunContext, stretches: Sequence[Stretch]) -> list[Routed]:
 
 
 def _again(known: RunContext, stretch: Stretch, same: Routed, number: int) -> Routed:
-    """The route of a content that was submitted before, as submission `number`, with what was trained since and is not in it."""
+    """Return the route of content first submitted as `number`, adding the training since then, which is not in it."""
     vain = shown_lines(trained_in_vain(stretch.trained.points, number), known.hidden)
     route, keys = same
     return route.model_copy(update={"executed_by": (*route.executed_by, *vain)}), keys
@@ -364,7 +362,7 @@ def _again(known: RunContext, stretch: Stretch, same: Routed, number: int) -> Ro
 def iterations_of(
     known: RunContext, stretches: Sequence[Stretch], routes: Sequence[Routed], failures: Sequence[Failure | None]
 ) -> tuple[Iteration, ...]:
-    """One iteration for each stretch; `failures`: why each did not help, as it was found."""
+    """Return one iteration per stretch; `failures`: the failure of each, or None."""
     told: list[Iteration] = []
     best: float | None = None
     base = known.summary.baseline_feedback.score if known.summary.baseline_feedback else None
@@ -412,7 +410,7 @@ def iterations_of(
 
 
 def _route(known: RunContext, stretch: Stretch, parsed: dict[Any, Any], routes: Mapping[int, Route]) -> Routed:
-    """Planned and executed route of one stretch, and the key settings of its code."""
+    """Return the planned and executed route of a stretch, and the key settings of its code."""
     point = stretch.point
     sources = known.code.sources(stretch.revision)
     lines = [command.command for command in stretch.commands if command.command]
@@ -436,7 +434,7 @@ def _route(known: RunContext, stretch: Stretch, parsed: dict[Any, Any], routes: 
 def facts_of(
     known: RunContext, stretches: Sequence[Stretch], routes: Sequence[Routed], base: float | None
 ) -> list[IterationFacts]:
-    """What the classifier of failures is told of each stretch."""
+    """Return the failure classifier's input for each stretch."""
     befores = [None, *stretches][: len(stretches)]
     return [
         _facts(known, stretch, before, route, base)
@@ -472,7 +470,7 @@ def _facts(
 
 
 def _built_on(known: RunContext, point: Point, before: Stretch | None, base: float | None) -> float | None:
-    """Feedback score of the checkpoint that the weights are nearest to; without a fingerprint, of the submission before."""
+    """Return the feedback score of the nearest earlier checkpoint; without a fingerprint, that of the previous submission."""
     if point.fingerprint is None or point.fingerprint.reason:
         return before.point.score if before else base
     parent = point.fingerprint.parent
@@ -480,12 +478,12 @@ def _built_on(known: RunContext, point: Point, before: Stretch | None, base: flo
 
 
 def _needs_log(point: Point, base: float | None) -> bool:
-    """Logs are read only for what did not help."""
+    """Return whether to read logs: only for submissions that did not help."""
     return point.status is not SubmissionState.SCORED or base is None or point.score is None or point.score <= base
 
 
 def gain_of(known: RunContext, stretch: Stretch | None, base: float | None) -> GainBounds | None:
-    """A stretch's gain on the feedback split, as the classifier of failures takes it."""
+    """Return a stretch's gain on the feedback split, as input of the failure classifier."""
     if stretch is None or stretch.point.score is None or base is None:
         return None
     gain, where = stretch.gain, _where(known, stretch.point.submission_id)
@@ -494,15 +492,15 @@ def gain_of(known: RunContext, stretch: Stretch | None, base: float | None) -> G
 
 
 def _where(known: RunContext, number: int) -> str:
-    """The ledger entry of a submission's score."""
+    """Return the ledger entry of a submission's score, in words."""
     seq = known.score_entries.get(known.view.submissions[number].same_as or number)
     return "ledger" if seq is None else f"ledger entry {seq:06d}"
 
 
 def found_in_code(looks: Iterable[Contamination], hidden: Hidden) -> tuple[EvidenceLine, ...]:
-    """Files of the agent's code in which held-out items stood whole, by name and number; never the items.
+    """Return files of the agent's code with whole held-out items, by name and count; never the items.
 
-    Some words of an item are most often a common phrase, and one or two whole items may be chance.
+    Partial matches are mostly common phrases, and one or two whole items may be chance, so neither counts.
     """
     most: dict[str, int] = {}
     for look in looks:

@@ -1,6 +1,6 @@
-"""Reads what the recorder wrote: files that may be absent, damaged, half-written, of a newer version, or huge.
+"""Read what the recorder wrote (traces, usage, processes, training, revisions), agent.log by budget time, and events.jsonl.
 
-No file is trusted to be sound and none is needed: what can't be read is said and left out.
+Any file may be absent, damaged, half-written, of a newer version or huge. What can't be read is reported and left out.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, Seen, TraceEvent, TrainingPoint
 from autorl_hpc.report.run_story.failures import LogExcerpt
 
-# Samples of usage as the report reads them: of each line only what figures are made of, as plain dictionaries.
-#
-# A run has five hundred of them or twenty thousand. As records, with all of their fields, they take twice the time.
+# --- usage samples
+# As plain dictionaries with the needed fields only: a run has up to twenty thousand, and as records they take twice the time.
 
 MOST_S = 1e9
-"""Thirty years. No sound line says more, but a damaged one may, and a figure that is believed is the run's peak."""
+"""Thirty years: a bound, because a damaged line would otherwise become the run's peak."""
 
 MOST_CPU_S = 1e13
 MOST_MEMORY_BYTES, MOST_DISK_BYTES = 1 << 50, 1 << 60
@@ -39,7 +38,7 @@ Figure = Annotated[float, Field(ge=0, le=MOST_S)]
 
 
 class UsedGpu(TypedDict):
-    """As in `GpuSample`."""
+    """The needed fields of `GpuSample`."""
 
     __pydantic_config__ = ConfigDict(extra="ignore", allow_inf_nan=False)  # type: ignore[misc]
 
@@ -48,7 +47,7 @@ class UsedGpu(TypedDict):
 
 
 class UsageLine(TypedDict):
-    """As in `UsageSample`, by the same bounds and those above; null or absent: it could not be measured."""
+    """The needed fields of `UsageSample`, with its bounds and those above; null or absent: not measured."""
 
     __pydantic_config__ = ConfigDict(extra="ignore", allow_inf_nan=False)  # type: ignore[misc]
 
@@ -61,28 +60,28 @@ class UsageLine(TypedDict):
 
 
 MAX_BYTES = 64 * 1024 * 1024
-"""As much as the recorder writes into one file; what lies beyond it was not written by a recorder of ours."""
+"""The recorder's own limit per file."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
 MAX_LINES = 20_000
-"""Lines of gauges and training steps that are kept of one file: one every 5 s for more than a day. Of more, every
-second, fourth, ... one is read. Other files are told whole, since each of their lines counts."""
+"""Lines kept of a file of gauges or training steps: one every 5 s for more than a day. Of longer files every second, fourth, ...
+line is kept. Other files are read whole, since each of their lines counts."""
 
 MAX_LINE_BYTES = 64 * 1024
-"""A longer line is no line of the recorder's."""
+"""The recorder writes no longer lines."""
 
 SeenT_co = TypeVar("SeenT_co", bound=Seen | UsageLine, covariant=True)
 
 
 MOST_TOKENS, MOST_USD, MOST_CALLS = 10**13, 1e9, 10**9
-"""Of one event. Nothing sound says more; a damaged line may, and sums would be told by it."""
+"""Bounds for one event, because a damaged line would otherwise dominate the sums."""
 
 Seconds = Annotated[float, Field(ge=0, le=MOST_S)]
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Calls = Annotated[int, Field(ge=0, le=MOST_CALLS)]
 
 
-class _Trace(TraceEvent):  # as the record, but it passes over fields of a newer version; so do those below
+class _Trace(TraceEvent):  # ignores fields of newer versions, unlike the record; so do the classes below
     model_config = ConfigDict(extra="ignore")
     elapsed_s: Seconds
     tokens_in: Tokens | None = None
@@ -115,9 +114,9 @@ class RecordedLines(Generic[SeenT_co]):
     """The lines of one file.
 
     Attributes:
-        present: the file is there: the recorder ran.
-        every: of a long file, every so many-th line, and the last.
-        troubles: what could not be read, for people.
+        present: whether the file exists, so that the recorder ran.
+        every: one in `every` lines of a long file was kept, and the last.
+        troubles: what could not be read, in words.
     """
 
     records: tuple[SeenT_co, ...] = ()
@@ -128,7 +127,7 @@ class RecordedLines(Generic[SeenT_co]):
 
 @dataclass(frozen=True)
 class Recorded:
-    """All files of the recorder of one run."""
+    """All recorder files of one run."""
 
     trace: RecordedLines[TraceEvent] = RecordedLines()
     usage: RecordedLines[UsageLine] = RecordedLines()
@@ -138,13 +137,13 @@ class Recorded:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What could not be read of any of them."""
+        """Return what could not be read, of all files."""
         every: Sequence[RecordedLines[Any]] = (self.trace, self.usage, self.processes, self.training, self.revisions)
         return tuple(trouble for lines in every for trouble in lines.troubles)
 
 
 def read_recorded(run: RunDir) -> Recorded:
-    """What the recorder wrote about a run; all empty where there was none."""
+    """Read what the recorder wrote about a run; all empty if nothing."""
     return Recorded(
         trace=read_lines(run.recorded("trace"), _Trace),
         usage=read_lines(run.recorded("usage"), UsageLine, thin=True),
@@ -155,10 +154,10 @@ def read_recorded(run: RunDir) -> Recorded:
 
 
 def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> RecordedLines[SeenT_co]:
-    """The lines of one file as records, in the order of the file.
+    """Read the lines of one file as records, in order.
 
     Args:
-        thin: of more than MAX_LINES lines, only every second, fourth, ... one and the last are kept.
+        thin: of more than MAX_LINES lines, keep only every second, fourth, ... and the last.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -182,7 +181,7 @@ def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> Reco
 
 
 def _every(descriptor: int, size: int) -> int:
-    """1, 2, 4, ...: which lines of a file are kept, by the length of its first lines."""
+    """Return 1, 2, 4, ...: one in so many lines is kept. Estimated from the length of the first lines."""
     head = os.pread(descriptor, CHUNK_BYTES // 16, 0)
     lines = min(size, MAX_BYTES) * head.count(b"\n") / max(len(head), 1)
     every = 1
@@ -192,19 +191,19 @@ def _every(descriptor: int, size: int) -> int:
 
 
 def _blocks(file: Any, size: int) -> Iterator[list[bytes]]:
-    """Whole lines, some MB at a time; a last one without an end is one that was cut. `size` was that of the file."""
+    """Yield whole lines in blocks of some MB; a last line without an end was cut. `size`: the file's size."""
     rest, total, step = b"", 0, min(CHUNK_BYTES, size + 1)
     while total < MAX_BYTES and (data := file.read(min(step, MAX_BYTES - total))):
         total += len(data)
         *lines, rest = (rest + data).split(b"\n")
         yield lines
         if len(rest) > CHUNK_BYTES:
-            rest = b"x"  # a line without an end: not kept, and counted as one that can't be read
+            rest = b"x"  # an endless line: dropped, and counted as unreadable
     yield [rest]
 
 
 class _Reader(Generic[SeenT_co]):
-    """Collects the records of one file."""
+    """Collect the records of one file."""
 
     def __init__(self, name: str, model: type[SeenT_co], every: int) -> None:
         self.name = name
@@ -217,7 +216,7 @@ class _Reader(Generic[SeenT_co]):
         self._left: bytes | None = None
 
     def take(self, block: list[bytes]) -> None:
-        """Adds the lines of one block."""
+        """Add the lines of one block."""
         kept = [line for line in block if line] if self.every == 1 else self._thinned(block)
         if not kept:
             return
@@ -248,7 +247,7 @@ class _Reader(Generic[SeenT_co]):
                 self._bad += 1
 
     def lines(self, size: int) -> RecordedLines[SeenT_co]:
-        """What was collected, and the last line."""
+        """Return the collected records, including the last line."""
         if self._left is not None:
             self._one_by_one([self._left])
         if self._bad:
@@ -263,24 +262,24 @@ class _Reader(Generic[SeenT_co]):
 
 @cache
 def _adapters(model: Any) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
-    """For one line, and for a list of them."""
+    """Return the adapters for one line and for a list of lines."""
     return TypeAdapter(model), TypeAdapter(list[model])
 
 
-# Pieces of agent.log by budget time, and the run's events: bounded looks into files that may be huge, or gone.
+# --- agent.log by budget time, and events.jsonl: bounded reads
 
 MAX_EXCERPT_BYTES = 8 * 1024
-"""The end of what an agent wrote in one iteration: a traceback stands there."""
+"""The end of what an agent wrote in one iteration, where a traceback would be."""
 
 MAX_SCANNED_BYTES = 64 * 1024 * 1024
-"""Of a log that are looked through for tracebacks; of a longer one, the first and the last half of it: a fraction of a second."""
+"""Part of a log that is searched for tracebacks; of a longer log half of this at each end. Takes a fraction of a second."""
 SCAN_CHUNK_BYTES = 1024 * 1024
 MAX_MARKS = 2_000
-"""Of one kind in one log, half of them the first and half the last."""
+"""Of one kind in one log: the first half and the last half."""
 MAX_TRACEBACKS = 20
-"""Cut out for one stretch of time, the last ones."""
+"""Excerpts per stretch of time, the last ones."""
 MAX_LEAD_BYTES = 200
-"""Before a mark, in which its line begins, or what it is about is said."""
+"""Read before a mark: the beginning of its line, or its heading."""
 
 TRACEBACK = b"Traceback (most recent call last)"
 EXAMPLES = b"Num examples = "
@@ -291,7 +290,7 @@ MAX_EVENTS_BYTES = 4 * 1024 * 1024
 
 
 def read_part(path: Path, offset: int, count: int) -> bytes:
-    """At most `count` bytes from `offset` on; nothing where it can't be read. Links and pipes are not followed."""
+    """Read up to `count` bytes from `offset`; empty if this fails. Links and pipes are not followed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -305,7 +304,7 @@ def read_part(path: Path, offset: int, count: int) -> bytes:
 
 
 class AgentLog:
-    """agent.log with the times at which it had been written."""
+    """agent.log, and when each part of it was written."""
 
     def __init__(self, log: Path, times: Path) -> None:
         self._log = log
@@ -325,31 +324,31 @@ class AgentLog:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is known when what was written."""
+        """Return whether the times of writing are recorded."""
         return bool(self._bytes)
 
     def size(self) -> int:
-        """Bytes of the log; 0 where it is not there."""
+        """Return the size of the log in bytes; 0 if it does not exist."""
         try:
             return os.lstat(self._log).st_size
         except OSError:
             return 0
 
     def written_by(self, elapsed_s: float) -> int:
-        """The byte up to which the log was surely written at a time."""
+        """Return the offset up to which the log was certainly written at a time."""
         place = bisect_right(self._elapsed, elapsed_s)
         return self._bytes[place - 1] if place else 0
 
     def excerpts(self, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
-        """Of what was written in a stretch of time, its tracebacks and its end; none if it is not known when."""
+        """Return tracebacks and end of what was written in a stretch of time; none if times are unknown."""
         return self._parts(self.written_by(begin_s), self.written_by(end_s)) if self.is_timed else ()
 
     def whole(self) -> tuple[LogExcerpt, ...]:
-        """The tracebacks of the log and its last lines."""
+        """Return the log's tracebacks and its end."""
         return self._parts(0, self.size())
 
     def rows(self, begin_s: float, end_s: float) -> int | None:
-        """Rows on which the last training of a stretch of time began, as transformers' trainers say it."""
+        """Return the number of rows of the last training in a stretch of time, from the log lines of transformers' trainers."""
         begin, end = self.written_by(begin_s), self.written_by(end_s)
         for mark in reversed(self._examples[bisect_left(self._examples, begin) : bisect_left(self._examples, end)]):
             before = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
@@ -375,31 +374,33 @@ class AgentLog:
         return (*found, last) if last is not None else tuple(found)
 
     def _around(self, mark: int, until: int) -> LogExcerpt:
-        """A traceback, from the beginning of its line where that is near: a launcher's prefix stands there."""
+        """Return a traceback, from the start of its line if that is near, because a launcher's prefix is there."""
         lead = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
         start = mark - len(lead) + lead.rfind(b"\n") + 1 if b"\n" in lead or mark <= MAX_LEAD_BYTES else mark
         data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))
-        after = data.find(TRACEBACK, mark - start + len(TRACEBACK))  # the next one is cut out by itself
+        after = data.find(TRACEBACK, mark - start + len(TRACEBACK))  # the next traceback is its own excerpt
         text = (data if after < 0 else data[:after]).decode("utf-8", "replace")
         return LogExcerpt("agent.log", start, text, only_tracebacks=True)
 
     def _cut(self, begin: int, end: int) -> LogExcerpt | None:
         start = max(begin, end - MAX_EXCERPT_BYTES)
         data = read_part(self._log, start, end - start) if end > start else b""
-        if start > begin:  # in the middle of a line, and perhaps of a character
+        if start > begin:  # starts in the middle of a line, perhaps of a character
             first = data.find(b"\n") + 1
             start, data = start + first, data[first:]
         return LogExcerpt("agent.log", start, data.decode("utf-8", "replace")) if data else None
 
 
 def _marks(path: Path, size: int, mark: bytes) -> list[int]:
-    """Where a word stands in a log, in order."""
+    """Return the offsets of `mark` in a log, in order."""
     half = MAX_SCANNED_BYTES // 2
     parts = [(0, size)] if size <= MAX_SCANNED_BYTES else [(0, half), (size - half, size)]
     found: list[int] = []
     for begin, end in parts:
         for at in range(begin, end, SCAN_CHUNK_BYTES):
-            count = min(SCAN_CHUNK_BYTES, end - at) + len(mark) - 1  # one that lies across two chunks is the first's
+            count = (
+                min(SCAN_CHUNK_BYTES, end - at) + len(mark) - 1
+            )  # so that a mark across two chunks is found in the first
             data = read_part(path, at, count)
             place = data.find(mark)
             while place >= 0:
@@ -411,7 +412,7 @@ def _marks(path: Path, size: int, mark: bytes) -> list[int]:
 
 
 def read_events(path: Path) -> Sequence[dict[str, Any]]:
-    """The lines of events.jsonl that can be read; none where there is no such file."""
+    """Return the readable lines of events.jsonl; empty if there is no such file."""
     found = []
     for line in read_part(path, 0, MAX_EVENTS_BYTES).split(b"\n"):
         try:

@@ -1,4 +1,7 @@
-"""What a run used: GPUs, CPU, memory, disk and idle time, from the recorder's samples and the ledger's attempts."""
+"""What a run used (GPUs, CPU, memory, disk, idle time), its metrics by AutoRL-Bench's definitions, and training steps by stretch.
+
+From the recorder's samples, the gateway's counts and the ledger.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,26 @@ from autorl_hpc.states import Fault, SubmissionState
 
 HOUR_S = 3600.0
 IDLE_SHARE = 0.05
-"""Of one core, and of each GPU: a shell that sleeps and an agent's program that waits for its driver use less, the
-smallest training more."""
+"""Of one core, and of each GPU. A sleeping shell and an agent's program that waits for its driver use less, the smallest training
+more."""
 
 MOST_CORES = 10_000
-"""No node has as many: a line that tells of more CPU time is damaged."""
+"""No node has so many cores: a line with more CPU time than this allows is damaged."""
 
 LONGEST_GAP_S = 60.0
-"""Samples come every few seconds; over a longer gap nobody looked, and nothing is said about it."""
+"""Samples come every few seconds; nothing is claimed about a longer gap."""
 
 
 @dataclass(frozen=True)
 class UsageSeries:
-    """The samples of a run, taken together. Null: not measured.
+    """The usage samples of a run, merged. Null: not measured.
 
     Attributes:
-        attempts: when each attempt went on.
+        attempts: when each attempt ran.
         sampled: attempts that have samples.
-        gpus: by attempt, how many GPUs were seen; an attempt of which no sample tells is not in it.
-        gpu_use: mean share of the time that kernels ran, over all GPUs.
-        still: when neither a core nor a GPU was at work.
+        gpus: number of GPUs seen, by attempt; attempts without a GPU sample are missing.
+        gpu_use: mean share of time in which kernels ran, over all GPUs.
+        still: spans in which no core and no GPU was busy.
     """
 
     attempts: Mapping[int, Span] = field(default_factory=dict)
@@ -53,30 +56,30 @@ class UsageSeries:
     still: tuple[Span, ...] | None = None
 
     def gpu_hours(self, until_s: float = float("inf")) -> float | None:
-        """GPU-hours that the agent had from the start to `until_s`: GPUs times time, at work or not. None: no GPU was seen."""
+        """Return the agent's GPU-hours from the start to `until_s`: GPUs times time, busy or not. None: no GPU was seen."""
         if self._had is None:
             return None
         return sum([count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in self._had])
 
     @cached_property
     def _had(self) -> list[tuple[int, Span]] | None:
-        """How many GPUs were seen, and from when to when. None: none was."""
+        """Return (number of GPUs, span) of each attempt; None if no GPU was seen."""
         if not any(self.gpus.values()):
             return None
         return [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
 
     def gpu_counts(self) -> str | None:
-        """`4`; `1, 4` if attempts had different numbers; `0` if there was none; None: no sample tells."""
+        """Return `4`; `1, 4` if attempts had different numbers; `0` if there were none; None without samples."""
         return ", ".join(map(str, sorted(set(self.gpus.values())))) or None
 
     def idle_s(self, driver: Sequence[Span]) -> float | None:
-        """Seconds in which neither a core nor a GPU was at work and no driver was waited for (`driver`: when one was)."""
+        """Return seconds without a busy core or GPU in which the agent did not wait for its driver (`driver`: those spans)."""
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
 @dataclass
 class _Attempt:
-    """What the samples of one attempt say; `cpu_s` is the most of them."""
+    """The samples of one attempt; `cpu_s` is their maximum."""
 
     gpus: int | None = None
     cpu_s: float | None = None
@@ -84,10 +87,10 @@ class _Attempt:
 
 
 def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: int = 1) -> UsageSeries:
-    """The samples of a run, taken together.
+    """Merge the samples of a run.
 
     Args:
-        every: of a long run, only every so many-th sample is among them.
+        every: only one in `every` samples is present, for a long run.
     """
     longest_gap_s = LONGEST_GAP_S * every
     seen: dict[int, _Attempt] = {}
@@ -131,12 +134,12 @@ def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: 
     )
 
 
-# What the gateway counted takes the place of what an agent's trace tells: it is measured where the requests pass.
+# --- driver: the gateway's counts replace the trace's, because the gateway sees the requests
 
 
 def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals:
-    """The trace's totals with the gateway's tokens and calls, and its cost where the experiment names prices. Tools, errors and the
-    spans of sessions stay the trace's."""
+    """Return the trace's totals with the gateway's tokens and calls, and its cost if the experiment sets prices. Tools, errors
+    and session spans stay those of the trace."""
     if counted is None:
         return told
     points = counted.points
@@ -158,18 +161,18 @@ def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals
     )
 
 
-# When each attempt of a run went on, in budget time.
+# --- attempts in budget time
 
 
 def attempts_of(view: RunView, elapsed_s: float) -> dict[int, Span]:
-    """Begin and end of each attempt by its number: up to the next one, the last up to `elapsed_s`."""
+    """Return begin and end of each attempt by its number; the last attempt ends at `elapsed_s`."""
     begun = sorted({a.attempt: a.elapsed_s for a in view.attempts}.items())
     ends = [*(begin for _, begin in begun[1:]), elapsed_s]
     return {number: (begin, max(begin, end)) for (number, begin), end in zip(begun, ends, strict=False)}
 
 
-# AutoRL-Bench's metrics by its names (its core/metrics.py), over budget seconds and the ledger in place of wall clocks
-# and the agent's own files. docs/statistics.md writes down each formula and where it departs from the reference's.
+# --- AutoRL-Bench's metrics (its core/metrics.py), on budget seconds and the ledger, not wall clocks and the agent's files
+# docs/statistics.md has each formula and its differences from the reference.
 
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
@@ -183,14 +186,14 @@ def reference_metrics(
     ended: bool,
     refused_unrecorded: int = 0,
 ) -> ReferenceMetrics:
-    """The metrics of one run.
+    """Compute the metrics of one run.
 
     Args:
-        points: every submission that the ledger keeps, in order.
-        base_score: the base model's feedback score in points; None: not known, so nothing is an improvement.
-        elapsed_s, allowed_s: budget used, and budget with what was given back, in seconds.
-        ended: the agent's part is over. Before, how the run ends is unknown.
-        refused_unrecorded: refusals beyond those that the ledger keeps one by one.
+        points: every submission in the ledger, in order.
+        base_score: the base model's feedback score in points; None: unknown, so nothing counts as an improvement.
+        elapsed_s, allowed_s: budget used, and budget including time given back, in seconds.
+        ended: the agent has ended. Before that, how the run ends is unknown.
+        refused_unrecorded: refusals that the ledger counts without an entry each.
     """
     valid = [p for p in points if p.score is not None]
     best = max(valid, key=lambda p: p.score or 0.0, default=None)
@@ -209,7 +212,7 @@ def reference_metrics(
 
 
 def _valid_rate(points: Sequence[Point], refused_unrecorded: int) -> float | None:
-    """Scored ones of those that were decided on their own merits: not what waits, not what the infrastructure lost."""
+    """Return scored / decided submissions, without those that wait or that the infrastructure lost; None without any."""
     decided = [
         p for p in points if p.status is not SubmissionState.ACCEPTED and (p.score is not None or not _lost_by_us(p))
     ]
@@ -222,38 +225,38 @@ def _lost_by_us(point: Point) -> bool:
 
 
 def _monotonic_ratio(scores: Sequence[float]) -> float | None:
-    """Of the steps from one score to the next, the share that goes up."""
+    """Return the share of steps from one score to the next that go up."""
     if len(scores) < 2:
         return None
     return sum(after > before for before, after in pairwise(scores)) / (len(scores) - 1)
 
 
 def _copies(points: Sequence[Point]) -> int:
-    """Submissions that are the base model: by content, or by a fingerprint that finds nothing trained in them."""
+    """Count submissions that are the base model: by content, or by a fingerprint without trained weights."""
     copies = {
         p.submission_id for p in points if p.is_base or (p.fingerprint and "untrained_copy" in p.fingerprint.flags)
     }
     return sum(p.submission_id in copies or p.same_as in copies for p in points)
 
 
-# What the reference's summarization skill asks of a run: human help, failures that were overcome, how far it came.
+# --- metrics of the reference's summarization skill: human help, failures overcome, stage reached
 
 SHELL_AGENT = "shell"
-"""The agent that is a person."""
+"""The agent that is a person at a shell."""
 
 ATTACHED = "attach"
-"""Events whose names begin so tell that a person looked into the sandbox with a terminal of their own."""
+"""Prefix of events of a person who looked into the sandbox with a terminal."""
 
 PROGRAMS = ("python", "accelerate", "torchrun", "deepspeed")
-"""Whose failing is an attempt that failed; of `grep` a code other than 0 is an answer."""
+"""Programs whose non-zero exit code is a failure; of `grep` it is an answer."""
 
 RUNS_A_PROGRAM = re.compile(
     rf"(?:^|[;&|(\n])\s*(?:\w+=\S*\s+|(?:nohup|time|exec|env|timeout\s+\S+)\s+)*(?:[^\s;&|(]*/)?(?:{'|'.join(PROGRAMS)})"
 )
-"""A shell's line that starts one of them."""
+"""A shell line that starts one of these programs."""
 
 FIRST_SIGNAL = 128
-"""Codes of a shell above it tell of a signal."""
+"""Exit codes of a shell above this mean a signal."""
 
 Stage = Literal["none", "design", "implementation", "execution", "evaluation"]
 
@@ -267,7 +270,7 @@ def skill_metrics(
     started: bool,
     said_something: bool,
 ) -> SkillMetrics:
-    """The metrics of one run.
+    """Compute the metrics of one run.
 
     Args:
         events: lines of events.jsonl.
@@ -286,13 +289,13 @@ def _alone(agent: str, events: Sequence[Mapping[str, Any]], started: bool) -> bo
         return None
     if agent == SHELL_AGENT or any(str(event["event"]).startswith(ATTACHED) for event in events):
         return False
-    return True if events else None  # without the list of events nobody knows who looked in
+    return True if events else None  # without events it is unknown whether somebody looked in
 
 
 def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
-    """Submissions that were refused or could not be scored, and programs that failed, before the last scored submission.
+    """Count refused or failed submissions, and failed programs, before the last scored submission; 0 without a scored one.
 
-    None: nobody learned how any program ended. Without a scored submission nothing was recovered from.
+    None: the exit codes of the programs are unknown.
     """
     last = max((p.elapsed_s for p in points if p.score is not None), default=None)
     if last is None:
@@ -310,13 +313,13 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
 
 
 def _failed_processes(ended: Sequence[ProcessSeen]) -> int | None:
-    """None: the exit code of none of the programs is known; where no program ran, of nothing that did."""
+    """Count failed programs, or failed processes if there were no programs; None if no exit code is known."""
     looked_at = [one for one in ended if _is_program(one)] or ended
     return sum(map(failed, looked_at)) if any(one.exit_code is not None for one in looked_at) else None
 
 
 def _failed_calls(trace: Sequence[TraceEvent]) -> int | None:
-    """The same by the results of tool calls, some of which tell no code where all went well."""
+    """Count failed programs by the results of tool calls, some of which have no code on success; None if nothing is known."""
     commands = {e.call_id: e.command for e in trace if e.kind == "tool_call" and e.command}
     results = [(e, e.command or commands.get(e.call_id)) for e in trace if e.kind == "tool_result"]
     told = [(e.exit_code or 0, command) for e, command in results if command and (e.exit_code is not None or e.ok)]
@@ -330,7 +333,7 @@ def _is_program(process: ProcessSeen) -> bool:
 
 
 def failed(process: ProcessSeen) -> bool:
-    """Whether a program of the agent's ended with an error. A signal is none: agents stop what they started."""
+    """Return whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
     if process.what != "ended" or process.exit_code is None or process.exit_code <= 0:
         return False
     return _is_program(process)
@@ -350,15 +353,15 @@ def _has_trained(recorded: Recorded) -> bool:
     return any((point.step or 0) > 0 for point in recorded.training.records)
 
 
-# Training steps between two submissions, from the points that training logs gave.
+# --- training between two submissions, from logged training points
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What was trained in one stretch of time.
+    """The training in one stretch of time.
 
     Attributes:
-        steps: optimizer steps of all trainings in it; None: no log tells a step.
+        steps: optimizer steps of all trainings; None if no log has a step.
     """
 
     points: tuple[TrainingPoint, ...] = ()
@@ -368,7 +371,7 @@ class Trained:
 
 
 def trained_by(points: Sequence[TrainingPoint], times: Sequence[float]) -> list[Trained]:
-    """What was trained up to each of `times` (ascending seconds of budget), since the one before."""
+    """Return the training up to each of `times` (ascending seconds of budget), since the previous one."""
     ordered = sorted(points, key=lambda p: p.elapsed_s)
     found, at = [], 0
     last_step: dict[str, int] = {}
@@ -381,13 +384,13 @@ def trained_by(points: Sequence[TrainingPoint], times: Sequence[float]) -> list[
 
 
 def _trained(points: tuple[TrainingPoint, ...], last_step: dict[str, int]) -> Trained:
-    """`last_step`: by source, the last step seen, which goes on from one stretch to the next."""
+    """Sum up one stretch. `last_step` (last step by source) is updated for the next stretch."""
     steps: int | None = None
     for point in points:
         if point.step is None:
             continue
         before = last_step.get(point.source, 0)
-        # A step below the last one is a new training that writes to the same place: it began at 0.
+        # A lower step is a new training that writes to the same place: it began at 0.
         steps = (steps or 0) + (point.step - before if point.step >= before else max(point.step, 0))
         last_step[point.source] = point.step
     return Trained(

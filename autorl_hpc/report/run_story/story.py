@@ -1,4 +1,4 @@
-"""One run's story, whole. Pure from the run's files: the same files give the same story."""
+"""Build a run's story (`tell`) from its files: iterations, route, failure, resources and notes. Deterministic."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ log = logging.getLogger("autorl_hpc.report")
 
 MAX_NOTES = 12
 RECORDER_EVENTS = "recorder"
-"""Events whose names begin so are the recorder's own: what it missed, and where it broke down."""
+"""Prefix of the recorder's own events: what it missed, and its crashes."""
 
 GATEWAY_EVENTS = ("gateway_hung", "gateway_crashed")
 NO_TROUBLE = ("recorder_started", "recorder_ended")
 
 
 def tell(known: RunContext) -> Story:
-    """The story of a run; what nobody recorded is null or empty.
+    """Return the story of a run; what was not recorded is null or empty.
 
-    It reads what agents wrote, by a lot of code. A defect there costs the run its story, which says so, and never its scores.
+    Its inputs are written by agents. A defect here costs the run its story, and the story says so, but never its scores.
     """
     try:
         return _told(known)
@@ -97,8 +97,8 @@ def _told(known: RunContext) -> Story:
 
 
 def _route(known: RunContext, iterations: Sequence[Iteration]) -> RouteTold:
-    """Executed: of the selected checkpoint; before there is one, of the best, else of the last. Planned: of the whole run, for
-    stages that are submitted one by one are one plan. Without a submission, both of all that was done."""
+    """Return the route. Executed: that of the selected, else best, else last submission. Planned: that of the whole run, because
+    stages submitted one by one are one plan. Without a submission, both cover the whole run."""
     if iterations:
         return _of_whole_run(known, _chosen(known, iterations).route, iterations)
     plan, sources = _whole_plan(known, iterations)
@@ -118,7 +118,7 @@ def _chosen(known: RunContext, iterations: Sequence[Iteration]) -> Iteration:
 
 
 def _of_whole_run(known: RunContext, chosen: RouteTold, iterations: Sequence[Iteration]) -> RouteTold:
-    """The route of one iteration with the plan of all; where all planned the same, that is it."""
+    """Return one iteration's route with the plan of all iterations; unchanged if all have the same plan."""
     if {iteration.route.planned for iteration in iterations} == {chosen.planned}:
         return chosen
     plan, _ = _whole_plan(known, iterations)
@@ -129,9 +129,9 @@ def _of_whole_run(known: RunContext, chosen: RouteTold, iterations: Sequence[Ite
 
 
 def _whole_plan(known: RunContext, iterations: Sequence[Iteration]) -> tuple[Planned, dict[str, bytes]]:
-    """The plan of the last state of the code with all commands of the run, and that code.
+    """Return the plan of the last state of the code with all commands of the run, and that code.
 
-    A script that was run and is gone by then is taken from the last submission that had it.
+    A script that was run and later deleted is taken from the last submission that had it.
     """
     sources = dict(known.code.sources(known.code.revisions[-1].revision if known.code.revisions else None))
     lines = [command.command for command in known.commands if command.command]
@@ -150,7 +150,7 @@ def _failure(
     failures: Sequence[Failure | None],
     samples: bool | None,
 ) -> Failure | None:
-    """Why the run did not help, if it did not; `failures` are those of its iterations; `samples`: something sampled from a model."""
+    """Return why the run did not help, or None. `failures`: of its iterations; `samples`: whether a model was sampled from."""
     summary, view = known.summary, known.view
     base = summary.baseline_feedback.score if summary.baseline_feedback else None
     chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
@@ -217,7 +217,7 @@ def _resources(known: RunContext) -> ResourcesUsed:
 
 
 def _notes(known: RunContext) -> list[str]:
-    """What the recorder missed, and crashes of it and of the gateway."""
+    """Return notes on what the recorder missed, and on crashes of it and of the gateway."""
     notes = list(known.recorded.troubles)
     events = [event for event in known.events if event["event"] not in NO_TROUBLE]
     notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
@@ -238,7 +238,7 @@ def _notes(known: RunContext) -> list[str]:
 
 
 def _event(event: dict[str, object], hidden: Hidden) -> str:
-    """A trouble's message may name files of the workspace."""
+    """Return an event in words, masked because its message may name files of the workspace."""
     shown = {
         name: value if name == "watch" or isinstance(value, int) else hidden.said(masked(str(value)))
         for name, value in event.items()
@@ -249,14 +249,14 @@ def _event(event: dict[str, object], hidden: Hidden) -> str:
 
 
 def _of_gateway(known: RunContext) -> list[str]:
-    """A line for each kind, however often it happened: what was under way then is counted by an estimate."""
+    """Return a line per kind of gateway failure; the usage of interrupted calls is estimated."""
     names = [str(event["event"]) for event in known.events]
     often = {name: names.count(name) for name in GATEWAY_EVENTS}
     return [f"{name.replace('_', ' ')}: {count} time{'s' * (count > 1)}" for name, count in often.items() if count]
 
 
 def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
-    """What the states of the code don't hold. A reason may name folders of the workspace."""
+    """Return notes on what the recorded states of the code lack. Reasons are masked, because they may name folders."""
     left_out = max((r.left_out for r in revisions), default=0)
     by_name = max((r.by_name for r in revisions), default=0)
     notes = [f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else []
