@@ -177,9 +177,7 @@ def _rank(field: str, value: Any) -> int:
 
 
 def _alpha(field: str, value: Any) -> float:
-    if (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_ALPHA
-    ):  # also refuses NaN
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_ALPHA:  # NaN too
         raise _wrong(field, value, f"a number of at most {MAX_ALPHA:.0e}")
     return float(value)
 

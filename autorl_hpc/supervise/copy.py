@@ -193,9 +193,7 @@ def _copy_tensor(
     digest, base_digest = hashlib.sha256(), hashlib.sha256()
     head = _HeadScan(tensor) if is_head else None
     row_bytes = math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.dtype]
-    step = (
-        max(1, CHUNK_BYTES // max(1, row_bytes)) * row_bytes
-    )  # whole rows: heads are compared and adapters added by rows
+    step = max(1, CHUNK_BYTES // max(1, row_bytes)) * row_bytes  # whole rows, which heads and adapters need
     if head is None and merge is None:
         step = CHUNK_BYTES
     view = memoryview(bytearray(min(step, tensor.end - tensor.begin)))
