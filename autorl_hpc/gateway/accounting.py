@@ -1,5 +1,4 @@
-"""Count tokens and cost: `TokenBudget` (limits, and which requests are let in) and `Books` (driver.jsonl, totals for the
-supervisor)."""
+"""Count tokens and cost: `TokenBudget` (limits, which requests are let in) and `Books` (driver.jsonl, reports of totals)."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ LEARN: Final = 0.3
 
 BOUNDS: Final = (0.2, 5.0)
 EXHAUSTED_SHARE: Final = 0.05
-"""If less than this share is left, a request that doesn't fit means that the budget is used up; otherwise only that it is too
+"""If less than this share is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too
 long."""
 
 COME_AGAIN_S: Final = 2

@@ -1,5 +1,4 @@
-"""Refuse requests that make the driver's provider do more than generate: search, run code, fetch an address, open stored
-files.
+"""Refuse requests that make the provider do more than generate: search, run code, fetch addresses, open stored files.
 
 Only listed fields, types of tools and kinds of content pass; others are refused by name, because providers keep adding
 hosted tools. Tool arguments and schemas are the model's and the agent's own data and are not checked.
@@ -145,8 +144,7 @@ SAMPLING: Final = (
     "spaces_between_special_tokens chat_template_kwargs add_generation_prompt continue_final_message echo structured_outputs guided_json "
     "guided_regex guided_choice include_reasoning cache_salt return_token_ids logit_bias"
 )
-"""Fields of servers of open weights (vLLM, SGLang). Fields by which a request names addresses or templates are missing on
-purpose."""
+"""Fields of servers of open weights (vLLM, SGLang), without those by which a request names addresses or templates."""
 
 FIELDS: Final[dict[str, frozenset[str]]] = {
     CHAT: names(
@@ -169,9 +167,9 @@ TEMPLATE_OWN: Final = names(
     "chat_template tokenize continue_final_message conversation messages tools documents padding truncation max_length return_tensors "
     "return_dict return_assistant_tokens_mask tokenizer_kwargs processor_kwargs template_kwargs tokenizer processor model_config"
 )
-"""Parameters of the function that fills in the template (transformers' `apply_chat_template`, vLLM's and SGLang's), which also
-gets `chat_template_kwargs`. With these a request could bring its own template, prompt or tools past the checks here. Other
-names are variables of the template."""
+"""Parameters of the function that fills in the template (`apply_chat_template` in transformers, vLLM, SGLang), which also gets
+`chat_template_kwargs`. They would bring a template, prompt or tools past the checks here. Other names are the template's
+variables."""
 
 INCLUDES: Final = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
 OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
@@ -181,8 +179,8 @@ OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
 """Tools that the agent runs."""
 
 OWN_ANTHROPIC: Final = ("bash_20", "text_editor_20", "memory_20", "computer_20", "tool_search_tool_")
-"""Prefixes of tool types that Anthropic defines and the agent runs. Tool search runs at the provider, but only over the
-request's own tools."""
+"""Prefixes of tool types that Anthropic defines and the agent runs. Tool search runs at the provider, over the request's
+tools."""
 
 TEXTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"))
 THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning"))

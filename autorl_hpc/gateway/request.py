@@ -208,8 +208,7 @@ def _error(dialect: str, status: int, code: str, message: str) -> dict[str, Any]
     }
 
 
-# --- routes: only listed paths pass. Paths are compared undecoded: no dots, encoded characters, double slashes or absolute
-# addresses.
+# --- routes: only listed paths pass, compared undecoded: no dots, encoded characters, double slashes, absolute addresses
 
 Kind = Literal["generate", "count", "models"]
 

@@ -105,7 +105,7 @@ READ_BYTES: Final = 2**20
 """Bytes of a request read at once; agents send their whole conversation each time."""
 
 END_S: Final = 4.0
-"""Wait for answers under way, used twice. Together less than the supervisor waits before it kills, so that their use is
+"""Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
 logged."""
 
 MAX_LINE_BYTES: Final = 2**20

@@ -1,7 +1,6 @@
-"""Check requests and let them in: known path, the run's token, readable body, the driver's model, nothing hosted, within
-budget.
+"""Check requests and let them in: path, token, body, model, hosted tools, budget.
 
-Holds: the list of models, the strict reader of JSON, and `Gateway`, which handles requests.
+Holds the list of models, the strict reader of JSON, and `Gateway`, which handles requests.
 """
 
 from __future__ import annotations
@@ -238,8 +237,7 @@ class Gateway:
             self._at_once -= 1
 
     def _look(self, route: routes.ApiRoute, data: bytes, call: CallRecord) -> bytes:
-        """Parse and check a body, and free it, because it takes many times its size. Return the bytes to send, and set
-        `call`'s fields."""
+        """Parse and check a body, and free it, as it takes many times its size. Return the bytes to send; fills in `call`."""
         body = read_object(data)
         call.model = self._model(route, body)
         hosted_tools.check(route.dialect, body, self._allowed)

@@ -1,7 +1,6 @@
-"""Determine the tokens of a request and its answer: from the driver's figures, or by estimates if the answer was cut or has
-none.
+"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates.
 
-Holds: `size_of` (input by length), `UsageMeter` (figures in an answer), `WithoutUsage` (usage of chat streams), `asked`
+Holds `size_of` (input by length), `UsageMeter` (figures in an answer), `WithoutUsage` (usage of chat streams), `asked`
 (what a request asks for) and `CallRecord` (one request).
 """
 
@@ -54,8 +53,8 @@ class Size:
 
 
 def size_of(body: dict[str, Any]) -> Size:
-    """Return the size by the length of all texts, without recursion. Base64 data count as images and files only where the
-    driver reads them as such."""
+    """Return the size by the length of all texts. Base64 data count as images and files only where the driver reads them as
+    such."""
     bytes_, images, files = 0, 0, 0
     todo: list[tuple[Any, str, bool]] = [(body, "", False)]  # (value, its name, whether it belongs to a tool)
     while todo:
@@ -327,8 +326,8 @@ class UsageMeter:
         self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
 
     def _anthropic(self, told: dict[str, Any], last: bool) -> None:
-        """Read Anthropic's usage, where cached input is separate. In a stream, the first event has the input, the last ones
-        the output so far, and some repeat both."""
+        """Read Anthropic's usage, where cached input is separate. In a stream, the first event has the input, later ones the
+        output."""
         usage = self.usage
         figures = _anthropic_figures(told)
         rounds = told.get("iterations")
@@ -380,8 +379,7 @@ def unpacked(data: bytes, encoding: str, most: int) -> bytes:
 
 
 def words_in(value: Any) -> int:
-    """Return the bytes of the driver's text in a part of an answer, without recursion. All arguments of tools count as its
-    text."""
+    """Return the bytes of the driver's text in a part of an answer. All arguments of tools count as its text."""
     total, todo = 0, [(value, "", False)]  # (value, its name, whether it is a tool's argument)
     while todo:
         each, under, called = todo.pop()

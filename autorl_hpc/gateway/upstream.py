@@ -272,8 +272,7 @@ def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
     """Check the header anthropic-beta.
 
     Raises:
-        Refusal: the client asks for Anthropic's context of a million tokens, whose input costs more than the configured
-            prices.
+        Refusal: the client asks for a context of a million tokens, whose input costs more than the configured prices.
     """
     for name, value in headers:
         if name.lower() == "anthropic-beta":
@@ -283,8 +282,8 @@ def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
 
 
 def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:
-    """Return the headers with the real key, where the client sent its token; with `bearer` also as a bearer token, the only
-    place where servers of open weights look."""
+    """Return the headers with the real key, where the client sent its token; `bearer` adds the one that open-weight servers
+    read."""
     if key is None:
         return {}
     place = {X_GOOG: X_GOOG if dialect == GEMINI else AUTHORIZATION, X_API_KEY: X_API_KEY}.get(shown_in, AUTHORIZATION)

@@ -33,9 +33,8 @@ MAX_PARTS = 64
 
 
 def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
-    """Return the parts of the path below the workspace to which `name`, at its top, leads; None if it is the top or lies
-    outside. It reads links and opens nothing. Callers that open the parts must follow no link, because they may have
-    changed."""
+    """Return the parts of the path below the workspace to which `name`, at its top, leads; None for the top or a place
+    outside. It opens nothing. Callers that open the parts must follow no link, because they may have changed."""
     todo, done, links = [name], list[str](), 0
     while todo:
         part = todo.pop()
@@ -65,8 +64,8 @@ def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
 
 # --- which files are code: those in `code/`, and small sources at the top of the workspace.
 # The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
-# the least likely files. An agent can't hide code by a folder's name: folders excluded by name come last, and what is not
-# stored of them is reported.
+# the least likely files. An agent can't hide code by a folder's name: excluded folders come last, and what is not stored is
+# reported.
 
 CODE = "code"
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -105,8 +104,8 @@ LEFT_OUT_FOLDERS = frozenset(
         *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
     )
 )
-"""Usually created by programs, not by the agent. Only sources directly in these folders are stored. Virtual environments with
-other names are recognised by their content."""
+"""Created by programs, usually. Only sources directly in these folders are stored. Other virtual environments are found by
+content."""
 
 MARKS_OF_ENVIRONMENTS = frozenset(("pyvenv.cfg", "conda-meta"))
 LIBRARIES = frozenset(("lib", "lib64"))
@@ -138,8 +137,7 @@ class Tally:
 
     Attributes:
         more: more was left out than could be counted.
-        missed: what may have been missed, whatever the walk found; reported with the next commit if this walk leads to
-            none.
+        missed: what may have been missed; reported with the next commit, if this walk leads to none.
     """
 
     files: int = 0
@@ -413,8 +411,8 @@ FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
 """Modes of a tree's entries."""
 
 BY_HASH = b"by-hash/"
-"""Folder for large and binary files: it holds, under the same path, a small JSON file with size and hash. An agent can't have
-files in a folder of this name."""
+"""Folder for large and binary files: a small JSON file with size and hash, under the same path. No file of an agent can be in
+it."""
 
 Files = dict[bytes, tuple[int, str]]
 """Mode and object id by path."""
@@ -965,8 +963,7 @@ def _read_at_most(fd: int, most: int) -> bytes:
 LOOK_S = 1.0
 SETTLE_S = 0.4
 OVERDUE_S = 1.5
-"""After this long since the last look without a change, the next look that sees a change commits it (the second or third such
-look)."""
+"""After this long without an unchanged look, a change is committed by the next look that sees it (the second or third)."""
 
 LATE_S = 5.0
 """After this long without an unchanged look, the commit reports that states may have been missed."""
@@ -998,8 +995,7 @@ class RepositoryFull(Exception):
 
 
 class Revisions:
-    """The watch over the code. Each attempt has its own ref, which continues the one before, so two attempts at once don't
-    conflict."""
+    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict."""
 
     name = "revisions"
 

@@ -1,5 +1,4 @@
-"""Follow the agent's processes: `ProcessTable` (which exist, CPU seconds, exit codes) and `Processes` (the watch that writes
-them).
+"""Follow the agent's processes: `ProcessTable` (CPU seconds, exit codes) and `Processes` (the watch that writes them).
 
 /proc doesn't list one tree. A look lists the node's process ids and reads new ones and the agent's. A process belongs to
 the agent only by its birth, so ids known as foreign are skipped. The keeper (subreaper) or a sandbox's first process adopts
@@ -219,8 +218,7 @@ class ProcessTable:
                 self._release(process)
 
     def _follow(self, changes: ProcessChanges) -> None:
-        """Read the known processes. The CPU time of those that have ended is compared with what the processes that waited for
-        them gained."""
+        """Read the known processes, and account for the CPU time of those that have ended."""
         gone: dict[int, Process] = {}
         before = {self.root: self._kept.children}
         for process in list(self.processes.values()):
@@ -240,8 +238,7 @@ class ProcessTable:
 
     def _read_heirs(self, gone: dict[int, Process]) -> None:
         """Read the possible waiters of ended processes again: one that was read before its child ended lacks the child's time,
-        which would be counted once as lost and once more at the next look. A waiter that has ended meanwhile is added to
-        `gone`."""
+        which would be counted once as lost and once more at the next look. Waiters that have ended are added to `gone`."""
         left = list(gone.values())
         while left:
             heir = self.processes.get(left.pop().parent)

@@ -189,8 +189,7 @@ class Looker(threading.Thread):
 def observers(
     run: RunDir, workspace: Path, agent_log: Path, keeper_pid: int, mark: str, environment: Mapping[str, str]
 ) -> dict[str, Callable[[], Watch]]:
-    """Return, by name, functions that create the watches over the agent's output, usage, processes and trainings. Nothing is
-    opened before they are called.
+    """Return, by name, functions that create the watches over the agent's output, usage, processes and trainings.
 
     Args:
         keeper_pid: process whose descendants are the agent's.
@@ -292,8 +291,7 @@ def _answer(number: int, revision: str | None) -> None:
 
 
 def _close(lookers: dict[str, Looker]) -> str | None:
-    """Close all watches, with CLOSE_S in all for those that hang. Return the last revision of the code; None if it was not
-    stored."""
+    """Close all watches, within CLOSE_S. Return the last revision of the code; None if it was not stored."""
     for looker in lookers.values():
         looker.end()
     deadline = time.monotonic() + CLOSE_S

@@ -138,8 +138,7 @@ class LoggedStep:
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
     def signature(self) -> str:
-        """Return a text that is the same for a step as printed (four digits, an epoch and no step) and as stored in
-        trainer_state.json."""
+        """Return a text that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
         fields = self.fields()
         more = fields.pop("more")
         assert isinstance(more, dict)
@@ -440,8 +439,8 @@ class Trainings:
             self._active[parts] = time.monotonic()
 
     def _makes_room(self) -> bool:
-        """Return whether another log can be read at each look. If needed, one that has stopped growing makes room and waits
-        for the next walk."""
+        """Return whether another log can be read at each look. One that has stopped growing makes room and waits for the next
+        walk."""
         if len(self._active) < MAX_ACTIVE:
             return True
         oldest = min(self._active, key=lambda parts: self._active[parts])

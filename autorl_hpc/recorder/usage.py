@@ -1,5 +1,4 @@
-"""Sample what the agent's processes use: `Sweep` (disk, by walking the workspace), `UsageSampler` (CPU, memory, processes) and
-`NvmlGpus` (GPUs)."""
+"""Sample what the agent's processes use: `Sweep` (disk), `UsageSampler` (CPU, memory, processes) and `NvmlGpus`."""
 
 from __future__ import annotations
 
@@ -219,8 +218,8 @@ TABLE_PATIENCE_S = 1.0
 """A process table younger than this is not updated."""
 
 MEMORY_SHARE = 0.0005
-"""Share of a core. Shared memory is counted once, which costs a millisecond per large process; then memory is measured less
-often and the last value is repeated."""
+"""Share of a core. Shared memory is counted once, at a millisecond per large process; then the last value is repeated
+meanwhile."""
 
 LATEST_MEMORY_S = 60.0
 
@@ -310,7 +309,7 @@ class UsageSampler:
 
 
 # --- GPUs that the agent may use, by NVML, in their own thread, because a faulty driver answers late or never.
-# NVML numbers the GPUs that this process may open in PCI order. CUDA does the same with equal GPUs; otherwise only with
+# NVML numbers the GPUs that this process may open in PCI order; so does CUDA if all are equal, or with
 # CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
 MEASURE_S = 2.5
@@ -414,12 +413,9 @@ class Device:
 
 
 def chosen(devices: list[Device], environment: Mapping[str, str]) -> list[Device]:
-    """Return the devices that CUDA would show in this environment.
-
-    A name may be the beginning of an identifier. As in CUDA, the list ends at the first entry that names no device. Without
-    CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS is used only if more GPUs are visible than it names, because it numbers all of the
-    node's GPUs.
-    """
+    """Return the devices that CUDA would show in this environment. A name may be the beginning of an identifier. As in CUDA,
+    the list ends at the first entry that names no device. Without CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS, which numbers all
+    of the node's GPUs, is used only if more are visible than it names."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     whole = [device for device in devices if not device.is_slice]
     if named is None:

@@ -1,9 +1,8 @@
-"""Check a submitted LoRA adapter by its headers, open it and merge it into the base model.
+"""Check a submitted LoRA adapter by its headers, open it, and merge it into the base model: W + (B @ A) * scale.
 
-Holds: the reading of adapter_config.json, the lint of the factors, the one-thread setting of BLAS, and the merge W + (B
-@ A) * scale. transformers would load the base model that an adapter names. Here the factors are added only to the
-staged, pinned base model. Layout as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in)
-and `.lora_B.weight` (out, rank).
+transformers would load the base model that an adapter names. Here the factors are added only to the staged, pinned one.
+Layout as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in) and `.lora_B.weight` (out,
+rank).
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float32]
     Bits = npt.NDArray[np.uint32]
 
-# --- adapter_config.json: rank and scale. Fields are those of peft's LoraConfig (0.18 to 0.21). `base_model_name_or_path`,
-# `revision` and `auto_mapping` are ignored. An unknown field must be empty, since its effect is unknown.
+# --- adapter_config.json: rank and scale. Fields are those of peft's LoraConfig (0.18 to 0.21).
+# `base_model_name_or_path`, `revision` and `auto_mapping` are ignored. Other fields must be empty, since their effect is
+# unknown.
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -81,8 +81,8 @@ READ = frozenset(
 )
 
 PLAIN_PATTERN = re.compile(r"\^?[A-Za-z0-9_.-]{1,200}")
-"""Module names, as peft writes them into `rank_pattern` and `alpha_pattern`. Other regular expressions are not run, because
-an agent's expression could run forever."""
+"""Module names, as peft writes them into `rank_pattern` and `alpha_pattern`. Other expressions are not run: one may run
+forever."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,7 @@ def read_settings(config: Mapping[str, Any], max_patterns: int) -> LoraSettings:
     """Read the settings of a plain LoRA adapter.
 
     Args:
-        max_patterns: the most keys that `rank_pattern` and `alpha_pattern` may have each: the base model's number of
-            tensors.
+        max_patterns: limit for the keys of `rank_pattern` and `alpha_pattern` each: the base model's number of tensors.
 
     Raises:
         Refused: a field has a wrong value (`adapter_config`), or asks for more than plain LoRA (`adapter_unsupported`).
@@ -228,8 +227,7 @@ ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE})
 FACTOR = re.compile(r"base_model\.model\.(?P<module>[^\n]+)\.lora_(?P<side>[AB])\.weight")
 
 TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt"})
-"""Architectures whose layers store weights as (in, out). peft merges them with `fan_in_fan_out`, which is not supported
-here."""
+"""Architectures whose layers store weights as (in, out); merging these needs `fan_in_fan_out`, which is not supported."""
 
 
 @dataclass(frozen=True)
@@ -337,8 +335,8 @@ def _names(what: str) -> Refused:
 
 
 # --- one BLAS thread: merging runs several threads itself, and BLAS threads would compete with them for busy cores.
-# Measured on two busy cores: intake of a rank-16 adapter on 48 matrices of (101, 1024) took 3.1 s with BLAS threads, 0.3 s
-# with one.
+# Measured on two busy cores, an adapter of rank 16 on 48 matrices of (101, 1024): intake took 3.1 s, and 0.3 s with one
+# thread.
 
 SETTERS = (
     "scipy_openblas_set_num_threads64_",  # numpy's wheels

@@ -94,13 +94,11 @@ class Watching:
             time.sleep(LOOP_S)
 
     def cancelled_now(self) -> bool:
-        """Read the ledger at once and return whether the user cancelled the run. A newer attempt is recorded in
-        `stops.superseded`."""
+        """Read the ledger now. Return whether the user cancelled the run; a newer attempt sets `stops.superseded`."""
         return self._look()
 
     def _why_it_ended(self) -> EndedBy:
-        """Return why an agent ended that exited by itself. Many exit as soon as their driver refuses, so the budget is read
-        again."""
+        """Return why an agent exited by itself. Many exit as soon as their driver refuses, so the budget is read again."""
         if self.limits.out_of is None:
             if self.gateway is not None:
                 self.gateway.hear_out()

@@ -34,8 +34,7 @@ PICK_UP_S = 60.0
 """How long a request with `"wait": false` waits until intake has accepted or refused."""
 
 MAX_CONNECTIONS = 128
-"""Further connections are closed unanswered: each takes a thread and a descriptor, which the supervisor needs for its
-ledger."""
+"""Further connections are closed at once: each takes a thread and a descriptor, which the supervisor needs for its ledger."""
 
 
 class _Server(ThreadingHTTPServer):

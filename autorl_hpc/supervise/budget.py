@@ -174,8 +174,7 @@ class BudgetClock:
         return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
 
     def give_back(self, seconds: float) -> float:
-        """Give back seconds that the run waited for graders, up to `given_back_at_most_s` in all. Return how many were
-        given."""
+        """Give back seconds that the run waited for graders, up to `given_back_at_most_s` in all; return how many."""
         with self._lock:
             more = max(0.0, min(seconds, self.budget.given_back_at_most_s - self._given_back_s))
             self._given_back_s += more
@@ -240,9 +239,9 @@ class Waits:
         return max(0.0, min(passed, now - min(self.since.values()) - self.free_s))
 
 
-# --- the limits: parts, warnings, and what ends the run. When a part is used up, the driver is closed, and after the last
-# grace, in which submissions still count, the agent gets TERM. Using up the submissions doesn't end the run; more are
-# refused.
+# --- the limits: parts, warnings, and what ends the run.
+# When a part is used up, the driver is closed. After the last grace, in which submissions still count, the agent gets TERM.
+# Using up the submissions doesn't end the run; further ones are refused.
 
 WARN_AT = (50, 80, 95)
 """Percent of a part at which the agent is warned."""

@@ -120,8 +120,7 @@ MAX_FILES = 2000
 """A checkpoint has tens of files, a trainer's output folder hundreds."""
 
 OPTIMIZER_BYTES_PER_VALUE = 16
-"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is an attack or a
-mistake."""
+"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
 
 SLACK_BYTES = 1 << 30
 HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096

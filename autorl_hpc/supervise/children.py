@@ -48,8 +48,8 @@ GATEWAY_PAUSES_S = (0.0, 0.5, 2.0, 5.0, 15.0)
 POLL_S, QUIET_S = 0.02, 0.2
 HEAR_OUT_S = 10.0
 """The gateway reports a request at about the time of its answer, and its reports come in order. So nothing is outstanding
-after its reply to a question asked then and `QUIET_S` of silence. On a busy node the agent's end is delayed by at most this
-long."""
+after its reply to a question asked then and `QUIET_S` of silence. This limits how long a busy node can delay the agent's
+end."""
 
 STEADY_S = 60.0
 """A gateway that lived this long is restarted without a pause."""
@@ -192,8 +192,8 @@ class GatewayProcess:
                 silent = 0
 
     def _answers(self) -> bool:
-        """Return whether the gateway sends anything after a question. It is asked over its pipes, because an agent could block
-        its port and so have it killed."""
+        """Return whether the gateway sends anything after a question. It is asked by pipe, because an agent could block its
+        port."""
         self._spoke.clear()
         if self._ending.is_set():
             return True
@@ -329,8 +329,8 @@ def _write(process: subprocess.Popen[bytes], value: dict[str, Any]) -> bool:
 
 
 # --- the recorder: started after the agent, asked for the code's revision at each submission, ended with the agent.
-# Every wait is bounded, and no failure here affects the run. A recorder that dies is restarted a few times, one that hangs is
-# killed; each death is an event.
+# Every wait is bounded, and no failure here affects the run. A dead recorder is restarted a few times, a hanging one is
+# killed.
 
 GPUS_OF_JOB = ("SLURM_JOB_GPUS",)
 """Variables that tell which visible GPUs belong to this job, if nothing else does."""
@@ -347,15 +347,13 @@ RECORDER_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)
 TICK_S = 0.5
 PING_S = 10.0
 HUNG_PINGS = 6
-"""Unanswered pings in a row after which the recorder is killed. They are counted, not timed, because both processes may have
-been suspended."""
+"""Unanswered pings in a row after which the recorder is killed; not a time, because both processes may have been suspended."""
 
 ANSWER_S = 2.0
 """How long a submission waits for the revision of its code, from the moment that its manifest was seen."""
 
 PATIENCE_S, PATIENCE_SHARE = 6.0, 0.1
-"""Budget for these waits over all submissions, and the share of time at which it refills: a recorder that hangs must not slow
-down the intake of many manifests."""
+"""Limit for these waits over all submissions, and the share of time at which it refills, so that intake is never slow."""
 
 BEGIN_S = 1.0
 RECORDER_END_S = 5.0

@@ -160,8 +160,7 @@ def _refuse_head(name: str, scan: _Scan) -> None:
 
 
 def _same_header(copy: int, name: str, linted: Linted) -> bool:
-    """Return whether the copy's header equals the linted one: the hash used the linted header, the engine reads the copied
-    one."""
+    """Return whether the copy's header equals the linted one, which the hash used; the engine reads the copied one."""
     tensors = sorted(t for t in linted.tensors if t.file == name)
     try:
         return sorted(read_header(copy, name, min(t.begin for t in tensors))) == tensors
@@ -292,8 +291,7 @@ class _Flusher:
 
 
 def _writeback_function() -> Callable[[int], object] | None:
-    """Return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE), which starts write-back and returns; None without Linux and
-    glibc."""
+    """Return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE), which starts write-back; None without Linux and glibc."""
     import ctypes
 
     try:

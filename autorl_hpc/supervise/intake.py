@@ -129,9 +129,8 @@ def parse_manifest(data: bytes, advice: str) -> Manifest:
         raise Refused("manifest_invalid", f"manifest: {error.what}"[:500], advice, Fault.AGENT) from None
 
 
-# --- answers to the agent: results/<manifest id>.json, and the same object over the bridge. It holds the reference's fields
-# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions) and
-# ours.
+# --- answers to the agent: results/<manifest id>.json, and the same object over the bridge, with the reference's fields
+# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions) and ours
 
 FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState.FAILED)
 
@@ -190,7 +189,7 @@ class ResultWriter:
         return self._baseline(score.evaluation.engine_hash) is not None
 
     def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
-        """Return the answer to a manifest once it is accepted or refused (with `scored`: once it has a score); None after the
+        """Return the answer to a manifest, once it is accepted or refused (with `scored`: has a score); None after the
         timeout."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -550,8 +549,7 @@ class Intake:
         )
 
     def _known(self, view: RunView, manifest_id: str) -> Submission | None:
-        """Return the ledger's submission with that manifest id; None if there is none. Reads only entries added since the last
-        call."""
+        """Return the ledger's submission with that manifest id, or None. Reads only entries added since the last call."""
         for submission in islice(view.submissions.values(), len(self._in_ledger), None):
             self._in_ledger[submission.manifest_id] = submission
         return self._in_ledger.get(manifest_id)
@@ -590,8 +588,7 @@ def _answered_by(content_hash: str, view: RunView) -> int | None:
 
 
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
-    """Return whether an earlier submission's score holds for this content: not if scoring failed by the infrastructure's
-    fault."""
+    """Return whether an earlier submission's score holds for this content: not after a failure of the infrastructure."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
         return False
     score = view.score_of(earlier)

@@ -156,8 +156,7 @@ class Stops:
         return self.signal is not None
 
     def patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
-        """Retry `write` while the file system fails, until a signal or END_PATIENCE_S. The budget's clock doesn't run
-        meanwhile.
+        """Retry `write` while the file system fails, until a signal or END_PATIENCE_S. The budget's clock is not running.
 
         Raises:
             OSError: `may_pass` rejects the error, or the time is over.

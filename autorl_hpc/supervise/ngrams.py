@@ -71,11 +71,9 @@ How = Literal["ngram", "exact"]
 
 def words(text: bytes) -> list[bytes]:
     r"""Return the words of a UTF-8 text: letters and digits, folded (NFKC, lower case); everything else separates words.
-
-    Backslash escapes are undone the same way whether they are part of the text (LaTeX) or of a file format, however often
-    it was quoted: `\n` and `\\n` separate two words, a backslash before anything else is dropped, `\uXXXX` becomes its
-    character.
-    """
+    Backslash escapes are undone the same way whether they belong to the text (LaTeX) or to a file format, however often it
+    was quoted: `\n` and `\\n` separate two words, a backslash before anything else is dropped, `\uXXXX` becomes its
+    character."""
     if b"\\" in text:
         if _CODED.search(text):
             text = _decode_surrogates(_CODED.sub(_sign, text))
@@ -289,8 +287,7 @@ _NUMBER: Final = re.compile(rb"^[ \t\[(\"'#]*[0-9]+[ \t:.,;)\]|>\"'-]+", re.MULT
 
 
 def readings(chunk: bytes) -> Iterator[bytes]:
-    """Yield the chunk, and its other readings. Wide characters of Latin letters are found at any position, by removing the
-    NULs."""
+    """Yield the chunk and its other readings. Wide Latin characters are found at any position, by removing the NULs."""
     yield chunk
     if chunk.count(0) >= LEAST_NULS:
         code = wide_code(chunk)

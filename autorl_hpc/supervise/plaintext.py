@@ -1,8 +1,8 @@
 """Read the text of files that an agent wrote, in bounded time and memory, and list the files of its folder.
 
-Input is an open descriptor. Plain text, text inside binary files (Arrow, databases) and text in one layer of compression
-that the standard library undoes are read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram
-is cut.
+Files come as open descriptors. Plain text, text inside binary files (Arrow, databases) and text compressed once, as the
+standard library undoes it, are read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram is
+cut.
 """
 
 from __future__ import annotations

@@ -337,8 +337,7 @@ class Supervisor:
             return starts.work()
 
     def _driver_answers(self) -> bool:
-        """Wait for a driver that runs on this cluster, before the clock starts. Return False if the attempt is to end
-        meanwhile."""
+        """Wait for a driver that runs on this cluster, before the clock starts. Return False if the attempt is to end."""
         name = self.record.science.driver
         spec = self.experiment_record.spec.driver(name)
         if spec is None or spec.kind != "vllm":
@@ -390,8 +389,7 @@ def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
 
 
 def seal_orphans(experiment: ExperimentDir, text: str) -> int:
-    """Seal each run of a JSON list of `run_id, ended_by, fault, reason`, after taking in what its agent submitted last. Return
-    how many could not be sealed."""
+    """Seal each run of a JSON list of `run_id, ended_by, fault, reason`, after a last intake. Return how many failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     rows: list[dict[str, Any]] = json.loads(text)

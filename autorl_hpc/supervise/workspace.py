@@ -48,8 +48,7 @@ class Workspace:
         os.close(self._fd)
 
     def open_folder(self, name: str) -> int | None:
-        """Return a descriptor of a first-level folder, created again if the agent removed it; None if something else has its
-        name.
+        """Return a descriptor of a first-level folder, created if it is missing; None if something else has its name.
 
         Raises:
             OSError: the file system failed, so it is unknown what is there.
@@ -136,8 +135,7 @@ class Workspace:
         return self._write(None, name, text.encode("utf-8", "backslashreplace"))
 
     def write(self, folder: str | None, name: str, value: Any) -> bool:
-        """Write a JSON file whole or not at all into a first-level folder (None: the workspace). Return False if it can't be
-        written."""
+        """Write a JSON file whole or not at all into a first-level folder (None: the workspace). Return False if that fails."""
         return self._write(folder, name, readable_json(value))
 
     def _write(self, folder: str | None, name: str, content: bytes) -> bool:
@@ -546,8 +544,8 @@ def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
 
 
 def carried(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under neutral names, until `with_carried` restores them. On the command line everybody could read
-    them."""
+    """Return the variables under neutral names, until `with_carried` restores them; a command line would show them to
+    everybody."""
     return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
 
 

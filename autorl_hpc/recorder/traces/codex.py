@@ -1,5 +1,4 @@
-"""Parse traces of Codex: `codex exec --json`, and the older protocol `{"id": ..., "msg": {"type": ...}}`, one JSON object per
-line.
+"""Parse traces of Codex: `codex exec --json`, and the older protocol `{"id": ..., "msg": {...}}`, one JSON object per line.
 
 `turn.completed` carries the thread's tokens so far, which a resumed thread continues, not those of the turn. Item ids start
 again in each process, so they are unique only between two `thread.started`.
@@ -142,8 +141,7 @@ def _message(msg: Table) -> list[ParsedLine]:
 
 
 def _tokens(msg: Table) -> list[ParsedLine]:
-    """Parse token counts: early versions give one call's usage; later ones also the total, repeated whenever rate limits
-    change."""
+    """Parse token counts: of one call in early versions, later also the total, repeated whenever rate limits change."""
     info = table(msg.get("info"))
     if not info:
         return _usage(msg, is_total=False)

@@ -236,8 +236,7 @@ Parts = tuple[str, ...]
 
 
 def trajectories(workspace: Path) -> list[Parts]:
-    """Return regular files named like trajectories, sorted: first from the workspace to a depth of 3, then from the hidden
-    folders."""
+    """Return regular files named like trajectories, sorted: from the workspace to a depth of 3, then from the hidden folders."""
     found: set[Parts] = set()
     left = MAX_ENTRIES
     for start in ((), *_HIDDEN):
@@ -664,8 +663,7 @@ class Traces:
             self._lines.close()
 
     def _look(self, now: Moment, max_bytes: int, max_s: float, *, last: bool) -> bool:
-        """Look once. Return whether the log had something new. Nothing is written before everything is read, because a write
-        may fail."""
+        """Look once. Return whether the log had something new. A write may fail, so everything is read first."""
         wall, before = _wall(now.at), self._log.ahead
         self._times.look_again()
         try:
@@ -691,8 +689,7 @@ class Traces:
     def _event(
         self, now: Moment, wall: float | None, found: DocumentEvent, stamp: tuple[float, str] | None
     ) -> TraceEvent:
-        """Build the record. Its time is the stamp of the output, or else the event's own time, if that is between the last
-        look and this one."""
+        """Build the record. Its time is the output's stamp, or else the event's own, if between the last look and this one."""
         elapsed_s, at = now.elapsed_s, now.at
         if stamp is not None and stamp[0] <= elapsed_s:
             elapsed_s, at = stamp

@@ -1,5 +1,4 @@
-"""Parse traces of Gemini CLI: `gemini -p ... --output-format stream-json` (an object per line) or `json` (one object over many
-lines).
+"""Parse traces of Gemini CLI: `--output-format stream-json` (an object per line) or `json` (one object over many lines).
 
 Tokens come only at the end, as the process's totals; a resumed session starts again. Prompt tokens include cached ones,
 candidate tokens exclude thoughts. A shell command with an exit code other than 0 counts as a success here.

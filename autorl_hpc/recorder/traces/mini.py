@@ -1,8 +1,8 @@
 """Parse mini-swe-agent's trajectories (`*.traj.json`, rewritten after each step), and the lines of the suite's agent `mini`.
 
-`mini` prints a trajectory's messages one per line: `{"type": "mini", "session": ..., "message": ...}`. Formats:
-`mini-swe-agent-1.1` (actions and return codes in `extra`) and `mini-swe-agent-1` (a code block in the answer, the return
-code in the next message's text).
+`mini` prints a trajectory's messages one per line: `{"type": "mini", "session": ..., "message": ...}`. Format
+`mini-swe-agent-1.1` has actions and return codes in `extra`; `mini-swe-agent-1` a code block in the answer, the return code
+in the next message.
 """
 
 from __future__ import annotations

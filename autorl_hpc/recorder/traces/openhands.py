@@ -1,5 +1,4 @@
-"""Parse traces of OpenHands: `openhands --headless --json` (SDK 1.x, by `kind`) and earlier versions (by `action` and
-`observation`).
+"""Parse traces of OpenHands: `--headless --json` (SDK 1.x, by `kind`) and earlier versions (by `action` and `observation`).
 
 Events of 1.x carry no tokens; these are in `base_state.json` of the conversation's folder. Earlier events carry the
 session's totals so far in `llm_metrics`, and a whole session is written to a trajectory, a list of such events.

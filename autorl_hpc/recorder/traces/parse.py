@@ -94,8 +94,7 @@ def tables(value: Any) -> list[Table]:
 
 
 def count(value: Any) -> int | None:
-    """Return a plausible number of tokens or calls: whole, not negative, at most MAX_COUNT; None for strings, booleans and
-    others."""
+    """Return a plausible number of tokens or calls: whole, not negative, at most MAX_COUNT; None for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):

@@ -1,8 +1,7 @@
 """Add up an agent's trace: tokens, cost, calls, tools, and when its driver and its tools were working.
 
 All values are the agent's own claims. A format has the usage of single calls, or totals since the session's start, or both;
-`_Session.total` says how they are combined. Null means that no session reported the value; a cost of 0 counts as not
-reported.
+see `_Session.total`. Null means that no session reported the value; a cost of 0 counts as not reported.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ class TraceTotals:
 
 
 def events_in(path: Path) -> Iterator[TraceEvent]:
-    """Yield the events of a trace.jsonl in order, one at a time, because a full one holds 300,000. Nothing if the file is
-    missing. Damaged and cut lines are skipped."""
+    """Yield the events of a trace.jsonl in order, one at a time, because a full one holds 300,000. Damaged lines are skipped."""
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -286,12 +284,9 @@ class _Session:
             self.told[call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
 
     def total(self, values: dict[str, float]) -> None:
-        """Replace the last total and the calls since then by a new total since the session's start.
-
-        A resumed session continues its total or starts again, depending on format and version. A total smaller than the
-        last total plus the calls since then can't continue it. A total smaller than the calls alone is wrong (a crash
-        leaves zeros) and is ignored.
-        """
+        """Replace the last total and the calls since then by a new total since the session's start. A resumed session
+        continues its total or starts again, depending on format and version. A total smaller than the last total plus the
+        calls since then can't continue it. One smaller than the calls alone is wrong (a crash leaves zeros) and is ignored."""
         primary = next((name for name in PRIMARY if name in values), None)
         if primary is None:
             return
@@ -326,8 +321,7 @@ class _Session:
         self.tools.append((began, now))
 
     def _key(self, event: TraceEvent) -> object:
-        """Return the key of a tool call. Codex's ids are unique only within one process; a call without an id gets its own
-        key."""
+        """Return the key of a tool call. Codex's ids are unique only within one process; a call without an id gets its own."""
         call_id = event.call_id
         if call_id is None:
             return len(self.calls)
