@@ -251,7 +251,6 @@ def _digest(step: LoggedStep) -> bytes:
 
 
 def _step(point: TrainingPoint) -> LoggedStep:
-    """Return the step of a point, by the names of TrainingPoint's fields."""
     named = {
         name: getattr(point, name) for name in ("step", "epoch", "loss", "reward", "kl", "learning_rate", "grad_norm")
     }

@@ -218,8 +218,7 @@ TABLE_PATIENCE_S = 1.0
 """A process table younger than this is not updated."""
 
 MEMORY_SHARE = 0.0005
-"""Share of a core. Shared memory is counted once, at a millisecond per large process; then the last value is repeated
-meanwhile."""
+"""Share of a core. Counting shared memory once costs a millisecond per large process; in between, the last value is repeated."""
 
 LATEST_MEMORY_S = 60.0
 

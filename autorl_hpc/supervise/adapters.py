@@ -433,7 +433,6 @@ class Merge:
             np.copyto(part, stored, where=change != 0, casting="unsafe")
 
     def _factor(self, tensor: TensorSpec, first: int, count: int) -> Matrix:
-        """Read rows of A or B as fp32."""
         import numpy as np
 
         row = tensor.shape[1] * ITEM_BYTES[tensor.dtype]

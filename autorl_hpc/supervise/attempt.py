@@ -231,7 +231,6 @@ class Starts:
             self.clock.stop(persist=not self.stops.superseded.is_set())
 
     def _goes_on(self, end: WorkEnd) -> bool:
-        """Return whether the agent is started again."""
         if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or self.stops.asked:
             return False
         if self.clock.progress.reprompts >= self.record.science.reprompts:

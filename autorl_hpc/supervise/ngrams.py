@@ -96,7 +96,6 @@ def _fold_known(piece: bytes) -> bytes:
 
 
 def _fold(piece: bytes) -> bytes:
-    """Fold a piece of text beyond ASCII to letters and digits."""
     wide = unicodedata.normalize("NFKC", _INVISIBLE.sub("", piece.decode("utf-8", "replace"))).lower()
     wide = wide.replace("\u03c2", "\u03c3")  # final sigma: the only lower case that depends on where a text is cut
     return _SOLO.sub(r" \1 ", _NOT_A_WORD.sub(" ", wide)).encode("utf-8", "replace")
@@ -262,7 +261,6 @@ def _extend(state: Any, values: Any, done: int, length: int) -> Any:
 
 
 def _runs(values: Any, length: int) -> Any:
-    """Return the hashes of all n-grams of `length` words."""
     import numpy as np
 
     return _extend(np.zeros(len(values), dtype=np.uint64), values, 0, length) ^ _salt(length)

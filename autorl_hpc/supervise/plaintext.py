@@ -194,7 +194,6 @@ def looks_like_text(sample: bytes) -> bool:
 
 
 def _file(fd: int) -> IO[bytes]:
-    """Return a file object with its own position."""
     file = os.fdopen(os.dup(fd), "rb")
     file.seek(0)
     return file

@@ -263,7 +263,6 @@ class Scanner:
             self._file(look, meter, fd, name)
 
     def _file(self, look: ScanProgress, meter: ReadingBudget, fd: int, name: str) -> None:
-        """Read one open file and close it."""
         patterns: list[Patterns] = []
         taken, opaque, reason = 0, 0, None
         try:
