@@ -2,8 +2,8 @@
 
 One JSON line in, see `request.Settings`. The first line out is `{"port": n}` (null without one): from then on it serves.
 After each request comes a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}`,
-answered by `{"pong": n}`, and `{"stop": true}`. It ends when its standard input ends, and the kernel kills it when the
-thread that started it is gone. Like the keeper it ignores TERM and similar signals.
+answered by `{"pong": n}`, and `{"stop": true}`. It ends when its standard input ends, and the kernel kills it when its
+parent thread is gone. Like the keeper it ignores TERM and similar signals.
 """
 
 from __future__ import annotations

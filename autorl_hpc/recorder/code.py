@@ -1,7 +1,9 @@
-"""Record every state of an agent's code as commits of code.git: `CodeWalk` (which files), `Repository` (git objects written
-and read without git), `CodeFiles` (what is stored of each file) and `Revisions` (the watch that commits). The watch looks
-once a second. A change is committed when a look 0.4 s later finds the same state, or after 0.8 s at the latest, so it is
-settled within 2 s. The state of a submission is committed at once."""
+"""Record every state of an agent's code as commits of code.git.
+
+`CodeWalk` finds the files, `CodeFiles` decides what is stored of each, `Repository` writes and reads git objects without
+git, and the watch `Revisions` commits. It looks once a second. A change is committed when a look 0.4 s later finds the same
+state, or after 0.8 s at the latest, so it is settled within 2 s. The state of a submission is committed at once.
+"""
 
 from __future__ import annotations
 

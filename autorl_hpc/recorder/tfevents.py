@@ -1,8 +1,7 @@
 """Read scalars from TensorBoard's event files: TFRecords (length, its CRC, data, its CRC) of protocol buffers of type Event.
 
 Source: tensorflow/core/util/event.proto and summary.proto. Event.step is field 2, Event.summary 5, Summary.value 1,
-Value.tag 1, Value.simple_value 2 (float32), Value.tensor 8 with TensorProto.float_val 5. CRCs are not checked: an agent may
-write anything.
+Value.tag 1, Value.simple_value 2 (float32), Value.tensor 8 with TensorProto.float_val 5. CRCs are not checked.
 """
 
 from __future__ import annotations

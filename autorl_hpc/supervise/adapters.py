@@ -1,8 +1,7 @@
 """Check a submitted LoRA adapter by its headers, open it, and merge it into the base model: W + (B @ A) * scale.
 
 transformers would load the base model that an adapter names. Here the factors are added only to the staged, pinned one.
-Layout as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in) and `.lora_B.weight` (out,
-rank).
+Tensors as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Start and stop the agent's process through its keeper, and measure its disk, memory and processes against the budget."""
+"""Run the agent's process through its keeper (`AgentProcess`), and measure its use against the budget.
+
+`UsageWatch` measures memory and processes, `disk_bytes` the disk use of a folder.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Run the agent of one attempt: `Watching` (what ends it, warnings, intake), `Starts` (start and reprompts) and
-`AttemptEnding` (seal the run or leave it to the next attempt)."""
+"""Run the agent of one attempt, from its start to the seal.
+
+`Watching` decides what ends it, warns and takes submissions in; `Starts` starts and reprompts it; `AttemptEnding` seals the
+run or leaves it to the next attempt.
+"""
 
 from __future__ import annotations
 

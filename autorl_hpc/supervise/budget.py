@@ -1,7 +1,7 @@
-"""Count the budget outside the agent: the clock over all attempts, time given back, warnings, and what ends a run.
+"""Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
 
-The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between
-two ticks of more than three intervals is a suspension (a stopped job, a frozen node) and doesn't count either.
+The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between two
+ticks of more than three intervals is a suspension (a stopped job, a frozen node) and doesn't count either.
 """
 
 from __future__ import annotations

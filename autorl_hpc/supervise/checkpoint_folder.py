@@ -1,4 +1,5 @@
-"""Read a submitted checkpoint folder safely, read the base model's headers, and compare the two configs.
+"""Read a submitted checkpoint folder (`SubmittedFolder`) and the base model's headers, and compare config.json with the
+base's.
 
 The folder is read by descriptor: names are looked up relative to it, no link is followed, no FIFO can block, and a file
 that was checked can't be exchanged after it was opened.

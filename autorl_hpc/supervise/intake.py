@@ -1,4 +1,4 @@
-"""Take submissions from a workspace into the ledger and the graders' queue: manifests, answers in results/, and `Intake`.
+"""Take submissions from a workspace into the ledger and the graders' queue: manifests, `ResultWriter` (answers), `Intake`.
 
 Intake opens a manifest in submissions/ by directory descriptor, validates it, lints the checkpoint, copies it while
 hashing, installs it under artifacts/, writes it into the ledger and queues it, in this order. Each step can be repeated, so

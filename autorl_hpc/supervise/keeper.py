@@ -1,10 +1,9 @@
 """Run the keeper, a small process between supervisor and agent. Standard library only.
 
 The keeper starts the agent, adopts its orphans (child subreaper), and ends them all when the agent's first process ends,
-when the supervisor asks for it, or when the supervisor is gone (standard input ends). It writes the time that the agent ran
-to a file, so that the next supervisor charges it even if supervisor or keeper is killed. It ignores TERM and similar
-signals: a scheduler sends them to all processes of a job, and agents run `pkill python`, but only the supervisor decides
-when the agent ends.
+when the supervisor asks for it, or when standard input ends because the supervisor is gone. It writes the agent's time to a
+file, which counts even if supervisor or keeper is killed. It ignores TERM and similar signals: schedulers send them to all
+processes of a job, and agents run `pkill python`, but only the supervisor decides when the agent ends.
 
 Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>`
 lines; JSON lines out when the agent starts (begun, subreaper) and when everything has ended (exit_code, left, ran_s).

@@ -1,4 +1,5 @@
-"""Write the ledger as one attempt: entries while it is the newest attempt, signals that stop it, and the run's seal.
+"""Write the ledger as one attempt: `LedgerWriter` (entries), `Stops` (signals, cancel, a newer attempt), `Seals` (the run's
+end).
 
 Slurm may run two attempts of one job at once, and a node that seemed dead may come back. The newest `attempt_started` entry
 wins: an older attempt notices it at its next entry or look, and stops.

@@ -1,8 +1,7 @@
-"""Read the text of files that an agent wrote, in bounded time and memory, and list the files of its folder.
+"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory, and list the files of a folder.
 
-Files come as open descriptors. Plain text, text inside binary files (Arrow, databases) and text compressed once, as the
-standard library undoes it, are read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram is
-cut.
+Plain text, text inside binary files (Arrow, databases) and text compressed once, as the standard library undoes it, are
+read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram is cut.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run the agent job, `python -m autorl_hpc job agent EXPERIMENT RUN_ID`, and seal runs whose jobs are gone.
+"""Run the agent job: `python -m autorl_hpc job agent EXPERIMENT RUN_ID`.
 
-An agent job is idempotent and can be restarted. `run_agent_job` shows the life of a run up to its seal from top to bottom;
-attempt.py holds what is watched meanwhile and how an attempt ends.
+`run_agent_job` shows the life of a run up to its seal; it can be restarted at any time. attempt.py holds what happens while
+the agent works. Also here: the agent's version, the job's number of GPUs, and `seal_orphans` for runs whose jobs are gone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Create and write the agent's workspace: safe file access, prompts, the layout of folders and files, and the agent's
-environment variables. The workspace belongs to the agent, so the supervisor uses directory descriptors and follows no link:
-whatever the agent puts in place of `results/`, nothing outside the workspace is ever written."""
+"""Create and write the agent's workspace: `Workspace` (safe file access), `Prompts`, `lay` (folders and files), environment.
+
+The workspace belongs to the agent, so the supervisor uses directory descriptors and follows no link: whatever the agent
+puts in place of `results/`, nothing outside the workspace is ever written.
+"""
 
 from __future__ import annotations
 
