@@ -239,6 +239,7 @@ class Seals:
         self.chain.look()
 
     def without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
+        """Seal a run whose agent is not running; its last processes are ended first. Return the exit code of the job."""
         end_all(os.getpid(), self.marks)
         view = self.chain.look()
         used = self.used_so_far(view)

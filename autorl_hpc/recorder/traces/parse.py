@@ -66,7 +66,7 @@ _DECODER = json.JSONDecoder(
     parse_int=lambda digits: int(digits) if len(digits) <= 20 else None,
     parse_float=lambda digits: float(digits) if len(digits) <= 400 else None,
 )
-"""NaN and infinities become null, and so do integers of more than 20 digits (Python refuses to parse 4,300)."""
+"""NaN and infinities become null, and so do integers of more than 20 digits (Python refuses more than 4,300)."""
 
 
 def parsed(text: str, at: int = 0) -> Any:
