@@ -1,4 +1,4 @@
-"""`python -m autorl_hpc.gateway`."""
+"""Start the gateway: `python -m autorl_hpc.gateway`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The gateway's books: what was used, by the log's lines; what each answer is counted as; what the supervisor is told."""
+"""Count tokens and cost: `TokenBudget` (limits, which requests are let in) and `Books` (driver.jsonl, reports of totals)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from autorl_hpc.gateway.request import Prices, Refusal, RunLimits, Settings
 from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, CallRecord, RequestedSize, TokenUsage
 from autorl_hpc.records.base import printable
 
-# The budgets of tokens and cost, and who may still ask.
-#
-# The rule: a request is let in while what is used, what requests in flight may still use, and its own input are within the limit. Its own
-# answer is not counted beforehand, for most answers are far shorter than what is asked for. Inputs are estimates, and whoever writes them
-# can make them wrong: so of requests at once the most counts that they can be, and one that is alone is let in by its estimate. One
-# request at a time can thus use the budget to its end, and the limit is passed by at most one answer (as long as that request asked
-# for) and by what the estimate of one input is wrong by. Of two at once the second one waits near the end: it is told to come again.
+# --- budgets of tokens and cost
+# A request is let in if what is used, what requests in flight may still use, and its own input are within the limit. Its own
+# answer is not reserved, because most answers are far shorter than their limit. Inputs are estimates that an agent can
+# falsify, so a request beside others counts with its maximum, and a request alone with its estimate. So one request at a time
+# can use the whole budget, and the limit is exceeded by at most one answer (up to the length it asked for) and the error of
+# one input estimate. Near the end, the second of two simultaneous requests is told to retry later.
 
 WRITTEN_5M: Final = 1.25
 WRITTEN_1H: Final = 2.0
-"""Times the price of input: what Anthropic takes for input that goes into a cache, for five minutes or an hour."""
+"""Factors on the input price: Anthropic's for input written into a cache for five minutes or an hour."""
 
 LEARN: Final = 0.3
-"""Share of the newest answer in what is learned about estimates."""
+"""Weight of the newest answer in the learned factor for estimates."""
 
 BOUNDS: Final = (0.2, 5.0)
 EXHAUSTED_SHARE: Final = 0.05
-"""With less than this left, a request that doesn't fit means that the budget is used up; before, only that the request is too long."""
+"""If less than this share is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too
+long."""
 
 COME_AGAIN_S: Final = 2
 
@@ -44,7 +44,7 @@ Exhausted = Literal["tokens", "cost"]
 
 @dataclass
 class TokenTotals:
-    """Of the run, all attempts together."""
+    """Totals of the run over all attempts."""
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -55,13 +55,13 @@ class TokenTotals:
 
     @property
     def tokens(self) -> int:
-        """Of both kinds."""
+        """Return input and output tokens together."""
         return self.tokens_in + self.tokens_out
 
 
 @dataclass
 class Place:
-    """What one request in flight may use at most, beside the estimate of its input."""
+    """What one request in flight may use at most, and the estimate of its input."""
 
     estimated_in: int
     tokens: float
@@ -84,7 +84,7 @@ class TokenBudget:
         self._look()
 
     def cost(self, usage: TokenUsage) -> float | None:
-        """Dollars of one answer; None without prices."""
+        """Return the dollars of one answer; None without prices."""
         prices = self.prices
         if prices is None:
             return None
@@ -95,16 +95,16 @@ class TokenBudget:
         return (fresh * prices.price_in + cached * cached_price + (usage.tokens_out or 0) * prices.price_out) / 1e6
 
     def expected_in(self, estimated_in: int) -> int:
-        """What an estimate by length most likely stands for, by what the driver told so far."""
+        """Return the likely tokens of an input estimated by length, by the driver's earlier figures."""
         return max(1, round(estimated_in * self._scale))
 
     def enter(
         self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
     ) -> None:
-        """Lets request `number` in.
+        """Let request `number` in.
 
         Args:
-            most_in: what its input can't be more than; None: the estimate is right.
+            most_in: upper limit of its input; None if the estimate is exact.
             caches: its input may be written into a cache for an hour, which costs more.
 
         Raises:
@@ -159,7 +159,7 @@ class TokenBudget:
         )
 
     def leave(self, number: int, usage: TokenUsage | None, estimated: bool) -> float | None:
-        """Request `number` has ended; its cost. `usage` None: it cost nothing."""
+        """End request `number` and return its cost in dollars. `usage` is None if it cost nothing."""
         place = self._places.pop(number, None)
         if usage is None:
             return None
@@ -193,7 +193,7 @@ class TokenBudget:
 
 
 def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
-    """In the words by which clients know that the conversation must become shorter: many fold it and ask again."""
+    """Return a refusal in the wording by which clients recognise that they must shorten the conversation and ask again."""
     return Refusal(
         400,
         "context_length_exceeded",
@@ -213,17 +213,16 @@ def _shown(what: Exhausted, value: float) -> str:
 log = logging.getLogger("autorl_hpc.gateway")
 
 TOKENS_A_SECOND: Final = 100
-"""What a driver is taken to have written, hidden thoughts among it, where the client left and the end never came, or the gateway died over
-it."""
+"""Assumed speed of a driver, including hidden reasoning, if the client left before the end or the gateway died meanwhile."""
 
 GROWN_TOKENS: Final = 1000
-"""An answer under way has its line written again when it has grown by so much: lines cost disk, and less than this is soon forgotten."""
+"""Growth of an answer after which its line is written again; more lines would cost disk, and this much is a small loss."""
 
 MAX_REFUSED_LINES: Final = 20_000
-"""Of one process. An agent that asks a million times for what is refused fills no disk."""
+"""Limit per process, so that an agent can't fill the disk with refused requests."""
 
 MAX_UNKNOWN_LINES: Final = 100
-"""Without the run's token: anybody on the node may knock."""
+"""Limit for requests without the run's token, which any process on the node can send."""
 
 MAX_SAID_CHARS: Final = 300
 TELL_AGAIN_S: Final = 1.0
@@ -231,11 +230,11 @@ UNDER_WAY_S: Final = 10.0
 
 
 class Books:
-    """Of one run. Made before the loop runs; its methods are called in the loop alone."""
+    """The accounts of one run. Create it before the event loop runs; call its methods only in the loop."""
 
     def __init__(self, settings: Settings) -> None:
         earlier = add_up_calls(read_calls(settings.log))
-        used = settings.used  # by what an earlier gateway said: the log may lack what it could not write
+        used = settings.used  # reported by an earlier gateway; the log may lack lines
         totals = TokenTotals(
             max(earlier.tokens_in, used.tokens_in),
             max(earlier.tokens_out, used.tokens_out),
@@ -253,36 +252,34 @@ class Books:
         self._refused_lines = self._unknown_lines = 0
         self._untold = False
         self._under_way: dict[int, tuple[CallRecord, int]] = {}
-        """By number: the request, and the output that its last line tells."""
+        """By number: the request, and the output tokens in its last line."""
 
     @property
     def keeps_bodies(self) -> bool:
-        """Whether request and answer bodies are kept."""
+        """Return whether request and answer bodies are stored."""
         return self._settings.bodies is not None
 
     def number(self) -> int:
-        """The next request's number."""
+        """Return the next request's number."""
         self._last += 1
         return self._last
 
     def elapsed_told(self, elapsed_s: float) -> None:
-        """The supervisor says how much of the budget is used."""
+        """Set how much of the budget's time is used, in seconds, as the supervisor reports it."""
         self._elapsed = (elapsed_s, time.monotonic())
 
     def elapsed_s(self) -> float:
-        """Budget used, by what the supervisor said last."""
+        """Return the seconds of budget used, by the supervisor's last report."""
         told, at = self._elapsed
         return told + time.monotonic() - at
 
-    # ---------------------------------------------------------------------------------------------------- one request ends
-
     def sending(self, call: CallRecord) -> None:
-        """A line before request `call` is sent, so that a gateway that dies over it doesn't forget it."""
+        """Write a line before request `call` is sent, so that it is counted even if the gateway dies."""
         if call.wants is not None and call.generates:
             self._note(call, self._so_far(call, call.wants))
 
     def note_growth(self) -> None:
-        """Every `UNDER_WAY_S`: another line of each request under way whose answer has grown."""
+        """Write another line for each request under way whose answer has grown; called every `UNDER_WAY_S`."""
         for call, told in list(self._under_way.values()):
             assert call.wants is not None
             usage = self._so_far(call, call.wants)
@@ -295,8 +292,8 @@ class Books:
         self._thread.submit(self._put, line, call.number, None)
 
     def _so_far(self, call: CallRecord, wants: RequestedSize) -> TokenUsage:
-        """What request `call` counts as if its end never comes: as output what came, and not less than most answers have or than the
-        driver may have written meanwhile, as far as it was asked for."""
+        """Return how request `call` counts if it never ends: as output what came, but at least a typical answer's length or
+        what the driver may have written in the time, and at most what was asked for."""
         usage = TokenUsage() if call.meter is None else dataclasses.replace(call.meter.usage)
         may_be = max(DEFAULT_ANSWER_TOKENS, self._in_the_time(call) if call.reached else 0)
         usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
@@ -308,7 +305,7 @@ class Books:
         return int((time.monotonic() - (call.sent_at or call.began)) * TOKENS_A_SECOND)
 
     def close(self, call: CallRecord) -> None:
-        """Counts a request that has ended in whatever way, logs it and tells the supervisor."""
+        """Count a request that has ended in any way, log it and report to the supervisor."""
         self._under_way.pop(call.number, None)
         usage, estimated = self._counted(call)
         call.number = call.number or self.number()
@@ -320,13 +317,13 @@ class Books:
         self.tell()
 
     def _counted(self, call: CallRecord) -> tuple[TokenUsage | None, bool]:
-        """What the answer is counted as: what was told, and an estimate for what was not."""
+        """Return what an answer counts as, with estimates for missing figures, and whether any was estimated."""
         if call.wants is None or not call.generates:
             return None, False
-        if call.unanswered:  # a provider takes money for what it read, whether or not it was heard
+        if call.unanswered:  # providers charge for input even if no answer arrives
             return TokenUsage(self.budget.expected_in(call.wants.tokens_in), 0), True
         if call.meter is None:
-            cut_off = call.reached and not (call.status or call.fault or call.refused)  # this process is told to end
+            cut_off = call.reached and not (call.status or call.fault or call.refused)  # the gateway itself is ending
             return (self._so_far(call, call.wants), True) if cut_off else (None, False)
         usage, estimated = call.meter.end(call.whole), False
         if not usage.tokens_in:
@@ -387,7 +384,7 @@ class Books:
         )
 
     def _put(self, line: bytes, number: int, bodies: tuple[bytes, bytearray] | None) -> None:
-        """In the thread that writes, so that a file system that hangs stops no stream."""
+        """Write a line and bodies, in the writing thread, so that a hanging file system stops no stream."""
         if not self._log.write(line):
             log.error("%s can't be written now; its lines are kept and tried again", self._settings.log)
         folder = self._settings.bodies
@@ -403,14 +400,12 @@ class Books:
             log.error("a body can't be kept: %s", error.strerror)
 
     def end(self) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         self._thread.submit(self._log.flush)
         self._thread.shutdown(wait=True)
 
-    # -------------------------------------------------------------------------------------------------------------- telling
-
     def tell(self) -> None:
-        """The totals, to the supervisor. One that doesn't read stops nothing: what can't be told now is told later."""
+        """Send the totals to the supervisor. If it doesn't read, `tell_again` sends them later."""
         totals = self.budget.totals
         self._untold = not say(
             {
@@ -425,18 +420,16 @@ class Books:
         )
 
     def tell_again(self) -> None:
-        """Tells what could not be told."""
+        """Send totals that could not be sent."""
         if self._untold:
             self.tell()
 
-    # --------------------------------------------------------------------------------------------------------------- words
-
     def without_key(self, text: str, key: str | None) -> str:
-        """A driver may quote what it was sent."""
+        """Return a text with the key masked; a driver may quote what it received."""
         return text.replace(key, "***") if key else text
 
     def quoted(self, text: str) -> str:
-        """What an error says: its message, or its beginning."""
+        """Return an error's message, or its beginning."""
         try:
             value = json.loads(text)
             error = value.get("error", value) if isinstance(value, dict) else value
@@ -455,13 +448,13 @@ def _written(usage: TokenUsage) -> int:
 
 
 def say(value: dict[str, Any]) -> bool:
-    """One line on standard output, whole or not at all; whether it was taken."""
+    """Write one line to standard output, whole or not at all. Return False if it must be sent again."""
     try:
         os.write(1, json.dumps(value).encode() + b"\n")
     except BlockingIOError:
         return False
     except OSError:
-        return True  # nobody is there who could be told
+        return True  # the reader is gone
     return True
 
 

@@ -1,8 +1,7 @@
-"""Refuses requests that would make the driver's provider do more than generate: search, run code, fetch an address, open stored files.
+"""Refuse requests that make the provider do more than generate: search, run code, fetch addresses, open stored files.
 
-Everything is by lists of what is known to be harmless: fields of the request, types of tools, kinds of content. What is not in them is
-refused by name, since tomorrow's hosted tools have names that nobody knows today. Contents of tool arguments and schemas are the
-model's and the agent's own data and are not looked into.
+Only listed fields, types of tools and kinds of content pass; others are refused by name, because providers keep adding
+hosted tools. Tool arguments and schemas are the model's and the agent's own data and are not checked.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, REMOTE_URLS, RESPONSES, Allowed, Refusal, names, refused
 
-# The same for Gemini, whose fields go by two spellings: `fileData` and `file_data`.
+# --- Gemini, whose fields have two spellings: `fileData` and `file_data`
 
 GEMINI_FIELDS: Final = frozenset(
     (
@@ -38,20 +37,20 @@ CONFIG: Final = names(
     "responseJsonSchema ResponseJsonSchema responseFormat responseLogprobs logprobs responseModalities thinkingConfig mediaResolution "
     "audioTimestamp enableEnhancedCivicAnswers"
 )
-"""Of `generationConfig`. Not among them: what leads to another model (`routingConfig`), and what speaks or draws."""
+"""Fields of `generationConfig`. Fields that choose another model (`routingConfig`), speech and images are missing on purpose."""
 INLINE: Final = frozenset(("mimeType", "data", "displayName"))
 
 
 def camel(name: str) -> str:
-    """`file_data` is `fileData`."""
+    """Convert `file_data` to `fileData`."""
     return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 def named(value: Any, where: str) -> dict[str, Any]:
-    """An object's fields by one spelling.
+    """Return an object with its fields in camel case.
 
     Raises:
-        Refusal: it is no object, or a field stands in it in both spellings.
+        Refusal: it is no object, or has a field in both spellings.
     """
     if not isinstance(value, dict):
         raise Refusal(400, "unreadable", f"`{where}` is no object")
@@ -62,12 +61,12 @@ def named(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_gemini(body: dict[str, Any], allowed: Allowed) -> None:
-    """See `hosted.check`."""
+    """Check a Gemini request, see `check`."""
     given = named(body, "the request")
     for name in given:
         if name not in GEMINI_FIELDS:
             allowed.need(name, "the field")
-    if "generateContentRequest" in given:  # of countTokens
+    if "generateContentRequest" in given:  # in countTokens
         check_gemini(given["generateContentRequest"], allowed)
     for tool in _list(given.get("tools"), "tools"):
         for name in named(tool, "tools"):
@@ -90,10 +89,10 @@ def check_gemini(body: dict[str, Any], allowed: Allowed) -> None:
 
 
 def check_modalities(kinds: Any, allowed: Allowed) -> None:
-    """Images and speech are hosted tools by another name, and have prices of their own.
+    """Refuse answers other than text: images and speech are like hosted tools and have their own prices.
 
     Raises:
-        Refusal: an answer is asked for that is no text.
+        Refusal: another kind of answer is asked for.
     """
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise Refusal(400, "unreadable", "modalities are no list of texts")
@@ -103,7 +102,7 @@ def check_modalities(kinds: Any, allowed: Allowed) -> None:
 
 
 def _list(value: Any, where: str) -> list[Any]:
-    """Protobuf's JSON takes a single object for a list of one in some readers: both are looked at."""
+    """Return a value as a list. Some readers of Protobuf's JSON accept a single object as a list of one, so both are checked."""
     if value is None:
         return []
     if isinstance(value, dict):
@@ -137,7 +136,7 @@ def _gemini_part(part: dict[str, Any], allowed: Allowed) -> None:
 
 
 TIERS: Final = frozenset(("auto", "default", "flex", "standard", "standard_only"))
-"""Of service. Others cost more than the prices that the budget is kept with."""
+"""Service tiers; others cost more than the budget's prices."""
 
 COMMON: Final = "model stream temperature top_p top_k stop seed user metadata service_tier frequency_penalty presence_penalty logprobs"
 SAMPLING: Final = (
@@ -145,7 +144,7 @@ SAMPLING: Final = (
     "spaces_between_special_tokens chat_template_kwargs add_generation_prompt continue_final_message echo structured_outputs guided_json "
     "guided_regex guided_choice include_reasoning cache_salt return_token_ids logit_bias"
 )
-"""Of servers of open weights (vLLM, SGLang). Not among them: what makes them read addresses or templates that a request names."""
+"""Fields of servers of open weights (vLLM, SGLang), without those by which a request names addresses or templates."""
 
 FIELDS: Final[dict[str, frozenset[str]]] = {
     CHAT: names(
@@ -168,9 +167,9 @@ TEMPLATE_OWN: Final = names(
     "chat_template tokenize continue_final_message conversation messages tools documents padding truncation max_length return_tensors "
     "return_dict return_assistant_tokens_mask tokenizer_kwargs processor_kwargs template_kwargs tokenizer processor model_config"
 )
-"""Parameters of the function that fills in the template (transformers' `apply_chat_template`, vLLM's and SGLang's), to which
-`chat_template_kwargs` are handed too: with these a request brings a template, a prompt or tools of its own, past what is looked at here. Other
-names are the template's variables."""
+"""Parameters of the function that fills in the template (`apply_chat_template` in transformers, vLLM, SGLang), which also gets
+`chat_template_kwargs`. They would bring a template, prompt or tools past the checks here. Other names are the template's
+variables."""
 
 INCLUDES: Final = frozenset(("reasoning.encrypted_content", "message.output_text.logprobs"))
 OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
@@ -180,15 +179,15 @@ OWN_TOOLS: Final[dict[str, frozenset[str]]] = {
 """Tools that the agent runs."""
 
 OWN_ANTHROPIC: Final = ("bash_20", "text_editor_20", "memory_20", "computer_20", "tool_search_tool_")
-"""Beginnings of types that Anthropic defines and the agent runs; a search among the request's own tools runs at the provider, and
-reaches nothing else."""
+"""Prefixes of tool types that Anthropic defines and the agent runs. Tool search runs at the provider, over the request's
+tools."""
 
 TEXTS: Final = frozenset(("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"))
 THOUGHTS: Final = frozenset(("thinking", "redacted_thinking", "reasoning"))
 SOURCES: Final = names(
     "image_url video_url audio_url file_url image video audio file source url file_id file_data input_audio image_pil image_embeds uuid"
 )
-"""Names under which a piece of content carries data or says where they are."""
+"""Names under which a piece of content has data or a link to them."""
 
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\r\n-]*\Z")
 
@@ -196,14 +195,14 @@ ITEMS: Final = names(
     "message function_call function_call_output custom_tool_call custom_tool_call_output local_shell_call local_shell_call_output "
     "apply_patch_call apply_patch_call_output reasoning compaction item_reference"
 )
-"""Of the input of `responses`."""
+"""Types of items in the input of `responses`."""
 
 
 def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
-    """Looks at a request's body, read strictly.
+    """Check a request's body, as `read_object` returned it.
 
     Raises:
-        Refusal: it asks for more than generation, or has parts that are not known.
+        Refusal: it asks for more than generation, or has unknown parts.
     """
     if dialect == GEMINI:
         check_gemini(body, allowed)
@@ -224,7 +223,7 @@ def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
 
 
 def _objects(value: Any, what: str) -> Iterable[dict[str, Any]]:
-    """The elements of a list of objects."""
+    """Return a list of objects; Refusal if it is anything else."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -301,7 +300,7 @@ def _anthropic(body: dict[str, Any], allowed: Allowed) -> None:
 
 
 def _edits(edits: Any, allowed: Allowed) -> None:
-    """Leaving out what is old costs nothing; a summary by the provider is work that not every answer tells."""
+    """Check edits of the context. Clearing old content is free; a provider's summary is work that not every answer reports."""
     for edit in _objects(edits, "context_management"):
         kind = _text(edit.get("type"), "context_management.type")
         if not kind.startswith("clear_"):
@@ -334,11 +333,8 @@ def _choice(choice: Any, dialect: str, allowed: Allowed) -> None:
         allowed.need(kind, "the hosted tool")
 
 
-# --------------------------------------------------------------------------------------------------------------- content
-
-
 def _parts(content: Any, where: str, allowed: Allowed) -> None:
-    """A content: a text, or a list of parts, which may hold lists of parts."""
+    """Check a content: a text, or a list of parts, which may contain lists of parts."""
     if content is None or isinstance(content, str):
         return
     if isinstance(content, dict):
@@ -370,7 +366,7 @@ def _nothing(part: dict[str, Any], where: str, allowed: Allowed) -> None:
 
 
 def _address(value: Any, where: str, allowed: Allowed) -> None:
-    """Data in the request itself are no address."""
+    """Refuse an address outside the request; `data:` URLs are no address."""
     address = value.get("url") if isinstance(value, dict) else value
     if address is None and isinstance(value, dict):
         raise refused("file_id" if "file_id" in value else "url", f"in {where} the missing or stored")
@@ -408,7 +404,7 @@ def _input_audio(part: dict[str, Any], where: str, allowed: Allowed) -> None:
 
 
 def _data(value: Any, where: str, allowed: Allowed) -> None:
-    """Some endpoints take an address where others take base64."""
+    """Refuse data that are not base64, because some endpoints also accept an address there."""
     if value is not None and not (_text(value, "data").startswith("data:") or _BASE64.match(value)):
         allowed.need(REMOTE_URLS, f"{where} what is no base64 may be an address, and")
 
@@ -416,7 +412,7 @@ def _data(value: Any, where: str, allowed: Allowed) -> None:
 def _source(part: dict[str, Any], where: str, allowed: Allowed) -> None:
     source = part.get("source")
     if isinstance(source, str):
-        if part["type"] != "search_result":  # there it is a name
+        if part["type"] != "search_result":  # there it is only a name
             allowed.need(REMOTE_URLS, f"{part['type']} names an address, and")
         return
     if not isinstance(source, dict):

@@ -1,4 +1,7 @@
-"""What the supervisor tells a gateway, as one JSON line on its standard input: never in argv, for it holds a token and may hold a key."""
+"""Hold the gateway's settings, its refusals in each provider's wording, the allowed routes, and `Allowed` (hosted tools).
+
+Settings come as one JSON line on standard input, never in argv, because they hold a token and maybe a key.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.states import Fault
 
 DEFAULT_TIMEOUT_S = 600.0
-"""Of silence. Drivers that think say nothing for minutes."""
+"""Seconds of silence; drivers that reason are silent for minutes."""
 
 
 class Upstream(Strict):
-    """Where the driver is: an address, or a file that names the one of now."""
+    """The driver's address, or a file that holds the current one."""
 
     url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$", description="With `/v1`, without what follows.")
     endpoint_file: Path | None = None
@@ -42,7 +45,7 @@ class Upstream(Strict):
 
 
 class Prices(Strict):
-    """Dollars for a million tokens. Without a price of cached input it costs what other input does."""
+    """Dollars per million tokens. Without a price for cached input it costs as much as other input."""
 
     price_in: float = Field(ge=0, validation_alias=AliasChoices("price_in", "in"))
     price_out: float = Field(ge=0, validation_alias=AliasChoices("price_out", "out"))
@@ -50,27 +53,28 @@ class Prices(Strict):
 
 
 class RunLimits(Strict):
-    """Of the run, all attempts together. None: none."""
+    """Limits of the run over all attempts; None means no limit."""
 
     tokens: int | None = Field(None, ge=0, description="In and out, cached input among them.")
     cost_usd: float | None = Field(None, ge=0)
 
 
 class Settings(Strict):
-    """One gateway.
+    """Settings of one gateway.
 
     Attributes:
-        unix: where its Unix socket is made; None: none.
-        port: 0 for a free port of the loopback; None: none.
-        listening: descriptors of sockets that listen already, the port's first. They outlive this process with who made them.
-        token: what clients show as their key.
-        model: the one that may be asked; `aliases` are other names of it that the driver knows.
-        used: what the supervisor last heard that the run has used. Where `log` tells less, this counts.
+        unix: path for its Unix socket; None for none.
+        port: port on the loopback, 0 for a free one; None for none.
+        listening: descriptors of sockets that already listen, the port's first. They belong to the parent and outlive this
+            process.
+        token: what clients send as their key.
+        model: the only model that may be used; `aliases` are other names of it that the driver knows.
+        used: the run's use as last reported to the supervisor. It counts if `log` has less.
         log: driver.jsonl of the run.
-        bodies: folder for request and answer bodies; None: they are not kept.
-        tools: hosted tools, fields and `remote_urls` that are not refused.
-        attempt, elapsed_s: of the run as this process begins, for the log.
-        max_output_tokens: what an answer is taken for whose request sets no limit.
+        bodies: folder for request and answer bodies; None if they are not stored.
+        tools: hosted tools, fields and `remote_urls` that are allowed.
+        attempt, elapsed_s: the run's at the start of this process, for the log.
+        max_output_tokens: assumed length of an answer if the request sets no limit.
     """
 
     unix: Path | None = None
@@ -98,10 +102,10 @@ class Settings(Strict):
 
 
 def told(value: Any) -> Settings:
-    """The settings in a line that was read.
+    """Return the settings in a line.
 
     Raises:
-        AutorlError: naming the wrong field, without its value.
+        AutorlError: names the wrong field, without its value.
     """
     if isinstance(value, dict) and value.get("prices") is not None:
         prices = value["prices"]
@@ -109,7 +113,7 @@ def told(value: Any) -> Settings:
             value = {**value, "prices": None}
     try:
         return Settings.model_validate(value)
-    except ValidationError as error:  # values are not quoted: they are secrets
+    except ValidationError as error:  # values are secrets and are not quoted
         first = error.errors(include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
         raise AutorlError(
@@ -121,7 +125,7 @@ def told(value: Any) -> Settings:
         ) from None
 
 
-# What the gateway itself answers, in the words of the client's dialect.
+# --- refusals: the gateway's own answers, in the wording of the client's dialect
 
 CHAT: Final = "openai-chat"
 RESPONSES: Final = "openai-responses"
@@ -154,17 +158,17 @@ GEMINI_STATUS: Final = {
 }
 
 PASSING: Final = frozenset((429, 502, 503, 504))
-"""Of our own: the same request may be answered later."""
+"""Statuses of ours after which the same request may be answered later."""
 
 
 class Refusal(Exception):
-    """The gateway answers in the driver's place.
+    """An answer of the gateway in place of the driver's.
 
     Args:
-        status: HTTP's.
+        status: HTTP status.
         code: a stable word for programs: `budget_exhausted`, `driver_closed`, `hosted_tool`, ...
-        message: for the client, most often an LLM.
-        retry_after_s: sent where the client should come again.
+        message: for the client, usually an LLM.
+        retry_after_s: seconds after which the client should retry.
     """
 
     def __init__(self, status: int, code: str, message: str, *, retry_after_s: int | None = None) -> None:
@@ -173,15 +177,15 @@ class Refusal(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may be answered later."""
+        """Return whether the same request may be answered later."""
         return self.status in PASSING
 
     def body(self, dialect: str) -> bytes:
-        """JSON as the dialect's provider words errors."""
+        """Return JSON in the wording of the dialect's provider."""
         return json.dumps(_error(dialect, self.status, self.code, self.message)).encode()
 
     def headers(self) -> dict[str, str]:
-        """`x-should-retry` is what the providers' own client libraries go by."""
+        """Return the headers; the providers' client libraries obey `x-should-retry`."""
         told = {
             "Content-Type": "application/json",
             "x-autorl-refused": self.code,
@@ -204,9 +208,7 @@ def _error(dialect: str, status: int, code: str, message: str) -> dict[str, Any]
     }
 
 
-# Which requests are known: an exact list of paths. What is not in it doesn't pass.
-#
-# Paths are compared as they came, undecoded: no dots, no encoded characters, no double slashes, no absolute addresses.
+# --- routes: only listed paths pass, compared undecoded: no dots, encoded characters, double slashes, absolute addresses
 
 Kind = Literal["generate", "count", "models"]
 
@@ -224,18 +226,18 @@ _POST: dict[str, tuple[str, Kind]] = {
 }
 
 _QUERY = {"beta": re.compile(r"true\Z"), "alt": re.compile(r"(?:sse|json)\Z")}
-"""What may stand behind a question mark, and how; and `key`, which is the client's token and doesn't pass."""
+"""Allowed query fields and their values. `key` is also allowed; it is the client's token and is not forwarded."""
 
 
 @dataclass(frozen=True)
 class ApiRoute:
-    """One request that is known.
+    """An allowed request.
 
     Attributes:
-        path: from the second slash on: what is appended to the driver's address.
-        model: where the path names it.
-        stream: where the path tells it (Gemini); None: the body does.
-        sse: a stream that comes as events.
+        path: from the second slash on, appended to the driver's address.
+        model: if the path names it.
+        stream: if the path shows it (Gemini); None if the body does.
+        sse: a stream comes as server-sent events.
         query: with its question mark, without the token.
     """
 
@@ -256,13 +258,13 @@ class Target(NamedTuple):
 
 
 def split(target: str) -> Target:
-    """Path and query as they came."""
+    """Split a target into path and query, undecoded."""
     path, _, query = target.partition("?")
     return Target(path, query)
 
 
 def dialect_of(path: str) -> str:
-    """In which dialect an error is told; also for paths that are refused."""
+    """Return the dialect of a path's errors, also for paths that are refused."""
     if path.startswith("/v1beta"):
         return GEMINI
     if path.startswith("/v1/messages"):
@@ -271,15 +273,15 @@ def dialect_of(path: str) -> str:
 
 
 def keys_in(query: str) -> list[str]:
-    """Values of `key`."""
+    """Return the values of `key`."""
     return [value for name, value in _pairs(query) if name == "key"]
 
 
 def route(method: str, target: Target) -> ApiRoute:
-    """The known request.
+    """Return the route of a request.
 
     Raises:
-        Refusal: it is none.
+        Refusal: the request is not allowed.
     """
     path = target.path
     plain = _PLAIN.match(path) and "//" not in path and not any(set(part) <= {"."} for part in path[1:].split("/"))
@@ -331,24 +333,23 @@ def _passed(query: str) -> str:
     return f"?{urlencode(kept)}" if kept else ""
 
 
-# What an experiment's `drivers.NAME.tools` allows beyond plain generation, and how a refusal of it is worded.
-#
-# An entry is the name of a hosted tool (`web_search` stands for `web_search_20250305` and `web_search_preview` too), of a field of the request
-# (`plugins`), of a kind of content, or `remote_urls`.
+# --- what an experiment's `drivers.NAME.tools` allows beyond plain generation, and the refusal of the rest.
+# An entry is the name of a hosted tool (`web_search` also covers `web_search_20250305` and `web_search_preview`), a field of
+# the request (`plugins`), a kind of content, or `remote_urls`.
 
 REMOTE_URLS = "remote_urls"
 
 _VERSION = re.compile(r"(?:_preview|_tool_result|_call|_options|_mode|_toolset|_?\d[\d_]*)+\Z")
-"""What providers append to a tool's name."""
+"""Suffixes that providers append to a tool's name."""
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 class Allowed:
-    """The names that are allowed."""
+    """The allowed names."""
 
     def __init__(self, tools: Iterable[str]) -> None:
         self._names = {_plain(name) for name in tools}
@@ -361,7 +362,8 @@ class Allowed:
         return plain in self._names or _VERSION.sub("", plain) in self._names
 
     def need(self, name: str, what: str) -> None:
-        """
+        """Check a name.
+
         Raises:
             Refusal: `name` is not allowed.
         """
@@ -370,7 +372,7 @@ class Allowed:
 
 
 def refused(name: str, what: str) -> Refusal:
-    """The one wording of it. `name` is the client's: shortened, and quoted as Python does."""
+    """Return the refusal of a name. `name` comes from the client, so it is shortened and quoted."""
     return Refusal(
         403,
         "hosted_tool",
@@ -380,5 +382,5 @@ def refused(name: str, what: str) -> Refusal:
 
 
 def _plain(name: str) -> str:
-    """`googleSearch`, `google_search` and `Google_Search` are one."""
+    """Return one spelling for `googleSearch`, `google_search` and `Google_Search`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[:200]).lower().replace("-", "_")

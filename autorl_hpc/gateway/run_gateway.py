@@ -1,9 +1,9 @@
-"""The gateway's process: `python -m autorl_hpc.gateway`, started by the supervisor.
+"""Run the gateway's process (`python -m autorl_hpc.gateway`, started by the supervisor): its sockets and its protocol.
 
-Protocol: one JSON line in, see `settings.Settings`. First line out `{"port": n}` (null without one): from then on it serves. After each
-request a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}`, which is answered by
-`{"pong": n}`, `{"stop": true}`. It ends with its standard input, and by the kernel's hand when the thread that started it is gone; TERM
-and its like it takes no notice of, as the keeper.
+One JSON line in, see `request.Settings`. The first line out is `{"port": n}` (null without one): from then on it serves.
+After each request comes a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}`,
+answered by `{"pong": n}`, and `{"stop": true}`. It ends when its standard input ends, and the kernel kills it when its
+parent thread is gone. Like the keeper it ignores TERM and similar signals.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from autorl_hpc.gateway.upstream import Driver
 if TYPE_CHECKING:
     from aiohttp import web
 
-# How many may be connected to a gateway, and for how long without a request: whoever connects needs no token for that.
+# --- limits for connections and for silent ones, because connecting needs no token
 
 log = logging.getLogger("autorl_hpc.gateway")
 
 MAX_CONNECTIONS: Final = 2048
 OF_FILES: Final = 4
-"""Not more than one of so many descriptors is a client's: each stream has a connection to the driver too, and many may come at once."""
+"""At most one in this many descriptors is a client's: each stream also has a connection to the driver."""
 
 HEAD_S: Final = 20.0
-"""From a connection's beginning to the end of its first request's head. Later ones are awaited as long as connections are kept."""
+"""From the start of a connection to the end of its first request's head. Later requests have the keep-alive time."""
 
 
 def most_connections(files: int) -> int:
-    """For a process that may have so many descriptors; fewer than 0: any number, as the kernel says it."""
+    """Return the limit of connections for a process with this limit of descriptors; below 0 means no limit."""
     return MAX_CONNECTIONS if files < 0 else max(1, min(MAX_CONNECTIONS, files // OF_FILES))
 
 
 def guarded(handler: Any, *, most: int, head_s: float = HEAD_S, **named: Any) -> web.Server:
-    """A server that closes connections beyond a number, and those that say nothing.
+    """Return a server that closes connections beyond a number, and silent ones.
 
     Args:
         handler: answers requests.
-        most: connections at once; more are closed at once.
-        head_s: from a connection's beginning to its first whole request head.
-        named: for aiohttp's server.
+        most: connections at once; further ones are closed immediately.
+        head_s: seconds from the start of a connection to its first whole request head.
+        named: arguments for aiohttp's server.
     """
     from aiohttp import web
 
@@ -102,21 +102,22 @@ DEAF_TO: Final = (
 BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
 READ_BYTES: Final = 2**20
-"""Of a request at once: agents send their whole conversation each time."""
+"""Bytes of a request read at once; agents send their whole conversation each time."""
 
 END_S: Final = 4.0
-"""For answers under way, twice: less than the supervisor waits, so that what they took is written down before it kills."""
+"""Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
+logged."""
 
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
 MAX_SERVER_LINES: Final = 100
-"""Of the HTTP server, with a traceback each."""
+"""Limit for the HTTP server's lines, each with a traceback."""
 
 MAX_SOCKET_PATH: Final = 100
 
 
 def main() -> int:
-    """Serves until the supervisor says stop or is gone."""
+    """Serve until the supervisor sends stop or is gone. Return the exit code."""
     parent = os.getppid()
     deny_inspection()
     for number in DEAF_TO:
@@ -138,12 +139,12 @@ def main() -> int:
         log.error("%s", error)
         return int(error.exit_code)
     except ValueError:
-        log.error("the settings are no JSON")  # and are not quoted
+        log.error("the settings are no JSON")  # not quoted: they hold secrets
         return int(Exit.USAGE)
 
 
 def _not_the_clients(record: logging.LogRecord) -> bool:
-    """Requests that are no HTTP, or whose body can't be unpacked, are their client's affair, and what they hold may be its token."""
+    """Drop records about invalid requests, which are the client's fault and may contain its token."""
     from aiohttp import web
     from aiohttp.client_exceptions import ClientPayloadError
     from aiohttp.http_exceptions import HttpProcessingError
@@ -153,7 +154,7 @@ def _not_the_clients(record: logging.LogRecord) -> bool:
 
 
 class _AtMost(logging.Filter):
-    """So many lines of one process: whoever may knock could fill a disk with them."""
+    """Limits the lines of one process, because any process on the node could fill a disk with them."""
 
     def __init__(self, lines: int) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ class _AtMost(logging.Filter):
 
 
 def _first_line() -> bytes:
-    """Byte by byte: what comes after it is the loop's."""
+    """Read the first line byte by byte, because the event loop reads the rest."""
     line = b""
     while len(line) < MAX_LINE_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
@@ -225,21 +226,21 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
 
 
 def _inherited(descriptor: int) -> socket.socket:
-    """A socket of who started us.
+    """Return an inherited socket.
 
     Raises:
-        OSError: there is none.
+        OSError: the descriptor is not open.
     """
     os.set_inheritable(descriptor, False)
     return socket.socket(fileno=descriptor)
 
 
 def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
-    """Sockets for `Settings.listening`: at a free port of the loopback, and at `path`. What connects is held by the kernel until a
-    gateway takes it, also while one is started again.
+    """Return sockets for `Settings.listening`: on a free port of the loopback, and at `path`. The kernel holds connections
+    until a gateway accepts them, also while one restarts.
 
     Raises:
-        OSError: they can't be made.
+        OSError: they can't be created.
     """
     port = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     try:
@@ -252,11 +253,11 @@ def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A socket at `path` for this user alone. What an earlier gateway left there is removed. Paths beyond what the kernel takes are
-    reached through their folder's descriptor.
+    """Return a Unix socket at `path` that only this user can access. A socket left by an earlier gateway is removed. Paths
+    that are too long for the kernel are reached through their folder's descriptor.
 
     Raises:
-        OSError: it can't be made, or something else lies there.
+        OSError: it can't be created, or another kind of file is there.
     """
     if path.is_symlink() or (path.exists() and not stat.S_ISSOCK(path.lstat().st_mode)):
         raise FileExistsError(17, "something that is no socket lies at the socket's path", str(path))
@@ -277,7 +278,7 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 async def _until_told(gateway: Gateway, books: Books) -> None:
-    """Obeys the supervisor's lines until it says stop or its end of the pipe is gone."""
+    """Handle the supervisor's lines until it sends stop or closes the pipe."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -319,7 +320,7 @@ async def _every(seconds: float, what: Callable[[], None]) -> None:
 
 
 def _many_files() -> None:
-    """Each stream has two connections."""
+    """Raise the limit of descriptors, because each stream has two connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,7 @@
-"""Which requests are let in: known path, the run's token, readable body, the driver's model, nothing hosted, within the budget."""
+"""Check requests and let them in: path, token, body, model, hosted tools, budget.
+
+Holds the list of models, the strict reader of JSON, and `Gateway`, which handles requests.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from autorl_hpc.gateway.upstream import Driver, DriverLost, Forwarder
 if TYPE_CHECKING:
     from aiohttp import web
 
-# The list of models, which the gateway gives itself: the run's driver is the only one.
+# --- the list of models, which holds only the run's driver
 
 
 def model_listing(dialect: str, headers: Mapping[str, str], model: str, asked: str | None) -> bytes:
-    """The list, or the one model that was asked for.
+    """Return the list of models, or the one that was asked for, as JSON.
 
     Raises:
         Refusal: there is no such model.
@@ -49,14 +52,14 @@ def model_listing(dialect: str, headers: Mapping[str, str], model: str, asked: s
     return json.dumps(whole if asked is None else one).encode()
 
 
-# JSON as only one reader can read it: what two readers may read in two ways is refused, so that nothing passes unseen.
+# --- strict JSON: bodies that two readers could read differently are refused, so that the driver sees what was checked here
 
 MAX_DEPTH = 200
-"""Of nesting. Tools' schemas have some twenty."""
+"""Limit of nesting; tools' schemas have about twenty levels."""
 
 
 MAX_VALUES: Final = 300_000
-"""Of one body: a value takes up to a hundred times its bytes while it is read."""
+"""Limit for one body: a value takes up to a hundred times its bytes while it is read."""
 
 _STARTS: Final = b",[{"
 _NESTS: Final = (dict, list)
@@ -64,10 +67,10 @@ _STRUCTURE: Final = re.compile(rb'"[^"]*"?|[\[{,]')
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """The object in a request's body.
+    """Return the object in a request's body.
 
     Raises:
-        Refusal: it is not UTF-8, no JSON, no object, too deep, has too many values, or a name twice in one object.
+        Refusal: it is not UTF-8, not JSON, no object, too deep, has too many values, or a name twice in one object.
     """
     if has_more_values(data, MAX_VALUES):
         raise Refusal(413, "too_large", f"a request's body may have {MAX_VALUES:,} values")
@@ -91,8 +94,8 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def has_more_values(data: bytes, most: int) -> bool:
-    """Whether JSON has more than `most` values, before it is read: each is the first one, or follows a comma, or is within an object or
-    a list of its own. Takes no memory by their number."""
+    """Return whether JSON has more than `most` values, before parsing it and without memory per value. A value is the first
+    one, follows a comma, or is the first in an object or list."""
     if len(data) - len(data.translate(None, _STARTS)) < most:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -123,7 +126,7 @@ def _constant(word: str) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Without recursion."""
+    """Return the depth of nesting, without recursion."""
     deepest, level = 0, [value]
     while level and deepest <= MAX_DEPTH:
         deepest += 1
@@ -139,13 +142,13 @@ def _depth(value: Any) -> int:
 log = logging.getLogger("autorl_hpc.gateway")
 
 MAX_BODY_BYTES: Final = 32 * 2**20
-"""Of a request, as providers have it."""
+"""Limit for one request, as providers have it."""
 
 MAX_BODIES_BYTES: Final = 256 * 2**20
-"""Of all requests under way together."""
+"""Limit for all requests under way together."""
 
 LARGE_BYTES: Final = 2**20
-"""Above it a body is read beside the loop, so that streams go on, and one at a time."""
+"""Larger bodies are parsed in a thread, one at a time, so that streams go on."""
 
 MAX_AT_ONCE: Final = 1000
 BODY_S: Final = 120.0
@@ -171,11 +174,11 @@ class Gateway:
         self._closed: str | None = None
 
     def close(self, reason: str) -> None:
-        """From now on everything is refused; answers under way go on."""
+        """Refuse all requests from now on; answers under way go on."""
         self._closed = reason
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request, whatever becomes of it: exactly one line in the log."""
+        """Handle one request and write exactly one line to the log, whatever happens."""
         from aiohttp import web
 
         target = routes.split(request.raw_path)
@@ -186,7 +189,7 @@ class Gateway:
             self._note(call, refusal)
             made = web.Response(status=refusal.status, body=refusal.body(call.dialect), headers=refusal.headers())
             if not request.content.at_eof():
-                made.force_close()  # what follows in this connection is the rest of a body that nobody reads
+                made.force_close()  # the rest of the body is not read
             return made
         finally:
             self._bodies_bytes -= call.request_bytes
@@ -234,7 +237,7 @@ class Gateway:
             self._at_once -= 1
 
     def _look(self, route: routes.ApiRoute, data: bytes, call: CallRecord) -> bytes:
-        """Reads a body, which takes many times its size, and lets it go again; what is to be sent, and in `call` what is asked for."""
+        """Parse and check a body, and free it, as it takes many times its size. Return the bytes to send; fills in `call`."""
         body = read_object(data)
         call.model = self._model(route, body)
         hosted_tools.check(route.dialect, body, self._allowed)

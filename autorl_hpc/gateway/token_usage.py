@@ -1,4 +1,8 @@
-"""Tokens that an answer cost: read from a copy of it, as the driver told them, and estimated only where it was cut or told none."""
+"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates.
+
+Holds `size_of` (input by length), `UsageMeter` (figures in an answer), `WithoutUsage` (usage of chat streams), `asked`
+(what a request asks for) and `CallRecord` (one request).
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from autorl_hpc.files.ledger import now_text
 from autorl_hpc.gateway.hosted_tools import named
 from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Refusal
 
-# How many tokens a request's input is, by its length: an estimate, and what it can't be more than.
+# --- input tokens by length: an estimate and a maximum
 
 BYTES_PER_TOKEN: Final = 4.0
-"""Of English and code. How far the driver's own figures are from it is learned from its answers. A token is never less than a byte."""
+"""For English and code; the driver's answers correct the estimate. A token is never less than a byte."""
 
 TOKENS_OF_IMAGE: Final = 1500
-"""What providers take for a large image."""
+"""What providers charge for a large image."""
 
 MOST_TOKENS_OF_IMAGE: Final = 16_000
 MOST_TOKENS_OF_FILE: Final = 300_000
 """A document of a hundred pages, as text and images."""
 
 MOST_INPUT_TOKENS: Final = 2**21
-"""No model's window is longer."""
+"""No model has a longer context."""
 
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\r\n-]*={0,2}\Z")
 _MEDIA: Final = frozenset(("image_url", "video_url", "audio_url", "file_data"))
@@ -37,24 +41,22 @@ _CARRIERS: Final = _MEDIA | _HOLDERS | {"data"}
 _OWN: Final = frozenset(
     ("input", "arguments", "args", "response", "parameters", "input_schema", "json_schema", "schema", "metadata")
 )
-"""What stands below is a tool's or the client's own: nothing in it is an image to the driver."""
+"""Content below these names belongs to a tool or the client; the driver sees no image in it."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """In tokens."""
+    """Size of an input in tokens."""
 
     tokens: int
     most: int
 
 
 def size_of(body: dict[str, Any]) -> Size:
-    """By the length of all texts; data in base64 count as images and files only where the driver takes them for such. Without
-    recursion."""
+    """Return the size by the length of all texts. Base64 data count as images and files only where the driver reads them as
+    such."""
     bytes_, images, files = 0, 0, 0
-    todo: list[tuple[Any, str, bool]] = [
-        (body, "", False)
-    ]  # a value, the name it stands under, whether it is a tool's own
+    todo: list[tuple[Any, str, bool]] = [(body, "", False)]  # (value, its name, whether it belongs to a tool)
     while todo:
         each, under, own = todo.pop()
         if isinstance(each, str):
@@ -72,7 +74,7 @@ def size_of(body: dict[str, Any]) -> Size:
             media = each.get("media_type") or each.get("mimeType") or each.get("mime_type")
             for name, inner in each.items():
                 if inner.__class__ is str and inner.isascii() and name not in _CARRIERS and under not in _CARRIERS:
-                    bytes_ += len(inner)  # words, as most are
+                    bytes_ += len(inner)  # plain text, as most values are
                     continue
                 where = f"data:{media}" if held and name == "data" else _where(name, under)
                 todo.append((inner, where, own or (name in _OWN and each is not body)))
@@ -91,7 +93,7 @@ def _where(name: str, under: str) -> str:
 
 
 def _data(text: str, under: str) -> str | None:
-    """What a text is to the driver that is no words: `image`, `file`; None: words."""
+    """Return `image` or `file` if the driver reads a text as such; None if it reads it as text."""
     if under.startswith("data:"):
         head, data = under, text
     elif under in _MEDIA and text.startswith("data:"):
@@ -108,10 +110,10 @@ def _data(text: str, under: str) -> str | None:
 
 
 MAX_TOKENS: Final = 10**9
-"""Of one answer: what is more is no figure."""
+"""Limit for one answer; a larger number is not plausible."""
 
 MAX_COPY_BYTES: Final = 64 * 2**20
-"""Of an answer that is no stream of events, and of one event. Beyond, it is estimated by its length."""
+"""Limit for an answer that is no event stream, and for one event; beyond it tokens are estimated by length."""
 
 WORDS: Final = frozenset(
     (
@@ -129,22 +131,22 @@ WORDS: Final = frozenset(
         "data",
     )
 )
-"""Names under which an event carries what the driver wrote."""
+"""Names under which an event carries the driver's text."""
 
 CALLED_WITH: Final = frozenset(("input", "args", "arguments"))
-"""Names of objects that a tool is called with: the names within are the tool's own."""
+"""Names of objects with a tool's arguments; the names in them belong to the tool."""
 
 
 @dataclass
 class TokenUsage:
-    """Of one answer. None: not told.
+    """Usage of one answer. None means not reported.
 
     Attributes:
-        tokens_in: cached ones and those written into a cache among them.
-        written_5m, written_1h: input that was written into a cache (Anthropic), by how long it is kept.
-        words_bytes: length of what the driver wrote, as far as it came.
-        out_is_last: the driver told the whole output, and not only what it was so far.
-        ended: the answer came to its end.
+        tokens_in: including cached tokens and those written into a cache.
+        written_5m, written_1h: input written into a cache (Anthropic), by its lifetime.
+        words_bytes: length of the driver's text received so far.
+        out_is_last: the driver reported the final output tokens, not only those so far.
+        ended: the answer is complete.
     """
 
     tokens_in: int | None = None
@@ -158,12 +160,12 @@ class TokenUsage:
 
     @property
     def out_is_told(self) -> bool:
-        """Whether the driver's figure of the output can be one: words take tokens."""
+        """Return whether the driver's output figure is plausible: text without tokens is not."""
         return self.ended and self.out_is_last and (bool(self.tokens_out) or not self.words_bytes)
 
     @property
     def tokens_of_words(self) -> int:
-        """Estimated."""
+        """Return the estimated tokens of the text received."""
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
 
 
@@ -180,11 +182,11 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 class UsageMeter:
-    """Reads a copy of an answer while it passes.
+    """Reads a copy of an answer while it is forwarded.
 
     Args:
-        content_type: of the answer: a stream is one of events by this alone, whatever was asked for.
-        encoding: Content-Encoding; one that can't be read makes the figures estimates.
+        content_type: of the answer; it alone decides whether this is an event stream.
+        encoding: Content-Encoding; with an unsupported one the figures are estimated.
     """
 
     def __init__(self, content_type: str, encoding: str = "") -> None:
@@ -202,7 +204,7 @@ class UsageMeter:
         self._lost = self._decode is False
 
     def feed(self, data: bytes) -> None:
-        """One piece of the answer as it came."""
+        """Read one piece of the answer."""
         if self._decode:
             data = self._unpack(data)
         if self._lost:
@@ -216,7 +218,7 @@ class UsageMeter:
             self._copy += data
 
     def end(self, whole: bool) -> TokenUsage:
-        """The figures. `whole`: the connection said that this was all."""
+        """Return the usage. `whole` means that the connection ended regularly."""
         if self._events:
             self._lines(b"\n\n")
         elif not self._lost:
@@ -242,7 +244,7 @@ class UsageMeter:
         self._buffer, self._data, self._lost = b"", [], True
 
     def _lines(self, data: bytes) -> None:
-        """Events are lines `data: ...` up to an empty one."""
+        """Read events: lines `data: ...` up to an empty line."""
         *lines, self._buffer = (self._buffer + data if self._buffer else data).split(b"\n")
         if len(self._buffer) + sum(map(len, self._data)) > MAX_COPY_BYTES:
             self._lose()
@@ -267,7 +269,7 @@ class UsageMeter:
             self._object(value)
 
     def _document(self, data: bytes) -> None:
-        """An answer that is no stream; or Gemini's stream as one list, which may be cut."""
+        """Read an answer that is no event stream, or Gemini's stream as one list, which may be cut."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -280,7 +282,7 @@ class UsageMeter:
                 self._object(each)
 
     def _object(self, value: dict[str, Any]) -> None:
-        """An event or a whole answer, of whatever dialect: where they keep their figures doesn't collide."""
+        """Read an event or a whole answer of any dialect; their usage fields don't collide."""
         kind = value.get("type")
         usage = self.usage
         if isinstance(value.get("usageMetadata"), dict):
@@ -324,12 +326,12 @@ class UsageMeter:
         self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
 
     def _anthropic(self, told: dict[str, Any], last: bool) -> None:
-        """Input that came from a cache or went into one is told beside the rest. Of a stream, the first event tells the input, the
-        last ones the output so far, and some tell both again."""
+        """Read Anthropic's usage, where cached input is separate. In a stream, the first event has the input, later ones the
+        output."""
         usage = self.usage
         figures = _anthropic_figures(told)
         rounds = told.get("iterations")
-        if isinstance(rounds, list) and rounds:  # what compactions and the like took is billed, and stands here alone
+        if isinstance(rounds, list) and rounds:  # compactions and the like are billed and reported only here
             each = [_anthropic_figures(_object(one)) for one in rounds]
             figures = tuple(max(top, sum(those)) for top, those in zip(figures, zip(*each, strict=True), strict=True))
         total, read, short, long, out = figures
@@ -343,13 +345,13 @@ class UsageMeter:
             usage.out_is_last = usage.out_is_last or _is_count(told["output_tokens"])
 
     def _gemini(self, told: dict[str, Any]) -> None:
-        """Thoughts are told apart from the answer and cost the same; tools' results are input."""
+        """Read Gemini's usage: thoughts are reported separately and cost as much as the answer; tools' results are input."""
         out = _count(told.get("candidatesTokenCount")) + _count(told.get("thoughtsTokenCount"))
         given = _count(told.get("promptTokenCount")) + _count(told.get("toolUsePromptTokenCount"))
         self._told(given, out, _count(told.get("cachedContentTokenCount")))
 
     def _told(self, tokens_in: int, tokens_out: Any, cached: int) -> None:
-        """Streams that tell more than once tell the total so far. `tokens_out` as it was told, whatever that is."""
+        """Store reported values. Later events of a stream have the totals so far. `tokens_out` may be of any type."""
         usage = self.usage
         usage.tokens_in = max(usage.tokens_in or 0, tokens_in)
         usage.tokens_out = max(usage.tokens_out or 0, _count(tokens_out))
@@ -358,7 +360,7 @@ class UsageMeter:
 
 
 def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
-    """All input, and of it: read from a cache, written into one for five minutes, for an hour; output."""
+    """Return input, and of it read from a cache, written for five minutes, written for an hour; and output."""
     read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
     long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
     total = _count(told.get("input_tokens")) + read + written
@@ -366,7 +368,7 @@ def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
 
 
 def unpacked(data: bytes, encoding: str, most: int) -> bytes:
-    """What a whole body says; nothing if it can't be read."""
+    """Decompress a whole body; empty if that fails."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return data
@@ -377,8 +379,8 @@ def unpacked(data: bytes, encoding: str, most: int) -> bytes:
 
 
 def words_in(value: Any) -> int:
-    """Bytes of the driver's words in a part of an answer. What a tool is called with is its words by whatever names. Without recursion."""
-    total, todo = 0, [(value, "", False)]  # a value, the name it stands under, whether it is what a tool is called with
+    """Return the bytes of the driver's text in a part of an answer. All arguments of tools count as its text."""
+    total, todo = 0, [(value, "", False)]  # (value, its name, whether it is a tool's argument)
     while todo:
         each, under, called = todo.pop()
         if isinstance(each, str):
@@ -399,7 +401,7 @@ def _bytes(text: str) -> int:
 
 
 def _cut_list(data: bytes) -> list[Any] | None:
-    """The whole elements of a JSON list that breaks off."""
+    """Return the whole elements of a cut JSON list; None if it is no list."""
     text = data.decode("utf-8", "replace").lstrip()
     if not text.startswith("["):
         return None
@@ -415,15 +417,14 @@ def _cut_list(data: bytes) -> list[Any] | None:
         found.append(value)
 
 
-# Asks a chat stream for its usage, which it tells only then, and takes that one event out again.
-#
-# OpenAI's stream tells no tokens unless the client sets `stream_options.include_usage`. An agent that doesn't would be counted by estimates,
-# in which a thinking driver's hidden tokens are missing. So the gateway asks in its place, and the client sees what it asked for: the
-# event without choices that holds the usage is left out (`"usage": null` in the others stays).
+# --- usage in chat streams: the gateway asks for it, and removes the event that reports it.
+# OpenAI's stream reports tokens only if the client sets `stream_options.include_usage`. Otherwise they would be estimated,
+# without a reasoning driver's hidden tokens. The event without choices that holds the usage is removed, so the client gets
+# what it asked for (`"usage": null` in other events stays).
 
 
 def asking(data: bytes, body: dict[str, Any]) -> bytes:
-    """The request with the option set; where there were no options, nothing else of its bytes changes."""
+    """Return the request with the option set; if it had no options, its other bytes are unchanged."""
     if "stream_options" not in body:
         at = data.index(b"{") + 1
         return data[:at] + b'"stream_options":{"include_usage":true},' + data[at:]
@@ -433,7 +434,7 @@ def asking(data: bytes, body: dict[str, Any]) -> bytes:
 
 
 class WithoutUsage:
-    """Passes a stream event by event, but for those that hold usage alone."""
+    """Forwards a stream event by event, without those that hold only usage."""
 
     MAX_EVENT_BYTES = 16 * 2**20
 
@@ -441,7 +442,7 @@ class WithoutUsage:
         self._buffer = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What passes now: whole events."""
+        """Return the whole events that can be forwarded now."""
         self._buffer += data
         out = b""
         while True:
@@ -456,7 +457,7 @@ class WithoutUsage:
         return out
 
     def end(self) -> bytes:
-        """What is left when the stream has ended."""
+        """Return the rest after the stream's end."""
         return self._buffer
 
 
@@ -471,12 +472,12 @@ def _is_usage(event: bytes) -> bool:
     return isinstance(value, dict) and value.get("choices") == [] and isinstance(value.get("usage"), dict)
 
 
-# What a request asks for, as far as budgets need it: how long it is, how long its answer may become.
+# --- what a request asks for, as far as budgets need it: the length of its input and of its answer
 
 MAX_ANSWER_TOKENS: Final = 2**31
 DEFAULT_ANSWER_TOKENS: Final = 8192
 MAX_ANSWERS: Final = 16
-"""Of one request (`n`)."""
+"""Limit of answers to one request (`n`)."""
 
 _LIMITS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
@@ -485,19 +486,19 @@ _LIMITS: Final = {
     GEMINI: ("maxOutputTokens",),
 }
 _STORED: Final = frozenset(("item_reference", "reasoning", "compaction"))
-"""Items of `responses` that may be a name only of what the provider keeps."""
+"""Items of `responses` that may only refer to data stored at the provider."""
 
 
 @dataclass(frozen=True)
 class RequestedSize:
-    """Of one request.
+    """What one request asks for.
 
     Attributes:
         tokens_in: estimated.
         tokens_out: the most that is asked for, all answers together.
-        stream: by the body.
-        include_usage: a chat stream that tells its usage anyway.
-        most_in: more than this the input can't be, however wrong the estimate is.
+        stream: from the body.
+        include_usage: a chat stream that reports its usage anyway.
+        most_in: maximum of the input, however wrong the estimate is.
     """
 
     tokens_in: int
@@ -508,11 +509,11 @@ class RequestedSize:
 
 
 def asked(dialect: str, body: dict[str, Any], default_out: int) -> RequestedSize:
-    """Reads a body that was checked.
+    """Read a body that was checked.
 
     Raises:
-        Refusal: `stream` is neither true nor false, or a limit or a number of answers is no plain positive integer: some servers read
-            other values too, and another figure in them than the gateway.
+        Refusal: `stream` is not a boolean, or a limit or a number of answers is not a positive integer; some servers accept
+            other values and might read them differently from the gateway.
     """
     if not isinstance(body.get("stream"), bool | None):
         raise Refusal(400, "unreadable", "`stream` is neither true nor false")
@@ -538,7 +539,7 @@ def asked(dialect: str, body: dict[str, Any], default_out: int) -> RequestedSize
 
 
 def _positive_count(fields: dict[str, Any], name: str, dialect: str) -> int | None:
-    """A positive integer; None: it is not set. Protobuf's JSON takes texts of digits for integers, so Gemini does."""
+    """Return a positive integer; None if it is not set. For Gemini, texts of digits count too, as in Protobuf's JSON."""
     value = fields.get(name)
     if value is None:
         return None
@@ -550,7 +551,7 @@ def _positive_count(fields: dict[str, Any], name: str, dialect: str) -> int | No
 
 
 def _names_stored(body: dict[str, Any]) -> bool:
-    """Whether a part of the input lies at the provider: its length is not known here."""
+    """Return whether a part of the input is stored at the provider, so that its length is unknown."""
     if body.get("previous_response_id") is not None:
         return True
     items = body.get("input")
@@ -562,23 +563,23 @@ def _names_stored(body: dict[str, Any]) -> bool:
     )
 
 
-# One request on its way, and what becomes of it.
+# --- one request under way
 
 
 @dataclass
 class CallRecord:
-    """Filled in on the way; the log's line is made of it at the end.
+    """A request's state, filled in on the way; the log's line is made from it at the end.
 
     Attributes:
         quiet: not logged.
         generates: its tokens count.
-        hides_usage: a chat stream that is asked for its usage in the client's place.
-        reached: it went out to the driver, as far as is known here.
-        meter: reads the answer; None: there was none.
-        unanswered: it was sent to a provider, and nothing came.
-        whole: the answer came to its end.
+        hides_usage: a chat stream for which the gateway asks for the usage.
+        reached: it was sent to the driver, as far as is known.
+        meter: reads the answer; None if there was none.
+        unanswered: it was sent to a provider, but nothing came back.
+        whole: the answer is complete.
         left: the client did not wait for it.
-        bodies: request and answer, where they are kept.
+        bodies: request and answer, if they are stored.
     """
 
     dialect: str

@@ -1,4 +1,7 @@
-"""The driver's side: its address and key, and the one request to it. It may be gone and come back at another address."""
+"""Send requests to the driver and forward its answers: `Driver` (address, key, retries), headers, and `Forwarder`.
+
+The driver may disappear and come back at another address.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("autorl_hpc.gateway")
 
 KeyedHeaders = Callable[["str | None"], "dict[str, str]"]
-"""Of a key, the headers that hold it."""
+"""Makes the headers that hold a key."""
 
 CONNECT_S: Final = 30.0
 PATIENCE_S: Final = 300.0
-"""How long a request waits for a driver that serves on the cluster and is being started again; never longer than `timeout_s`."""
+"""How long a request waits for a driver that runs on the cluster and is restarting; never longer than `timeout_s`."""
 
 LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
-"""Servers of open weights close idle connections after 5 s; a request into a closing one is lost."""
+"""Servers of open weights close idle connections after 5 s, and a request into a closing one is lost."""
 
 COME_AGAIN_S: Final = 10
 
 
 class DriverLost(Refusal):
-    """The driver can't be reached, or broke off before its answer: told to the client as 502 to 504.
+    """The driver can't be reached, or broke off before its answer; clients get 502 to 504.
 
     Args:
         detail: for the log.
@@ -63,13 +66,13 @@ class DriverLost(Refusal):
 
     @property
     def passing(self) -> bool:
-        """Not where nothing but another address or certificate helps."""
+        """Return whether a retry may help; not if the address or certificate is wrong."""
         return self._again and super().passing
 
 
 @dataclass(frozen=True)
 class DriverAddress:
-    """Where the driver is now.
+    """The driver's current address.
 
     Attributes:
         url: with `/v1`; the rest of the path is appended.
@@ -81,14 +84,14 @@ class DriverAddress:
 
 @dataclass
 class Sent:
-    """An answer that has begun, and the key that it was asked with."""
+    """An answer that has begun, and the key it was requested with."""
 
     response: aiohttp.ClientResponse
     key: str | None
 
 
 class Driver:
-    """Sends requests. Made inside of a running loop."""
+    """Sends requests. Create it inside a running event loop."""
 
     def __init__(self, upstream: Upstream) -> None:
         import aiohttp
@@ -107,11 +110,11 @@ class Driver:
         )
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         await self.session.close()
 
     async def address(self, *, fresh: bool = False) -> DriverAddress | None:
-        """The address of now; None: no driver is ready. `fresh`: what is known of it may be old."""
+        """Return the current address; None if no driver is ready. With `fresh` it is read again."""
         if self._address is None or fresh:
             self._address = await asyncio.to_thread(self._read)
         return self._address
@@ -131,15 +134,15 @@ class Driver:
     async def send(
         self, path: str, headers: dict[str, str], keyed: KeyedHeaders, body: bytes, tries: list[str]
     ) -> Sent:
-        """The answer's beginning.
+        """Send a request and return the beginning of its answer.
 
         Args:
             path: appended to the driver's address.
             keyed: makes the headers that hold the key.
-            tries: what went wrong at each try is appended; read for the log.
+            tries: the error of each failed try is appended, for the log.
 
         Raises:
-            DriverLost: nothing came.
+            DriverLost: no answer began.
         """
         import aiohttp
 
@@ -171,7 +174,7 @@ class Driver:
                 except (
                     aiohttp.ClientError,
                     OSError,
-                ) as error:  # sent, and no answer: once more, it may have been an idle connection
+                ) as error:  # sent without an answer: retry once, as the connection may have been idle
                     tries.append(type(error).__name__)
                     broken_off += 1
                     if broken_off > 1:
@@ -202,7 +205,7 @@ class Driver:
 
 
 def is_here(url: str) -> bool:
-    """Whether an address is on this machine: no proxy leads there."""
+    """Return whether an address is on this machine, where no proxy is used."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -211,12 +214,12 @@ def is_here(url: str) -> bool:
 
 
 def endpoint_url(path: Path) -> str | None:
-    """Where the driver serves by its endpoint file; None: it is not ready."""
+    """Return the driver's address from its endpoint file; None if it is not ready."""
     endpoint = read_endpoint(path)
     return endpoint.url if endpoint is not None and endpoint.ready else None
 
 
-# Which headers pass, and whose key stands in them. Of requests those of a list; of answers all but those of a list.
+# --- headers: listed ones of requests are forwarded, and unlisted ones of answers; the key replaces the token
 
 PASSED: Final = names(
     "accept accept-language user-agent openai-beta x-app x-goog-api-client idempotency-key x-request-id x-client-request-id originator "
@@ -229,7 +232,7 @@ KEPT_BACK: Final = names(
     "proxy-authenticate location alt-svc server date openai-organization openai-project anthropic-organization-id via "
     "strict-transport-security"
 )
-"""Of answers: what is between two machines only, and what tells whose account it is."""
+"""Headers of answers that concern one connection only, or identify the account."""
 
 AUTHORIZATION, X_API_KEY, X_GOOG = "authorization", "x-api-key", "x-goog-api-key"
 MAX_VALUE_CHARS: Final = 8192
@@ -237,10 +240,10 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -> str:
-    """The header in which the client showed the run's token.
+    """Return the header in which the client sent the run's token.
 
     Raises:
-        Refusal: it showed none, or another one.
+        Refusal: it sent none, or another one.
     """
     scheme, _, bearer = headers.get(AUTHORIZATION, "").partition(" ")
     places = [(AUTHORIZATION, bearer.strip() if scheme.lower() == "bearer" else "")]
@@ -255,7 +258,7 @@ def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -
 
 
 def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Those of a request that pass; of one that stands twice, the first."""
+    """Return the headers of a request that are forwarded; of a repeated one, the first."""
     kept: dict[str, str] = {}
     for name, value in headers:
         lowered = name.lower()
@@ -266,9 +269,10 @@ def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
-    """
+    """Check the header anthropic-beta.
+
     Raises:
-        Refusal: the client asks for Anthropic's window of a million tokens, whose input costs more than the stated prices.
+        Refusal: the client asks for a context of a million tokens, whose input costs more than the configured prices.
     """
     for name, value in headers:
         if name.lower() == "anthropic-beta":
@@ -278,7 +282,8 @@ def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
 
 
 def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:
-    """The real key, where the client showed its token; `bearer`: there too, for servers of open weights look nowhere else."""
+    """Return the headers with the real key, where the client sent its token; `bearer` adds the one that open-weight servers
+    read."""
     if key is None:
         return {}
     place = {X_GOOG: X_GOOG if dialect == GEMINI else AUTHORIZATION, X_API_KEY: X_API_KEY}.get(shown_in, AUTHORIZATION)
@@ -291,25 +296,25 @@ def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> d
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of an answer that pass; none with a control character, which no HTTP server sends on."""
+    """Return the headers of an answer that are forwarded, without those with control characters, which HTTP servers refuse."""
     return [
         (name, value) for name, value in headers if name.lower() not in KEPT_BACK and not _CONTROL.search(name + value)
     ]
 
 
-# A request to the driver and its answer back, as they are: status, headers and each piece at the moment it comes.
+# --- a request to the driver and its answer, forwarded unchanged: status, headers, and each piece as it comes
 
 MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
 DRAIN_S: Final = 30.0
-"""A client that leaves doesn't end the answer: for so long it is read on, since the figures are told at its end."""
+"""If a client leaves, the answer is read on for this long, because the usage comes at its end."""
 
 CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))
-"""Of the driver's errors below 500."""
+"""Errors of the driver below 500 that are the cluster's fault."""
 
 
 class Forwarder:
-    """Passes requests that were let in."""
+    """Forwards requests that were let in."""
 
     def __init__(self, driver: Driver, books: Books) -> None:
         self._driver, self._books = driver, books
@@ -317,10 +322,10 @@ class Forwarder:
     async def answer(
         self, request: web.BaseRequest, route: ApiRoute, call: CallRecord, data: bytes, shown_in: str
     ) -> web.StreamResponse:
-        """The driver's answer; `call` knows what became of it.
+        """Forward a request. Return the driver's answer; its result is stored in `call`.
 
         Raises:
-            Refusal: there is none.
+            Refusal: there is no answer.
         """
         without = WithoutUsage() if call.hides_usage else None
         headers = {
@@ -341,7 +346,7 @@ class Forwarder:
             return await self._pass(request, sent, call, without)
 
     async def _failed(self, sent: Sent, call: CallRecord) -> web.StreamResponse:
-        """An error of the driver, with its status and never with the key in it."""
+        """Return the driver's error with its status, without the key."""
         from aiohttp import ClientError, web
 
         response, body = sent.response, b""
@@ -403,13 +408,13 @@ class Forwarder:
         if not call.whole and not call.left:
             call.error, call.fault = "the driver's answer broke off", "cluster"
             if request.transport is not None:
-                request.transport.close()  # without the end of a whole answer: the client must see that it was cut
+                request.transport.close()  # without the regular end of an answer, so that the client sees the cut
         return made
 
     async def _pieces(
         self, sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter, without: WithoutUsage | None
     ) -> bool:
-        """Whether the answer came to its end."""
+        """Forward the pieces of an answer. Return whether it is complete."""
         from aiohttp import ClientError
 
         content, hidden = sent.response.content, KeyHidden(sent.key)
@@ -447,7 +452,7 @@ class Forwarder:
 
 
 class KeyRefused(DriverLost):
-    """The provider's own words may quote a part of the key: they are replaced."""
+    """The driver refused the key. The provider's message may quote part of the key, so it is replaced."""
 
     def __init__(self) -> None:
         super().__init__(401, "driver_key", "the driver refuses the key of this experiment", again=False)
@@ -457,7 +462,7 @@ class KeyRefused(DriverLost):
 
 
 async def _write(made: web.StreamResponse, data: bytes) -> bool:
-    """Whether the client was still there."""
+    """Write to the client. Return whether it was still there."""
     try:
         await made.write(data)
     except (ConnectionError, RuntimeError):

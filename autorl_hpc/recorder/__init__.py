@@ -1,1 +1,1 @@
-"""The recorder: what an agent did, seen from outside. A process of its own: whatever becomes of it, the agent works on."""
+"""Recorder: observes from outside what an agent does. It runs in its own process, so its failures never stop the agent."""

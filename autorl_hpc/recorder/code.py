@@ -1,7 +1,8 @@
-"""Every state of an agent's code, as commits of code.git.
+"""Record every state of an agent's code as commits of code.git.
 
-A look each second. What has changed is committed when a look 0.4 s later finds the same, or at the latest after 0.8 s: so a
-change is settled within 2 s. A submission has its state committed at once.
+`CodeWalk` finds the files, `CodeFiles` decides what is stored of each, `Repository` writes and reads git objects without
+git, and the watch `Revisions` commits. It looks once a second. A change is committed when a look 0.4 s later finds the same
+state, or after 0.8 s at the latest, so it is settled within 2 s. The state of a submission is committed at once.
 """
 
 from __future__ import annotations
@@ -27,17 +28,15 @@ from autorl_hpc.recorder.watch import LineWriter, Moment, RecorderJob
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import CodeRevision
 
-# Where a link in place of `code/` leads to, as long as that lies in the workspace.
+# --- resolve a link in place of `code/` if it leads to a folder of the workspace
 
 MAX_LINKS = 8
 MAX_PARTS = 64
 
 
 def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
-    """The parts of the path below the workspace that `name`, at its top, stands for; None: it is the top, or lies outside.
-
-    Only names are followed here, nothing is opened: whoever opens the parts must follow no link, since they may have changed.
-    """
+    """Return the parts of the path below the workspace to which `name`, at its top, leads; None for the top or a place
+    outside. It opens nothing. Callers that open the parts must follow no link, because they may have changed."""
     todo, done, links = [name], list[str](), 0
     while todo:
         part = todo.pop()
@@ -50,7 +49,7 @@ def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
             continue
         try:
             target = os.readlink("/".join((*done, part)), dir_fd=root_fd)
-        except OSError:  # no link, or nothing at all
+        except OSError:  # not a link, or nothing there
             done.append(part)
             continue
         links += 1
@@ -65,35 +64,34 @@ def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
     return tuple(done) or None
 
 
-# The files of an agent's code: what lies in `code/`, and small sources at the top of the workspace.
-#
-# By descriptors, following no link, opening nothing but folders. What is near the top and looks like source comes first, so
-# that a limit cuts off the least likely. What an agent may choose, such as a folder's name, takes nothing out of sight: folders
-# that are left out by name come last, and what of them is not kept is said.
+# --- which files are code: those in `code/`, and small sources at the top of the workspace.
+# The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
+# the least likely files. An agent can't hide code by a folder's name: excluded folders come last, and what is not stored is
+# reported.
 
 CODE = "code"
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 MAX_FILES = 4000
-"""Of one revision: more than any agent writes by hand; each version of each is a file on a shared disk."""
+"""Limit per revision: more than any agent writes by hand; each version of each file is a file on a shared disk."""
 
 MAX_OTHERS = 500
-"""Of these, files that don't look like source: data must not take the place of code."""
+"""Limit for files that don't look like source, so that data files don't displace code."""
 
 MAX_TOP_FILES = 200
 MAX_FOLDERS = 1000
 MAX_DEPTH = 20
 MAX_ASIDE_FOLDERS, MAX_ASIDE_FILES = 50, 100
-"""Looked into of those that are left out by name, and sources kept of what lies in them."""
+"""Limits for folders excluded by name: folders that are read, and sources that are stored."""
 
 UNSEEN_NAMED = 3
 MAX_LISTED = 20_000
-"""Names read in one walk: a million files in one folder must not cost a second."""
+"""Limit of names read in one walk: a million files in one folder must not cost a second."""
 
 MAX_LISTED_IN_ONE = 2500
 
 MAX_NAMES = 32_768
-"""Whose kind is remembered from look to look."""
+"""Cache size for the kinds of file names."""
 
 SOURCE_SUFFIXES = (
     *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
@@ -108,26 +106,26 @@ LEFT_OUT_FOLDERS = frozenset(
         *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
     )
 )
-"""Made by programs and not written by the agent, as a rule: of them only sources that lie in the folder itself are kept. Virtual
-environments of other names are known by what lies in them."""
+"""Created by programs, usually. Only sources directly in these folders are stored. Other virtual environments are found by
+content."""
 
 MARKS_OF_ENVIRONMENTS = frozenset(("pyvenv.cfg", "conda-meta"))
 LIBRARIES = frozenset(("lib", "lib64"))
 PYTHONS = ("bin/python", "bin/python3")
 LEFT_OUT_FILES = frozenset((".env",))
-"""Where API keys lie."""
+"""Excluded because they hold API keys."""
 
 COMPILED = (".pyc", ".pyo")
-"""In a folder that is left out by name they are not worth a word; elsewhere an agent put them there."""
+"""Not reported in folders excluded by name; elsewhere the agent put them there."""
 
 GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
-"""How names begin that git takes for its own, on some file system: no tree may hold them (git, path.c and utf8.c)."""
+"""Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c)."""
 
 IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
 
 
 class Met(NamedTuple):
-    """A file or link, while its folder is open."""
+    """A file or link whose folder is open."""
 
     path: bytes
     folder_fd: int
@@ -140,8 +138,8 @@ class Tally:
     """What a walk left out.
 
     Attributes:
-        more: there are more than could be counted.
-        missed: what may have gone unseen whatever the walk found: said with the next commit, if this walk leads to none.
+        more: more was left out than could be counted.
+        missed: what may have been missed; reported with the next commit, if this walk leads to none.
     """
 
     files: int = 0
@@ -152,11 +150,11 @@ class Tally:
     unseen: list[str] = field(default_factory=list)
 
     def say(self, reason: str, count: int = 1) -> None:
-        """Counts something that is not exact."""
+        """Count something that makes the state inexact."""
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
     def close(self) -> None:
-        """The walk has ended."""
+        """End the walk and add the report of folders excluded by name."""
         if self.unseen:
             named = ", ".join(printable(name)[:80] for name in sorted(self.unseen)[:UNSEEN_NAMED])
             others = len(self.unseen) - UNSEEN_NAMED
@@ -168,10 +166,10 @@ class Listed(NamedTuple):
 
     Attributes:
         files: sources first.
-        sources: how many of them look like source.
-        aside: folders left out by their names.
-        by_name: files and folders left out by their names.
-        more: these are not all.
+        sources: how many of the files look like source.
+        aside: folders excluded by name.
+        by_name: number of files and folders excluded by name.
+        more: the folder has more entries.
     """
 
     folders: Sequence[str]
@@ -184,7 +182,7 @@ class Listed(NamedTuple):
 
     @classmethod
     def of(cls, entries: Mapping[str, bool], more: bool) -> Listed:
-        """From names, and whether each is a folder's."""
+        """Build it from names, and whether each is a folder."""
         ordered = sorted(entries, key=lambda name: (not is_source(name), name))
         folders = [name for name in ordered if entries[name] and not _is_left_out_folder(name)]
         files = [name for name in ordered if not entries[name] and not _is_left_out(name)]
@@ -201,10 +199,10 @@ class Listed(NamedTuple):
 
 
 class CodeWalk:
-    """One walk.
+    """One walk over the code.
 
     Args:
-        known: gives names of files that were kept before, by folder: looked for even if a listing is cut short.
+        known: returns the names of files stored before, by folder; they are read even if a listing is cut short.
     """
 
     def __init__(
@@ -222,7 +220,7 @@ class CodeWalk:
         self._aside: list[tuple[str, ...]] = []
 
     def run(self) -> Iterator[Met]:
-        """The files and links, each to be read before the next is asked for. Raises OSError if the workspace can't be read."""
+        """Yield the files and links; read each one before asking for the next. Raises OSError if the workspace can't be read."""
         yield from self._top()
         folders: deque[tuple[str, ...]] = deque([(CODE,)])
         met = 0
@@ -246,7 +244,7 @@ class CodeWalk:
         self.tally.close()
 
     def _top(self) -> Iterator[Met]:
-        """Small sources at the top; `code` itself, if it is no folder."""
+        """Yield small sources at the top, and `code` itself if it is no folder."""
         status = _status(self._root, CODE)
         if status is not None and not stat.S_ISDIR(status.st_mode) and not self._is_elsewhere(status):
             yield Met(CODE.encode(), self._root, CODE, status)
@@ -265,7 +263,7 @@ class CodeWalk:
             yield Met(os.fsencode(name), self._root, name, status)
 
     def _is_elsewhere(self, status: os.stat_result) -> bool:
-        """Whether `code` is a link to another folder of the workspace, which is then walked in its place."""
+        """Return whether `code` is a link to another folder of the workspace, which is then walked instead."""
         if not stat.S_ISLNK(status.st_mode):
             return False
         self._code = inside(self._root, CODE) or (CODE,)
@@ -280,7 +278,7 @@ class CodeWalk:
         return True
 
     def _left_out(self) -> Iterator[Met]:
-        """Sources that lie in folders that are left out by name; what else does is told."""
+        """Yield the sources directly in folders excluded by name; other content is reported."""
         for at, parts in enumerate(self._aside):
             over = at >= MAX_ASIDE_FOLDERS or self._listed >= MAX_LISTED or _is_gits(parts[-1])
             fd = None if over else self._open(parts)
@@ -340,7 +338,7 @@ class CodeWalk:
         return Met(prefix + os.fsencode(name), fd, name, status)
 
     def _list(self, fd: int, folder: str) -> Listed:
-        """Not all of a folder that holds very many."""
+        """List a folder, but not completely if it is very large."""
         found: dict[str, bool] = {}
         most, more = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed), False
         with os.scandir(fd) as entries:
@@ -360,7 +358,7 @@ class CodeWalk:
         return self._by_folder.get(folder, ())
 
     def _open(self, parts: tuple[str, ...]) -> int | None:
-        """A folder of the code, on the workspace's own device; None: it went away, is no folder any more, or is closed."""
+        """Open a folder of the code on the workspace's device. Return None if it was removed, is no folder, or can't be read."""
         fd = os.dup(self._root)
         try:
             for part in (*self._code, *parts[1:]):
@@ -380,7 +378,7 @@ class CodeWalk:
 
 @lru_cache(maxsize=MAX_NAMES)
 def is_source(name: str) -> bool:
-    """Whether a file's name is one of source, settings or prose."""
+    """Return whether a file name is that of source code, settings or text."""
     lower = name.lower()
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
@@ -402,52 +400,49 @@ def _status(fd: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
     except OSError:
-        return None  # it went away
+        return None  # removed meanwhile
 
 
-# A git repository of loose objects, written and read without git: the states of an agent's code.
-#
-# Only what code.git needs: blobs, trees, commits, one ref an attempt. `git log`, `git diff` and `git fsck` read it. Objects
-# are named by their content and appear whole or not at all, so two writers can't harm each other; they are not synced, so a
-# node that loses its power may cost the last ones. Every object is checked against its name when it is read.
-#
-# Format: git's documentation, gitformat-loose, and the book Pro Git, chapter 10.2.
+# --- a git repository of loose objects, written and read without git: blobs, trees, commits, and one ref per attempt.
+# `git log`, `git diff` and `git fsck` can read it. Objects are named by their content and appear whole or not at all, so two
+# writers can't harm each other. They are not synced, so a power failure may lose the last ones. Each object is verified when
+# it is read. Format: git's gitformat-loose, and Pro Git, chapter 10.2.
 
 Kind = Literal["blob", "tree", "commit"]
 FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
-"""The modes that a tree's entry may have."""
+"""Modes of a tree's entries."""
 
 BY_HASH = b"by-hash/"
-"""A folder in which no file of an agent can stand. Of files that are large or binary a small JSON text there, under the same path, says
-size and hash."""
+"""Folder for large and binary files: a small JSON file with size and hash, under the same path. No file of an agent can be in
+it."""
 
 Files = dict[bytes, tuple[int, str]]
-"""By path, mode and object id."""
+"""Mode and object id by path."""
 
 AUTHOR = "autorl-hpc recorder <recorder@localhost>"
 CONFIG = (
     b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
-    b"[gc]\n\tauto = 0\n"  # packed objects are not read here
+    b"[gc]\n\tauto = 0\n"  # packed objects can't be read here
 )
 MAX_OBJECT_BYTES = 32 << 20
-"""Inflated. None that is written here comes near."""
+"""Limit for an unpacked object; objects written here are far smaller."""
 
 MAX_TREE_DEPTH = 64
 MAX_TREE_FILES = 50_000
 BLOCK_BYTES = 4096
-"""What the smallest file takes on a disk."""
+"""Disk space of the smallest file."""
 
 _ID = re.compile(r"[0-9a-f]{40}")
 _REF_PREFIX = b"ref: "
 
 
 class GitDamage(Exception):
-    """An object or ref is missing, is not what its name says, or is none that this suite writes."""
+    """An object or ref is missing, doesn't match its name, or was not written by this suite."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit. `at_s`: seconds of the Unix clock."""
+    """A commit. `at_s` is in seconds since 1970."""
 
     revision: str
     tree: str
@@ -457,12 +452,12 @@ class Commit:
 
 
 def object_id(kind: Kind, data: bytes) -> str:
-    """The name of an object."""
+    """Return the id of an object: its SHA-1."""
     return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).hexdigest()
 
 
 class Repository:
-    """A bare repository. Not for several threads at once."""
+    """A bare repository. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -471,7 +466,7 @@ class Repository:
 
     @classmethod
     def create(cls, path: Path) -> Repository:
-        """Makes it, or completes one whose making was cut short; `size_bytes` is what its objects take. Raises OSError."""
+        """Create the repository, or complete an unfinished one; sets `size_bytes` to the size of its objects. Raises OSError."""
         for folder in ("objects", "refs/heads"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         repository = cls(path)
@@ -484,17 +479,15 @@ class Repository:
                     repository.size_bytes += _folder_bytes(each.path)
         return repository
 
-    # ---------------------------------------------------------------- writing
-
     def write(self, kind: Kind, data: bytes) -> str:
-        """Writes an object unless it is there; its id. Raises OSError."""
+        """Write an object unless it exists. Return its id. Raises OSError."""
         name = object_id(kind, data)
         if name in self._known:
             return name
         folder = self.path / "objects" / name[:2]
         final = folder / name[2:]
         if not _stands(final):
-            # Level 1: thrice as fast as the default, and code is small.
+            # Level 1 is three times as fast as the default, and code is small.
             packed = zlib.compress(b"%s %d\0" % (kind.encode(), len(data)) + data, 1)
             folder.mkdir(exist_ok=True)
             self._replace(final, packed, 0o444)
@@ -503,7 +496,7 @@ class Repository:
         return name
 
     def write_files(self, files: Mapping[bytes, tuple[int, str]]) -> str:
-        """Writes the trees of these files; the id of the topmost. Raises OSError."""
+        """Write the trees of these files. Return the id of the root tree. Raises OSError."""
         folders: dict[bytes, Files] = {b"": {}}
         for path, entry in files.items():
             folder, _, name = path.rpartition(b"/")
@@ -521,17 +514,17 @@ class Repository:
         return written
 
     def commit(self, tree: str, parent: str | None, message: str, at_s: int) -> str:
-        """Writes a commit; its id. The clock's zone is UTC. Raises OSError."""
+        """Write a commit with times in UTC. Return its id. Raises OSError."""
         stamp = f"{AUTHOR} {max(0, at_s)} +0000"
         lines = [f"tree {tree}", *([f"parent {parent}"] if parent else []), f"author {stamp}", f"committer {stamp}"]
         return self.write("commit", ("\n".join(lines) + f"\n\n{message}\n").encode())
 
     def set_ref(self, name: str, revision: str) -> None:
-        """Points `refs/heads/<name>` to a commit. Raises OSError."""
+        """Point `refs/heads/<name>` to a commit. Raises OSError."""
         self._replace(self.path / "refs" / "heads" / name, revision.encode() + b"\n")
 
     def set_head(self, name: str) -> None:
-        """Makes `refs/heads/<name>` what `git log` begins with. Raises OSError."""
+        """Point HEAD to `refs/heads/<name>`, where `git log` begins. Raises OSError."""
         self._replace(self.path / "HEAD", b"ref: refs/heads/" + name.encode() + b"\n")
 
     def _replace(self, final: Path, data: bytes, mode: int = 0o644) -> None:
@@ -552,10 +545,8 @@ class Repository:
                 pass
             raise
 
-    # ---------------------------------------------------------------- reading
-
     def head_name(self) -> str | None:
-        """The name of the ref that HEAD is."""
+        """Return the name of the ref that HEAD points to; None if HEAD is damaged."""
         try:
             data = _read_small(self.path / "HEAD")
         except GitDamage:
@@ -564,7 +555,7 @@ class Repository:
         return data[len(prefix) :].strip().decode("ascii", "replace") if data.startswith(prefix) else None
 
     def ref(self, name: str) -> str | None:
-        """The commit that `refs/heads/<name>` points to; None: there is no such ref, or it is damaged."""
+        """Return the commit that `refs/heads/<name>` points to; None if there is no such ref or it is damaged."""
         try:
             text = _read_small(self.path / "refs" / "heads" / Path(name).name).decode("ascii", "replace").strip()
         except GitDamage:
@@ -572,15 +563,15 @@ class Repository:
         return text if _ID.fullmatch(text) else None
 
     def head(self) -> str | None:
-        """The newest commit; None: there is none."""
+        """Return the newest commit; None if there is none."""
         name = self.head_name()
         return None if name is None else self.ref(name)
 
     def read(self, name: str, kind: Kind, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
-        """The object of that id.
+        """Return the content of an object.
 
         Raises:
-            GitDamage: it is missing, of another kind, larger than `max_bytes`, or not what its name says.
+            GitDamage: it is missing, of another kind, larger than `max_bytes`, or doesn't match its id.
         """
         if not _ID.fullmatch(name):
             raise GitDamage(f"{name[:60]!r} is no object's name")
@@ -600,7 +591,7 @@ class Repository:
         return body
 
     def commit_of(self, revision: str) -> Commit:
-        """The commit of that id. Raises GitDamage."""
+        """Return the commit with that id. Raises GitDamage."""
         text = self.read(revision, "commit", 1 << 20).decode("utf-8", "replace")
         head, _, message = text.partition("\n\n")
         fields = dict(reversed([line.partition(" ")[::2] for line in head.split("\n")]))
@@ -609,14 +600,14 @@ class Repository:
         return Commit(revision, fields.get("tree", ""), fields.get("parent"), at_s, message.rstrip("\n"))
 
     def history(self, revision: str | None, most: int = 100_000) -> Iterator[Commit]:
-        """A commit and those before it, the newest first. Raises GitDamage where it breaks off."""
+        """Yield a commit and its ancestors, newest first. Raises GitDamage if one can't be read."""
         while revision is not None and most > 0:
             commit = self.commit_of(revision)
             yield commit
             revision, most = commit.parent, most - 1
 
     def files(self, revision: str) -> Files:
-        """All files of a commit. Raises GitDamage, also beyond MAX_FILES or MAX_DEPTH."""
+        """Return all files of a commit. Raises GitDamage, also beyond MAX_TREE_FILES or MAX_TREE_DEPTH."""
         found: Files = {}
         folders = [(b"", self.commit_of(revision).tree, 0)]
         while folders:
@@ -635,7 +626,7 @@ class Repository:
 
 
 def _tree_bytes(entries: Files) -> bytes:
-    """git sorts folders as if their names ended in a slash."""
+    """Encode a tree. git sorts folders as if their names ended in a slash."""
     ordered = sorted(entries.items(), key=lambda item: item[0] + (b"/" if item[1][0] == FOLDER else b""))
     return b"".join(b"%o %s\0" % (mode, name) + bytes.fromhex(entry) for name, (mode, entry) in ordered)
 
@@ -656,7 +647,7 @@ def _tree_entries(data: bytes) -> Iterator[tuple[int, bytes, str]]:
 
 
 def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
-    """A regular file's bytes. Whoever could write here may have put a FIFO or a link in its place."""
+    """Return a regular file's bytes; refuses a FIFO or link, which the agent could have put there."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -677,7 +668,7 @@ def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
 
 
 def _stands(path: Path) -> bool:
-    """Whether a file is there that is not empty: a lost node leaves names without content."""
+    """Return whether a non-empty file is there: a lost node may leave names without content."""
     try:
         return os.stat(path, follow_symlinks=False).st_size > 0
     except OSError:
@@ -693,39 +684,38 @@ def _on_disk(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-# What is kept of one file of an agent's code, and how little of it has to be read again at the next look.
-#
-# A file is read again when its size, times or inode are others. Times are coarse, and a file server's clock is not ours: a
-# file that was read soon after it changed is read once more when it has rested for SURE_S of our own clock.
+# --- what is stored of one file, and when it is read again.
+# A file is read again when its size, times or inode change. Times are coarse and a file server's clock differs from ours, so a
+# file that was read soon after a change is read once more after SURE_S by our own clock.
 
 SURE_S = 2.5
-"""Times of files move in steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
+"""File times have steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
 
 MAX_TEXT_BYTES = 1 << 20
-"""Larger files are kept by hash."""
+"""Of larger files only the hash is stored."""
 
 MAX_TEXTS_BYTES = 32 << 20
-"""Of all texts in one revision."""
+"""Limit for all texts of one revision."""
 
 BINARY_LOOK_BYTES = 8000
 """A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)."""
 
 HASH_AT_ONCE_BYTES = 8 << 20
 MAX_HASHED_BYTES = 256 << 20
-"""Beyond it only size and time are kept: checkpoints have hashes of their own when they are submitted."""
+"""Of larger files only size and time are stored: checkpoints get their own hash when they are submitted."""
 
 SLICE_BYTES = 16 << 20
-"""Of large files that are hashed in one look: about 0.03 s."""
+"""Bytes of large files hashed per look: about 0.03 s."""
 
 CHUNK_BYTES = 1 << 20
 RESTLESS_CHANGES = 20
-"""So many changes, each within RESTLESS_GAP_S of the last, make a file restless: a log. Never one that looks like source, whatever it
-costs: a minute in which nobody looks is enough to train with something else. How often it is committed is bounded anyway."""
+"""After this many changes, each within RESTLESS_GAP_S of the one before, a file counts as restless, such as a log, and is read
+less often. Never a source file: an unobserved minute is enough to train with something else. Commits are limited anyway."""
 
 RESTLESS_GAP_S = 10.0
 RESTLESS_EVERY_S = 60.0
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
+"""Non-blocking: a FIFO may replace the file between stat and open."""
 
 Identity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, mtime, ctime."""
@@ -744,11 +734,11 @@ def _identity(status: os.stat_result) -> Identity:
 
 @dataclass(frozen=True)
 class Pointer:
-    """What is kept of a file without its content.
+    """What is stored of a file without its content.
 
     Attributes:
         why: `large` or `binary`.
-        sha256: None: not computed; `note` says why.
+        sha256: None if not computed; `note` says why.
     """
 
     why: str
@@ -757,7 +747,7 @@ class Pointer:
     note: str | None = None
 
     def data(self, mtime_ns: int | None = None) -> bytes:
-        """What stands in code.git for it."""
+        """Return the JSON text that code.git holds instead of the file."""
         value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
         kept = {name: each for name, each in value.items() if each is not None}
         return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
@@ -765,7 +755,7 @@ class Pointer:
 
 @dataclass(slots=True)
 class _Known:
-    """What the last looks learned of a file. Times are of the own monotonic clock."""
+    """What earlier looks learned about a file. Times are by our monotonic clock."""
 
     identity: Identity
     seen_s: float
@@ -787,11 +777,11 @@ class _Known:
 
 @dataclass
 class CodeFiles:
-    """Gathers the files of look after look.
+    """Collects the files of one look after another.
 
     Attributes:
-        files: of the present look, as a commit will hold them.
-        fresh: content that has been read and not yet written to code.git, by object id.
+        files: files of the current look, as a commit will hold them.
+        fresh: content that is not in code.git yet, by object id.
     """
 
     files: Files = field(default_factory=dict)
@@ -805,12 +795,12 @@ class CodeFiles:
     _now: float = 0.0
 
     def begin(self, *, exact: bool) -> None:
-        """A look begins. `exact`: everything that may have changed unseen is read again."""
+        """Begin a look. With `exact`, everything that may have changed unnoticed is read again."""
         self.files, self.by_hash, self._met = {}, 0, {}
         self._exact, self._texts_bytes, self._slice_left, self._now = exact, 0, SLICE_BYTES, time.monotonic()
 
     def end(self) -> None:
-        """A look has ended: what it did not meet is forgotten."""
+        """End a look and forget what it did not find."""
         self._known = self._met
         if not self.fresh:
             return
@@ -818,7 +808,7 @@ class CodeFiles:
         self.fresh = {entry: data for entry, data in self.fresh.items() if entry in needed}
 
     def kept(self) -> dict[str, list[str]]:
-        """Names of the files of the last look, by folder."""
+        """Return the names of the files of the last look, by folder."""
         found: dict[str, list[str]] = {}
         for path in self._known:
             folder, _, name = os.fsdecode(path).rpartition("/")
@@ -826,7 +816,7 @@ class CodeFiles:
         return found
 
     def add(self, met: Met, tally: Tally) -> None:
-        """Takes a file into this look; one that went away is passed over."""
+        """Add a file to this look; a file that was removed meanwhile is skipped."""
         try:
             known = self._link(met) if stat.S_ISLNK(met.status.st_mode) else self._file(met, tally)
         except FileNotFoundError:
@@ -887,7 +877,7 @@ class CodeFiles:
             same = _identity(os.fstat(fd)) == _identity(before) == known.identity
         finally:
             os.close(fd)
-        # What it was before it was read stands for what was read: if that is past, the next look sees another identity.
+        # The identity before reading is stored: if the file changed since, the next look sees another identity.
         if known.identity != _identity(before):
             known.identity, known.seen_s = _identity(before), self._now
         known.sure = same and self._now - known.seen_s >= SURE_S
@@ -904,7 +894,7 @@ class CodeFiles:
 
     def _read_large(self, fd: int, known: _Known, before: os.stat_result) -> None:
         if before.st_size > self._slice_left and _identity(before) == known.identity and known.pointer is not None:
-            return  # what was learned of it stands; to be sure of it must wait for its turn
+            return  # keep what is known; verification waits for its turn
         known.hashing, known.text_bytes = None, 0
         digest, note = None, "for they have not rested yet"
         if before.st_size > MAX_HASHED_BYTES:
@@ -922,13 +912,13 @@ class CodeFiles:
         self._point(known, pointer, before.st_mtime_ns)
 
     def _hash_on(self, met: Met, known: _Known) -> _Known | None:
-        """Hashes a further slice of a large file that rests."""
+        """Hash a further slice of a large file that no longer changes."""
         if self._now - known.seen_s < SURE_S or self._slice_left <= 0:
             return known
         fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
         try:
             if _identity(os.fstat(fd)) != known.identity:
-                return known  # the next look sees what it has become
+                return known  # the next look reads it again
             if known.hashing is None:
                 known.hashing, known.hashed_bytes = hashlib.sha256(), 0
             os.lseek(fd, known.hashed_bytes, os.SEEK_SET)
@@ -964,7 +954,7 @@ def _waits_for_hash(known: _Known) -> bool:
 
 
 def _read_at_most(fd: int, most: int) -> bytes:
-    """What is there, up to `most` bytes: a file may grow while it is read."""
+    """Read up to `most` bytes, because a file may grow meanwhile."""
     parts, left = [], most
     while left > 0 and (part := os.read(fd, left)):
         parts.append(part)
@@ -975,40 +965,39 @@ def _read_at_most(fd: int, most: int) -> bytes:
 LOOK_S = 1.0
 SETTLE_S = 0.4
 OVERDUE_S = 1.5
-"""Since the last look that saw no change: what it may have missed for so long is committed by the next look in any case, the second
-or the third that sees it."""
+"""After this long without an unchanged look, a change is committed by the next look that sees it (the second or third)."""
 
 LATE_S = 5.0
-"""Without a look that saw no change, for so long: that states may have been missed is said."""
+"""After this long without an unchanged look, the commit reports that states may have been missed."""
 
 COMMITS_AT_ONCE = 300
 COMMIT_EVERY_S = 20.0
-"""Beyond them, one a COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk with objects."""
+"""Further commits come once per COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk with objects."""
 
 MAX_REPOSITORY_BYTES = 512 << 20
 RESERVED_BYTES = 64 << 20
-"""Of these, for submissions alone."""
+"""Part of MAX_REPOSITORY_BYTES that is reserved for submissions."""
 
 MAX_MISSED = 20
-"""Kept from looks that led to no commit, until the next."""
+"""Reports stored from looks without a commit, until the next commit."""
 
 PREFIX = "attempt-"
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A submission asks for the state right now. `answer` is called once, with the commit or None."""
+    """A submission's request for the current state. `answer` is called once, with the commit or None."""
 
     submission_id: int
     answer: Callable[[str | None], None]
 
 
 class RepositoryFull(Exception):
-    """code.git has reached its bound: the code of the run is no longer kept."""
+    """code.git has reached its size limit, so the run's code is no longer recorded."""
 
 
 class Revisions:
-    """The watch. Each attempt has a ref of its own, which goes on from the one before: two at once can't disturb each other."""
+    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict."""
 
     name = "revisions"
 
@@ -1032,7 +1021,7 @@ class Revisions:
         self._go_on()
 
     def look(self, now: Moment) -> None:
-        """Looks once. Raises what the file system raises; the next look begins anew."""
+        """Look once. Raises errors of the file system; the next look starts again."""
         asks, revision = self._asked(), None
         try:
             self._look(now, asks[-1].submission_id if asks else None, exact=bool(asks))
@@ -1042,11 +1031,11 @@ class Revisions:
                 ask.answer(revision)
 
     def close(self, now: Moment) -> None:
-        """The agent has ended."""
+        """Commit the last state after the agent's end."""
         try:
             self._look(now, None, exact=True, last=True)
             if self._files.files != self._committed:
-                self.head = None  # of the last state, nothing is kept
+                self.head = None  # the last state was not stored
         finally:
             self._lines.close()
 
@@ -1059,7 +1048,7 @@ class Revisions:
                 return asks
 
     def _go_on(self) -> None:
-        """Goes on from this attempt's last commit, or from the attempt's before."""
+        """Continue from this attempt's last commit, or from the attempt before."""
         own, before = f"{PREFIX}{self._job.attempt}", self._repository.head_name()
         revision = self._repository.ref(own) or (None if before is None else self._repository.ref(before))
         try:
@@ -1093,7 +1082,7 @@ class Revisions:
         return walk.tally
 
     def _due(self, exact: bool) -> bool:
-        """Whether the state that was just seen is to be committed now."""
+        """Return whether the state that was just seen is committed now."""
         files, at_s = self._files.files, time.monotonic()
         if files == self._committed:
             self._seen = self._since = None
@@ -1152,13 +1141,13 @@ class Revisions:
         self._tell_owed()
 
     def _is_newest(self) -> bool:
-        """Whether no later attempt has begun to write."""
+        """Return whether no later attempt has begun to write."""
         name = self._repository.head_name() or ""
         number = name.removeprefix(PREFIX)
         return not (number.isascii() and number.isdigit()) or int(number) < self._job.attempt
 
     def _reason(self, tally: Tally) -> str | None:
-        """What is not exact about the state that is being committed."""
+        """Return what is not exact about the state that is committed; None if nothing."""
         said = [*self._reasons, *(f"{count} {what}" for what, count in sorted(tally.reasons.items()))]
         if tally.more:
             said.append("more was left out than could be counted")
@@ -1171,7 +1160,7 @@ class Revisions:
         return "; ".join(said)[:1000] or None
 
     def _tell_owed(self) -> None:
-        """Writes the lines of commits; those that could not be written come with the next look."""
+        """Write the pending lines about commits; those that fail are retried at the next look."""
         while self._owed:
             self._lines.add(self._owed[0])
             self._owed.pop(0)

@@ -1,8 +1,8 @@
-"""The agent's processes, look by look: who began, who ended and how, and the CPU seconds of all together.
+"""Follow the agent's processes: `ProcessTable` (CPU seconds, exit codes) and `Processes` (the watch that writes them).
 
-/proc has no list of one tree. A look lists the process numbers of the node and reads new ones and the agent's. What once was a
-stranger stays one, for a process becomes the agent's by its birth alone. Orphans are the keeper's (subreaper) or a sandbox's first
-process's, so the tree holds together; what got away all the same is known by its mark.
+/proc doesn't list one tree. A look lists the node's process ids and reads new ones and the agent's. A process belongs to
+the agent only by its birth, so ids known as foreign are skipped. The keeper (subreaper) or a sandbox's first process adopts
+orphans, so the tree stays whole; processes that escape it are found by their mark.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from autorl_hpc.files.redact import command_text
 from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.recorded import ProcessSeen
 
-# How a process ended, learned by one who isn't its parent: from a pidfd, which Linux 6.15 and later tell it.
+# --- exit status of a process that is not our child, from a pidfd (Linux 6.15 and later)
 
 PIDFD_GET_INFO = 0xC040FF0B
 """_IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version; include/uapi/linux/pidfd.h."""
 
 PIDFD_INFO_EXIT = 1 << 3
 _INFO = struct.Struct("=QQ11Ii")
-"""mask, cgroup, eleven ids (pid, tgid, ppid, real, effective, saved and file system user and group), wait status."""
+"""mask, cgroup, eleven ids (pid, tgid, ppid; real, effective, saved and file system user and group), wait status."""
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor of a living process; None where the kernel or the limit of descriptors has none for us."""
+    """Return a pidfd of a living process; None if the kernel or the descriptor limit doesn't allow one."""
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -41,7 +41,7 @@ def open_process(pid: int) -> int | None:
 
 
 def exit_status(pidfd: int) -> int | None:
-    """The wait status of a process that has ended and been collected; None where the kernel doesn't tell."""
+    """Return the wait status of a process that has ended and was reaped; None if the kernel doesn't provide it."""
     buffer = bytearray(_INFO.pack(PIDFD_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
@@ -52,7 +52,7 @@ def exit_status(pidfd: int) -> int | None:
 
 
 def exit_code(status: int | None) -> int | None:
-    """A wait status as Python tells it: negative is the signal's number."""
+    """Convert a wait status to an exit code as Python has it: a negative value is a signal's number."""
     if status is None:
         return None
     try:
@@ -62,16 +62,16 @@ def exit_code(status: int | None) -> int | None:
 
 
 MAX_PROCESSES = 4096
-"""That are followed at once. Of a fork bomb the rest is only counted."""
+"""Limit of processes followed at once. Of a fork bomb, the others are only counted."""
 
 MAX_PIDFDS = 400
-"""Of 1,024 descriptors that most sites give a process."""
+"""Of the 1,024 descriptors that most sites allow per process."""
 
 STRANGERS_AGAIN_S = 60.0
-"""After this, strangers are read anew: a number may have gone round to a process of the agent's."""
+"""After this, foreign ids are read again, because an id may have been reused for a process of the agent."""
 
 YOUNG_LOOKS = 8
-"""A program that becomes another (exec) does so soon after its birth, most often."""
+"""A process is checked for exec at its first looks, because most exec calls come soon after birth."""
 
 MAX_COMMAND_BYTES = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
@@ -80,15 +80,15 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Process:
-    """One process of the agent. CPU in clock ticks.
+    """One process of the agent. CPU is in clock ticks.
 
     Attributes:
-        began_ticks: since boot. With pid, who it is.
-        children: of those that it has waited for, and those they waited for.
+        began_ticks: start time since boot; pid and start time identify a process.
+        children: CPU of the descendants that it has waited for.
         status: wait status, once known.
-        name: the program's, up to 15 bytes (comm).
-        ended: its last thread is gone; a zombie has ended.
-        told: its end stood in the changes of a look.
+        name: the program's name, up to 15 bytes (comm).
+        ended: its last thread has ended; a zombie has ended.
+        told: its end was already reported.
     """
 
     pid: int
@@ -106,28 +106,28 @@ class Process:
 
     @property
     def ticks(self) -> int:
-        """CPU of it and of what it waited for."""
+        """Return the CPU ticks of it and of what it waited for."""
         return self.own + self.children
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of its own."""
+        """Return its own CPU seconds."""
         return self.own / TICKS
 
     @property
     def age_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since its start."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.began_ticks / TICKS)
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal. None: not known."""
+        """Return the exit code (negative: a signal); None if unknown."""
         return exit_code(self.status)
 
 
 @dataclass
 class ProcessChanges:
-    """What one look found."""
+    """What looks have found."""
 
     began: list[Process] = field(default_factory=list)
     became: list[Process] = field(default_factory=list)
@@ -135,11 +135,11 @@ class ProcessChanges:
 
 
 class ProcessTable:
-    """The agent's processes as of the last look. Thread-safe: several watches share one.
+    """The agent's processes as of the last look. Thread-safe, because several watches share it.
 
     Args:
-        root: the keeper, which is none of them.
-        mark: what stands in the environment of every process that was the agent's once.
+        root: id of the keeper, which does not count as one of them.
+        mark: text in the environment of every process that ever was the agent's.
     """
 
     def __init__(self, root: int, mark: str) -> None:
@@ -160,27 +160,27 @@ class ProcessTable:
 
     @property
     def living(self) -> set[int]:
-        """Numbers of those that still run."""
+        """Return the ids of the running processes."""
         return {process.pid for process in self.still_running()}
 
     def still_running(self) -> list[Process]:
-        """Those that have not ended."""
+        """Return the processes that have not ended."""
         with self._lock:
             return [process for process in self.processes.values() if not process.ended]
 
     @property
     def count(self) -> int:
-        """How many run, those that are not followed among them."""
+        """Return how many run, including those that are not followed."""
         with self._lock:
             return len(self.still_running()) + len(self._crowd)
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all the agent's processes of this attempt, ended ones among them.
+        """Return the CPU seconds of all the agent's processes of this attempt, including ended ones.
 
-        The kernel adds an ended process's time to its parent's `cutime` when that waits for it, however short it lived. Where
-        a parent doesn't (SIGCHLD ignored), what was seen when it was read last is added here; only what such children used since
-        then, or if they never were looked at, is missing.
+        When a parent waits for a child, the kernel adds the child's time to the parent's `cutime`, however short it lived.
+        If a parent doesn't wait (SIGCHLD ignored), the child's last observed time is added here. Only the time of such
+        children after their last look, or of those never seen, is missing.
         """
         with self._lock:
             ticks = self._kept.children + self._lost + sum(process.ticks for process in self.processes.values())
@@ -188,7 +188,7 @@ class ProcessTable:
             return self._most / TICKS
 
     def look(self, patience_s: float = 0.0) -> None:
-        """Looks, unless the last look is younger than `patience_s`. Raises OSError if /proc can't be read."""
+        """Look, unless the last look is younger than `patience_s` seconds. Raises OSError if /proc can't be read."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked_at >= patience_s:
@@ -206,19 +206,19 @@ class ProcessTable:
         self._add(new, self._changes)
 
     def take_changes(self) -> ProcessChanges:
-        """What looks have found since the last call."""
+        """Return what looks have found since the last call."""
         with self._lock:
             changes, self._changes = self._changes, ProcessChanges()
             return changes
 
     def close(self) -> None:
-        """Lets go of all descriptors."""
+        """Close all descriptors."""
         with self._lock:
             for process in self.processes.values():
                 self._release(process)
 
     def _follow(self, changes: ProcessChanges) -> None:
-        """Reads those that are known; what those that are gone had used is looked for at who waited for them."""
+        """Read the known processes, and account for the CPU time of those that have ended."""
         gone: dict[int, Process] = {}
         before = {self.root: self._kept.children}
         for process in list(self.processes.values()):
@@ -237,8 +237,8 @@ class ProcessTable:
             self._release(process)
 
     def _read_heirs(self, gone: dict[int, Process]) -> None:
-        """Reads again who may have waited for those that are gone: what was read before its child went lacks the child's time, which
-        would be counted once as lost and once more at the next look. One that went meanwhile is gone too."""
+        """Read the possible waiters of ended processes again: one that was read before its child ended lacks the child's time,
+        which would be counted once as lost and once more at the next look. Waiters that have ended are added to `gone`."""
         left = list(gone.values())
         while left:
             heir = self.processes.get(left.pop().parent)
@@ -248,9 +248,9 @@ class ProcessTable:
         _read(self._kept)
 
     def _tell_end(self, process: Process, changes: ProcessChanges) -> None:
-        if not process.told:  # as a zombie it may stay for long
+        if not process.told:  # a zombie may stay for long
             process.told = True
-            if process.status is None and process.pidfd is not None:  # collected, if only since it was read as a zombie
+            if process.status is None and process.pidfd is not None:  # may have been reaped since
                 process.status = exit_status(process.pidfd)
             changes.ended.append(process)
 
@@ -267,7 +267,7 @@ class ProcessTable:
             self._lost += max(0, ticks - gained)
 
     def _add(self, new: set[int], changes: ProcessChanges) -> None:
-        """Sorts new numbers into the agent's and strangers'."""
+        """Sort new ids into the agent's and foreign ones."""
         found: dict[int, Process] = {}
         for pid in new:
             process = Process(pid, 0, 0)
@@ -297,7 +297,7 @@ class ProcessTable:
             self._take(found[pid], changes)
 
     def _is_marked(self, pid: int) -> bool:
-        """Whether a process was the agent's; who isn't goes to the strangers."""
+        """Return whether a process was ever the agent's; if not, its id is stored as foreign."""
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if any(part.startswith(self._mark) for part in file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")):
@@ -339,7 +339,7 @@ class ProcessTable:
 
 
 def _read(process: Process) -> bool:
-    """Reads /proc/<pid>/stat (proc(5)); False if the process is gone, or its number another's."""
+    """Read /proc/<pid>/stat (proc(5)). Return False if the process is gone, or its id was reused."""
     try:
         fd = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -352,7 +352,7 @@ def _read(process: Process) -> bool:
             process.name = head.partition(b"(")[2]
             process.own = int(fields[11]) + int(fields[12])
             process.children = int(fields[13]) + int(fields[14])
-            # With other threads left, one whose first thread has ended is shown as a zombie and goes on.
+            # A process whose first thread has ended is shown as a zombie while other threads go on.
             if fields[0] in (b"Z", b"X") and int(fields[17]) <= 1:
                 process.ended = True
                 if process.status is None and _may_know(process.pid):
@@ -365,8 +365,8 @@ def _read(process: Process) -> bool:
 
 
 def _may_know(pid: int) -> bool:
-    """Whether the kernel shows us a process's exit code: it shows 0 to those who might not trace it (fs/proc/array.c), which also
-    can't read this link. A program can make itself such a one (prctl PR_SET_DUMPABLE)."""
+    """Return whether the kernel shows us a process's exit code. It shows 0 to processes that may not trace it
+    (fs/proc/array.c), and these can't read this link either. A program can forbid tracing (prctl PR_SET_DUMPABLE)."""
     try:
         os.readlink(f"/proc/{pid}/ns/user")
     except OSError:
@@ -385,25 +385,25 @@ def _argv(pid: int) -> bytes:
         return b""
 
 
-# Which programs the agent ran, from when to when, and how they ended.
+# --- the watch: which programs the agent ran, from when to when, and how they ended
 
 LOOK_S = 0.5
 MAX_BYTES = 32 * 2**20
 BURST = 20_000
 LINES_A_SECOND = 1.0
-"""Processes are written as long as they come no faster; a loop in a shell starts hundreds a second."""
+"""Rate up to which all processes are written; a shell loop starts hundreds per second."""
 
 LONG_S = 10.0
-"""One that lives as long is written all the same, as long as the file has room."""
+"""A process that lives this long is always written, within the file's limit."""
 
 
 class Processes:
-    """Writes a line when a process began, when it became another program, and when it was gone; see `ProcessSeen`.
+    """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`.
 
     Args:
-        table: looked at here; `Usage` takes its figures from it.
-        path: where the lines go.
-        events: where it is told, at the end, how many processes were not written.
+        table: updated here; `UsageSampler` reads its values.
+        path: file for the lines.
+        events: file for the number of processes not written, at the end.
     """
 
     name = "processes"
@@ -420,7 +420,7 @@ class Processes:
         self._last_look = time.monotonic()
 
     def look(self, now: Moment) -> None:
-        """Looks once."""
+        """Look once."""
         begun = time.monotonic()
         self._room = min(BURST, self._room + (begun - self._last_look) * LINES_A_SECOND)
         self._last_look = begun
@@ -428,7 +428,7 @@ class Processes:
         self._write(self.table.take_changes(), now)
 
     def close(self, now: Moment) -> None:
-        """A last look. What still runs goes out of sight."""
+        """Look a last time; what still runs is recorded as unseen from now on."""
         try:
             self.look(now)
             left = self.table.still_running()

@@ -1,8 +1,8 @@
-"""The recorder: `python -m autorl_hpc.recorder`. A process beside the supervisor, which starts it and can do without it.
+"""Run the recorder (`python -m autorl_hpc.recorder`): the threads that run its watches, and its protocol with the supervisor.
 
-Protocol: one JSON line in, the job; then lines `{"elapsed_s": ..., "ping": n}`, `{"elapsed_s": ..., "ask": n, "submission_id": k}`
-(the state of the code now, please) and `{"stop": true}`. JSON lines out: `begun`; `pong` n; `answer` n with `revision`; `ended`
-with the last `revision`. It ends with its standard input, and takes no notice of TERM and its like, as the keeper.
+One JSON line in, the job; then lines `{"elapsed_s": ..., "ping": n}`, `{"elapsed_s": ..., "ask": n, "submission_id": k}`
+(commit the code now) and `{"stop": true}`. JSON lines out: `begun`; `pong` n; `answer` n with `revision`; `ended` with the
+last `revision`. It ends when its standard input ends, and like the keeper it ignores TERM and similar signals.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from autorl_hpc.recorder.usage import NvmlGpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.base import printable
 
-# Each watch has a thread of its own, in which it is looked at again and again: one that fails or hangs stops no other.
+# --- threads: one for each watch, so that a watch that fails or hangs stops no other
 
 log = logging.getLogger("autorl_hpc.recorder")
 
 REST_FACTOR = 20.0
-"""A look is followed by a pause of at least so many times its length: whatever lies in a workspace, no watch takes more than a
-twentieth of a core, or of a file server's time."""
+"""Each look is followed by a pause of at least this many times its length, so that no watch takes more than a twentieth of a
+core or of a file server's time, whatever a workspace holds."""
 
 LONGEST_REST_S = 30.0
 SLOWEST_S = 60.0
-"""The longest pause after failures: a disk that was full may have room again."""
+"""Longest pause after failures; a full disk may have room again."""
 
 TROUBLE_EVERY_S = 60.0
 MAX_TROUBLES = 200
-"""Written in one process: the events must stay readable, whatever an agent does to its files."""
+"""Limit per process, so that the events stay readable whatever an agent does to its files."""
 
 HANGS_S = 60.0
-"""A look of this length is told of."""
+"""A look that takes this long is reported."""
 
 
 class Elapsed:
-    """The budget used, as the supervisor last told it, and our own monotonic clock since. Thread-safe.
+    """Seconds of budget used: the supervisor's last value plus our own monotonic clock since then. Thread-safe.
 
     Args:
-        at_s: when it was told, by the monotonic clock, which all processes of a host share.
+        at_s: time of the supervisor's value, by the monotonic clock, which all processes of a host share.
         suspension_s: a longer gap between two ticks doesn't count.
     """
 
@@ -71,7 +71,7 @@ class Elapsed:
         self._lock = threading.Lock()
 
     def tick(self) -> float:
-        """Adds the time since the last tick; the sum."""
+        """Add the time since the last tick. Return the sum in seconds."""
         with self._lock:
             now = self._now()
             gap, self._last = now - self._last, now
@@ -80,14 +80,14 @@ class Elapsed:
             return self._elapsed_s
 
     def told(self, elapsed_s: float) -> None:
-        """The supervisor's clock, which is the one that counts; it never goes back."""
+        """Set the supervisor's value, which is authoritative; the clock never goes back."""
         with self._lock:
             self._elapsed_s, self._last = max(self._elapsed_s, elapsed_s), self._now()
 
 
 @dataclass
 class Troubles:
-    """Writes `recorder_trouble` events, a few of each watch. Thread-safe enough: one line is one write."""
+    """Writes `recorder_trouble` events, a limited number per watch. Thread-safe enough: one line is one write."""
 
     events: Path
     _next_s: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Troubles:
     _said: int = 0
 
     def say(self, watch: str, message: str) -> None:
-        """Tells of a trouble, unless the same watch had one within a minute."""
+        """Report a failure, unless the same watch reported one within a minute."""
         log.warning("%s: %s", watch, message)
         now = time.monotonic()
         if now < self._next_s.get(watch, 0.0) or self._said >= MAX_TROUBLES:
@@ -110,10 +110,10 @@ class Troubles:
 
 
 class Looker(threading.Thread):
-    """Looks at one watch until it is told to end; then closes it.
+    """Thread that looks at one watch until `end`, and then closes it.
 
     Args:
-        make: makes the watch; tried again as a look is, when it fails.
+        make: creates the watch; retried like a look if it fails.
     """
 
     def __init__(
@@ -128,16 +128,16 @@ class Looker(threading.Thread):
         self._failures = 0
 
     def wake(self) -> None:
-        """Has it looked at now."""
+        """Look now."""
         self._wake.set()
 
     def end(self) -> None:
-        """Has it closed after the present look."""
+        """Close the watch after the current look."""
         self._ending.set()
         self._wake.set()
 
     def run(self) -> None:
-        while True:  # once at least: an agent may live for less time than this process takes to start
+        while True:  # at least once: an agent may end before this process has started
             pause_s = self._look()
             if self._ending.is_set():
                 break
@@ -154,13 +154,13 @@ class Looker(threading.Thread):
             self._trouble(error)
 
     def hangs(self) -> None:
-        """Tells of a look that takes too long."""
+        """Report a look that takes too long."""
         begun_s = self._begun_s
         if begun_s is not None and time.monotonic() - begun_s > HANGS_S:
             self._troubles.say(self.name, f"a look has been going on for {time.monotonic() - begun_s:.0f} s")
 
     def _look(self) -> float:
-        """One look; seconds until the next."""
+        """Look once. Return the seconds until the next look."""
         self._begun_s = begun_s = time.monotonic()
         try:
             if self.watch is None:
@@ -183,18 +183,18 @@ class Looker(threading.Thread):
         return Moment(round(self._elapsed.tick(), 3), now_text(), self._attempt)
 
 
-# The watches over what an agent does. Each may be made and looked at in a thread of its own.
+# --- the watches; each is created and used in its own thread
 
 
 def observers(
     run: RunDir, workspace: Path, agent_log: Path, keeper_pid: int, mark: str, environment: Mapping[str, str]
 ) -> dict[str, Callable[[], Watch]]:
-    """By name, what makes the watches over the agent's output, use, processes and trainings; nothing is opened before.
+    """Return, by name, functions that create the watches over the agent's output, usage, processes and trainings.
 
     Args:
-        keeper_pid: whose descendants are the agent's.
-        mark: of the agent's processes, in their environment.
-        environment: of the job: which GPUs are the agent's.
+        keeper_pid: process whose descendants are the agent's.
+        mark: text in the environment of the agent's processes.
+        environment: of the job; it tells which GPUs are the agent's.
     """
     table = ProcessTable(keeper_pid, mark)
     sweep = Sweep(workspace, run.events)
@@ -208,19 +208,19 @@ def observers(
 
 
 OOM_SCORE = "500"
-"""Where memory runs out, the recorder goes before the agent or its supervisor."""
+"""If memory runs out, the kernel kills the recorder before the agent or its supervisor."""
 
 TICK_S = 1.0
 HANG_LOOK_S = 10.0
 CLOSE_S = 3.0
-"""For all watches together, at the end."""
+"""For closing all watches together."""
 
 PR_SET_PDEATHSIG = 1
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 def watches(job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> dict[str, Callable[[], Watch]]:
-    """What is watched, by name: each entry makes its watch, in the thread that looks at it. Add one line for another."""
+    """Return all watches by name; each entry creates its watch in the thread that uses it. Add a line here for a new watch."""
     return {
         "revisions": lambda: Revisions(job, asks),
         **observers(job.run, job.workspace, job.agent_log, job.keeper_pid, job.mark, os.environ),
@@ -229,7 +229,7 @@ def watches(job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> dict[str, Callabl
 
 
 def main() -> int:
-    """Records one attempt to its end."""
+    """Record one attempt to its end. Return the exit code."""
     _step_back()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
@@ -243,15 +243,15 @@ def main() -> int:
     _serve(lines, elapsed, asks, lookers)
     _say({"ended": True, "revision": _close(lookers)})
     sys.stdout.flush()
-    os._exit(0)  # a thread that hangs in a file must not keep the process
+    os._exit(0)  # a thread that hangs in a file must not keep the process alive
 
 
 def _step_back() -> None:
-    """Makes this process one that stands in nobody's way and can't be stopped by what is meant for others."""
-    for number in DEAF_TO:  # a handler and not SIG_IGN, which children would inherit
+    """Ignore signals meant for others, continue when the supervisor is gone, and be the first to die if memory runs out."""
+    for number in DEAF_TO:  # a handler, because children would inherit SIG_IGN
         signal.signal(number, lambda *_: None)
     try:
-        # A recorder that was stopped goes on when its supervisor is gone, and then sees the end of its standard input.
+        # A stopped recorder continues when its supervisor is gone, and then sees the end of its standard input.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(OOM_SCORE)
@@ -263,7 +263,7 @@ def _step_back() -> None:
 def _serve(
     lines: Iterator[bytes | None], elapsed: Elapsed, asks: queue.SimpleQueue[Ask], lookers: dict[str, Looker]
 ) -> None:
-    """Answers the supervisor until it says stop or is gone."""
+    """Answer the supervisor until it sends stop or is gone."""
     next_look_s, supervisor = 0.0, os.getppid()
     for line in lines:
         elapsed.tick()
@@ -291,7 +291,7 @@ def _answer(number: int, revision: str | None) -> None:
 
 
 def _close(lookers: dict[str, Looker]) -> str | None:
-    """Closes all watches, of those that hang only the hope; the last state of the code, None if it was not kept."""
+    """Close all watches, within CLOSE_S. Return the last revision of the code; None if it was not stored."""
     for looker in lookers.values():
         looker.end()
     deadline = time.monotonic() + CLOSE_S
@@ -302,7 +302,7 @@ def _close(lookers: dict[str, Looker]) -> str | None:
 
 
 def _lines(fd: int) -> Iterator[bytes | None]:
-    """The lines that come in, and None each TICK_S without one, until the end."""
+    """Yield the lines that come in, and None after each TICK_S without one, until the end."""
     buffer = b""
     while True:
         if not select.select([fd], [], [], TICK_S)[0]:
@@ -319,7 +319,7 @@ _OUT = threading.Lock()
 
 
 def _say(value: dict[str, Any]) -> None:
-    """One line to the supervisor; if that is gone, nobody is told."""
+    """Send a line to the supervisor; nothing happens if it is gone."""
     with _OUT:
         try:
             os.write(sys.stdout.fileno(), json.dumps(value).encode() + b"\n")

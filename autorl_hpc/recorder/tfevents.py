@@ -1,8 +1,7 @@
-"""Scalars from TensorBoard's event files: TFRecord (length, its CRC, data, its CRC) around protocol buffers of type Event.
+"""Read scalars from TensorBoard's event files: TFRecords (length, its CRC, data, its CRC) of protocol buffers of type Event.
 
-tensorflow/core/util/event.proto and summary.proto: Event.step is field 2, Event.summary 5, Summary.value 1, Value.tag 1,
-Value.simple_value 2 (float32), Value.tensor 8 with TensorProto.float_val 5. CRCs are not checked: these figures are told by the
-agent anyway.
+Source: tensorflow/core/util/event.proto and summary.proto. Event.step is field 2, Event.summary 5, Summary.value 1,
+Value.tag 1, Value.simple_value 2 (float32), Value.tensor 8 with TensorProto.float_val 5. CRCs are not checked.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import struct
 from collections.abc import Iterator
 
 MAX_RECORD_BYTES = 64 * 2**10
-"""Records of scalars have some fifty bytes; larger ones are histograms, images and graphs."""
+"""Records of scalars have about fifty bytes; larger ones are histograms, images and graphs."""
 
 HEADER = struct.Struct("<QI")
 CRC_BYTES = 4
@@ -23,12 +22,11 @@ class DamagedEvents(ValueError):
 
 
 def records(data: bytes, available: int) -> tuple[list[bytes], int]:
-    """The whole records at the beginning of `data`, and how many bytes they take: behind them a record has only begun.
-
-    A large record is left out; it may end beyond `data`, in the `available` bytes that the file has from there on.
+    """Return the whole records at the beginning of `data`, and the bytes they take; after them comes an incomplete record. A
+    large record is skipped; it may end beyond `data`, within the `available` bytes of the file.
 
     Raises:
-        Damaged: a length that no record has.
+        DamagedEvents: a length that no record has.
     """
     found: list[bytes] = []
     at = 0
@@ -48,10 +46,10 @@ def records(data: bytes, available: int) -> tuple[list[bytes], int]:
 
 
 def scalars(record: bytes) -> tuple[int, dict[str, float]]:
-    """(step, values by tag) of one Event; no values for any other.
+    """Return (step, values by tag) of one Event; no values for events of other kinds.
 
     Raises:
-        Damaged: it is no protocol buffer.
+        DamagedEvents: it is no protocol buffer.
     """
     step, found = 0, {}
     for field, kind, value in _fields(record):

@@ -1,7 +1,8 @@
-"""Follows the training logs of trl, transformers and what logs as they do, wherever the agent writes them.
+"""Follow the training logs of trl, transformers and programs that log like them, and the times of the agent's output.
 
-Read are: the agent's output; log files in the workspace, found by their names on the walk; `trainer_state.json` of checkpoints;
-TensorBoard's event files. A step that stands in several of them is written once. wandb's offline files are not read.
+Read are the agent's output; log files in the workspace, found by name; `trainer_state.json` of checkpoints; and
+TensorBoard's event files. A step found in several of them is written once. wandb's offline files are not read. Holds:
+trainers by the names of figures, steps in text, `Points`, `FilePosition`, the watch `Trainings`, and `OutputStamps`.
 """
 
 from __future__ import annotations
@@ -28,24 +29,10 @@ from autorl_hpc.recorder.usage import Parts, Sweep
 from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.recorded import TrainingPoint
 
-# Which trainer logged a step, told by the names of its figures.
-#
-# Checked with trl 1.16.0 and transformers 5.24.0 by running each for three steps (tests/unit/recorded_logs has what they printed);
-# PPO by the names that trl logged before it dropped its PPOTrainer (0.12 to 0.29), ORPO and CPO by their code. What can't be told
-# apart by names: RLOO from GRPO, and what derives from DPOTrainer or KTOTrainer from those.
-#
-# | figures | trainer |
-# |---|---|
-# | log_odds_ratio, nll_loss, rewards/chosen | ORPOTrainer |
-# | nll_loss, rewards/chosen | CPOTrainer |
-# | objective/..., rewards/chosen | OnlineDPOTrainer |
-# | rewards/chosen, rewards/accuracies | DPOTrainer |
-# | rewards/chosen, kl | KTOTrainer |
-# | policy and value loss, or objective/kl | PPOTrainer |
-# | completions/..., reward | GRPOTrainer |
-# | mean_reward, margin | RewardTrainer |
-# | mean_token_accuracy | SFTTrainer |
-# | loss, grad_norm or learning_rate | Trainer |
+# --- which trainer logged a step, by the names of its figures.
+# Checked by running each trainer of trl 1.16.0 and transformers 5.24.0 for three steps (tests/unit/recorded_logs has their
+# output); PPO by the names of trl's PPOTrainer (0.12 to 0.29), ORPO and CPO by their code. Names don't distinguish RLOO from
+# GRPO, nor trainers derived from DPOTrainer or KTOTrainer from these.
 
 REWARD = ("reward", "objective/scores", "mean_reward", "rewards/mean", "train_reward")
 KL = ("kl", "objective/kl", "approx_kl", "policy/approxkl_avg", "mean_kl", "kl_divergence")
@@ -63,7 +50,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "learning_rate": LEARNING_RATE,
     "grad_norm": GRAD_NORM,
 }
-"""A field of TrainingPoint and the names that trainers give it, the first that is there."""
+"""Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
 Names = Collection[str]
 
@@ -95,27 +82,26 @@ TRAINERS: tuple[tuple[Callable[[Names], bool], str], ...] = (
     (_all("loss", "grad_norm"), "Trainer"),
     (_all("loss", "learning_rate"), "Trainer"),
 )
-"""The first that holds."""
+"""The first match counts."""
 
 
 def trainer_of(figures: Mapping[str, float] | Names) -> str | None:
-    """The trainer that logs figures of these names; None if they don't tell. `eval_` before names counts for nothing."""
+    """Return the trainer that logs figures of these names; None if they don't show it. The prefix `eval_` is ignored."""
     names = {name.removeprefix("eval_") for name in figures}
     return next((trainer for holds, trainer in TRAINERS if holds(names)), None)
 
 
-# Finds logged steps of trainers in text: flat dictionaries as Python or JSON writes them, wherever they stand.
-#
-# transformers 5 prints `{'loss': '0.3461', ..., 'epoch': '0.0625'}` (four digits, as text), transformers 4 numbers. They also come
-# inside an agent's own trace, as a tool's output in JSON, and behind progress bars. Nothing is evaluated.
+# --- logged steps in text: flat dictionaries as Python or JSON writes them, anywhere in the text. Nothing is evaluated.
+# transformers 5 prints `{'loss': '0.3461', ..., 'epoch': '0.0625'}` (four digits, as text), transformers 4 prints numbers.
+# They also appear in an agent's own trace, as a tool's output in JSON, and after progress bars.
 
 MAX_FIGURES = 120
-"""In one step; trl's largest has 26, and more with many reward functions."""
+"""Limit for one step; trl's largest has 26, and more with many reward functions."""
 
 MAX_NAME_CHARS = 100
 MAX_STEP = 2**53
 HINTS = (b"loss", b"reward")
-"""Without one of these in it, text has no step."""
+"""Text without any of these has no step."""
 
 _DICT = re.compile(r"\{[^{}]{8,12288}\}")
 _PAIR = re.compile(
@@ -125,7 +111,7 @@ _PAIR = re.compile(
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
-"""One of these stands beside a loss or a reward in a trainer's log, and not in any dictionary that has one."""
+"""A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +126,7 @@ class LoggedStep:
     not_finite: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, object]:
-        """As fields of TrainingPoint."""
+        """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
         found: dict[str, object] = {}
         for field, known in FIELDS.items():
@@ -152,7 +138,7 @@ class LoggedStep:
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
     def signature(self) -> str:
-        """The same for a step as printed (four digits, an epoch and no step) and as kept in trainer_state.json."""
+        """Return a text that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
         fields = self.fields()
         more = fields.pop("more")
         assert isinstance(more, dict)
@@ -163,7 +149,7 @@ class LoggedStep:
 
 
 def steps_in(text: str) -> Iterator[LoggedStep]:
-    """The steps in some text, in its order."""
+    """Yield the steps in a text, in order."""
     for found in _DICT.finditer(without_escapes(text)):
         inner = found[0][1:-1]
         if "loss" in inner or "reward" in inner:
@@ -173,7 +159,7 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
 
 
 def step_of(values: Mapping[str, object]) -> LoggedStep | None:
-    """The step that a trainer logged as `values`; None if this is no trainer's log."""
+    """Return the step that a trainer logged as `values`; None if they are not a trainer's."""
     figures: dict[str, float] = {}
     strange: list[str] = []
     for name, value in values.items():
@@ -193,7 +179,7 @@ def step_of(values: Mapping[str, object]) -> LoggedStep | None:
 
 
 def number_of(value: object) -> float | None:
-    """A number, or a text that is one, NaN and infinity among them; None for all else, truth values too."""
+    """Return a number, also from a text, including NaN and infinity; None for anything else, including booleans."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
@@ -207,7 +193,7 @@ def number_of(value: object) -> float | None:
 
 
 def _pairs(inner: str) -> dict[str, object]:
-    """Names and values of a flat dictionary; empty if it is anything else."""
+    """Return names and values of a flat dictionary; empty if it is anything else."""
     found: dict[str, object] = {}
     at = 0
     while at < len(inner):
@@ -224,17 +210,15 @@ def _is_step(value: float) -> bool:
     return value.is_integer() and 0 <= value < MAX_STEP
 
 
-# The logged steps that were written, each once.
+# --- the file of logged steps, each written once
 
 MAX_BYTES = 64 * 2**20
-"""Some hundred thousand steps."""
+"""Holds some hundred thousand steps."""
 
 
 class Points:
-    """Appends points to a file; a step with the same figures, to four digits, is the same step, whoever tells it.
-
-    So a second training that gives the very same figures is not seen as a second one.
-    """
+    """Appends points to a file. Steps with the same figures, to four digits, count as the same step, whatever their source, so
+    a second training with identical figures is not recorded."""
 
     def __init__(self, path: Path) -> None:
         self._known: set[bytes] = set()
@@ -242,12 +226,12 @@ class Points:
             try:
                 self._known.add(_digest(_step(TrainingPoint.model_validate_json(line.text))))
             except ValidationError:
-                continue  # cut by a crash, or by a bound
+                continue  # cut by a crash or a limit
         self._lines = LineWriter(path, MAX_BYTES)
         self.left_out = 0
 
     def add(self, step: LoggedStep, source: str, now: Moment) -> None:
-        """Writes a step if it is new."""
+        """Write a step if it is new."""
         digest = _digest(step)
         if digest in self._known:
             return
@@ -258,7 +242,7 @@ class Points:
         self._lines.add(TrainingPoint.model_validate({**now.told(), "source": source, **step.fields()}))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._lines.close()
 
 
@@ -267,7 +251,6 @@ def _digest(step: LoggedStep) -> bytes:
 
 
 def _step(point: TrainingPoint) -> LoggedStep:
-    """The step that a point tells, by the fields' own names."""
     named = {
         name: getattr(point, name) for name in ("step", "epoch", "loss", "reward", "kl", "learning_rate", "grad_norm")
     }
@@ -275,31 +258,31 @@ def _step(point: TrainingPoint) -> LoggedStep:
     return LoggedStep({**figures, **point.more}, point.not_finite)
 
 
-# Follows a file that grows, a little at a time, and never far behind. It may be cut, replaced or 50 GB long.
+# --- a growing file, read in small pieces without falling far behind. It may be cut, replaced or 50 GB long.
 
 PIECE_BYTES = 256 * 2**10
-"""Read at once."""
+"""Size of one read."""
 
 MAX_BEHIND_BYTES = 64 * 2**20
 RESUME_BEHIND_BYTES = 8 * 2**20
-"""What is further behind goes on from here to the end; the bytes between are never read."""
+"""If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
 
 HEAD_BYTES = 256
-"""By which a file that was written anew, to at least its old length, is told from one that grew."""
+"""First bytes that distinguish a rewritten file from one that grew."""
 
 MAX_OPEN_BYTES = 16 * 2**10
-"""After an opening brace, that are waited for its closing one."""
+"""How far after an opening brace its closing one is waited for."""
 
 _LINE_END = re.compile(rb"[\r\n]")
 
 
 class FilePosition:
-    """How far a file has been read. Its descriptor is the caller's, opened anew for each look: an agent may remove the file.
+    """How far a file has been read. The caller opens it anew for each look, because an agent may remove the file.
 
     Attributes:
-        offset: all before is read.
-        size: as it was seen last.
-        skipped: bytes that were jumped over.
+        offset: everything before it was read.
+        size: size at the last look.
+        skipped: number of bytes that were skipped.
     """
 
     def __init__(self) -> None:
@@ -312,15 +295,15 @@ class FilePosition:
         self._resuming = False
 
     def is_other(self, status: os.stat_result) -> bool:
-        """Whether a file was written to since it was read, or is another one, or something of it is left."""
+        """Return whether the file is another one, was written to since it was read, or is not read to its end."""
         seen = (self._file, self._changed_ns, self.offset)
         return seen != ((status.st_dev, status.st_ino), status.st_mtime_ns, status.st_size)
 
     def read(self, fd: int, *, jump: bool = True) -> bytes:
-        """The next piece; empty at the end. A file that was cut, replaced or begun anew is read anew.
+        """Return the next piece; empty at the end. A file that was cut, replaced or rewritten is read from its start.
 
         Args:
-            jump: whether reading may go on nearer to the end.
+            jump: whether bytes may be skipped if reading is far behind.
         """
         info = os.fstat(fd)
         head = os.pread(fd, HEAD_BYTES, 0) if self._changed_ns != info.st_mtime_ns else self._head
@@ -334,11 +317,11 @@ class FilePosition:
         return os.pread(fd, PIECE_BYTES, self.offset)
 
     def lines(self, fd: int, *, rest: bool = False) -> bytes:
-        """The next whole lines, by newline or carriage return; a line longer than a piece is skipped. They don't end inside
-        braces: rich breaks a dictionary into several lines.
+        """Return the next whole lines, ended by newline or carriage return; a line longer than a piece is skipped. They don't
+        end inside braces, because rich breaks a dictionary into several lines.
 
         Args:
-            rest: also a last line that has no end yet.
+            rest: also return a last line without an end.
         """
         piece = self.read(fd)
         if not piece:
@@ -362,26 +345,26 @@ class FilePosition:
     def _before_open_brace(piece: bytes, begin: int, end: int) -> int:
         opening = piece.rfind(b"{", begin, end)
         waits = opening >= 0 and end - opening < MAX_OPEN_BYTES and b"}" not in piece[opening:end]
-        # With a whole piece behind the brace, waiting would never end.
+        # If the brace begins a full piece, waiting would never end.
         return opening if waits and (opening > 0 or len(piece) < PIECE_BYTES) else end
 
 
 LOOK_S = 2.0
 SLICE_S = 0.02
-"""1 % of a core while logs grow faster than they can be read; else much less."""
+"""1 % of a core while logs grow faster than they are read; otherwise much less."""
 
 CLOSE_S = 2.0
-"""For what is left when the agent has ended."""
+"""Limit for reading the rest after the agent's end."""
 
 MAX_STATE_BYTES = 32 * 2**20
-"""Of a trainer_state.json: some thirty thousand logged steps of GRPO."""
+"""Limit for a trainer_state.json: about thirty thousand logged steps of GRPO."""
 
 STATE_SHARE = 0.003
-"""Of a core, for those: each checkpoint has all steps before it again."""
+"""Share of a core for reading these: each checkpoint repeats all steps before it."""
 
 MAX_FILES = 10_000
 MAX_ACTIVE = 64
-"""Logs that are looked at each time. More wait for the next walk."""
+"""Logs that are read at each look; others wait for the next walk."""
 
 IDLE_S = 600.0
 GROWING_S = 10.0
@@ -390,11 +373,11 @@ EVENTS = "events.out.tfevents."
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson")
 SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent"}
 SKIPPED = {".git", "site-packages", "node_modules", "__pycache__", ".venv", "venv", "dist-packages", ".cache"}
-"""Folders whose files no training writes."""
+"""Folders in which no training writes logs."""
 
 
 def is_log(parts: Parts) -> bool:
-    """Whether a file of the workspace may be a training's log, by its name and place."""
+    """Return whether a file of the workspace may be a training log, by its name and place."""
     name = parts[-1]
     if parts[0] in SKIPPED_AT_TOP or not SKIPPED.isdisjoint(parts):
         return False
@@ -406,8 +389,8 @@ class Trainings:
 
     Args:
         sweep: finds the logs in its workspace.
-        path: where points go; those that stand there already are not written again.
-        events: where it is told, at the end, what was not read.
+        path: file for the points; points already in it are not written again.
+        events: file for the report, at the end, of what was not read.
     """
 
     name = "trainings"
@@ -431,7 +414,7 @@ class Trainings:
         sweep.visitors.append(self.found)
 
     def found(self, parts: Parts, status: os.stat_result) -> None:
-        """A file of the workspace, met on the walk. Called in the walk's thread."""
+        """Take a file of the workspace from the walk. Called in the walk's thread."""
         if status.st_size and is_log(parts):
             self._met.append((parts, status))
 
@@ -455,7 +438,8 @@ class Trainings:
             self._active[parts] = time.monotonic()
 
     def _makes_room(self) -> bool:
-        """Whether another log can be looked at each time; one that has not grown for a while waits for the next walk instead."""
+        """Return whether another log can be read at each look. One that has stopped growing makes room and waits for the next
+        walk."""
         if len(self._active) < MAX_ACTIVE:
             return True
         oldest = min(self._active, key=lambda parts: self._active[parts])
@@ -465,7 +449,7 @@ class Trainings:
         return True
 
     def look(self, now: Moment) -> None:
-        """Reads what is new, as far as SLICE_S reaches."""
+        """Read what is new, for SLICE_S at most."""
         deadline = time.monotonic() + SLICE_S
         self._take_met(deadline)
         self._read_all(now, deadline)
@@ -475,7 +459,7 @@ class Trainings:
             self._next_state = begun + (time.monotonic() - begun) / STATE_SHARE
 
     def close(self, now: Moment) -> None:
-        """Looks for logs a last time and reads the rest, last lines without an end too, as far as CLOSE_S reaches."""
+        """Search logs a last time and read the rest, including last lines without an end, for CLOSE_S at most."""
         deadline = time.monotonic() + CLOSE_S
         try:
             self.sweep.show(self.found, time.monotonic() + CLOSE_S / 3)
@@ -503,7 +487,7 @@ class Trainings:
         root_fd = os.open(self.workspace, DIR_FLAGS)
         try:
             for parts in list(self._active):
-                self._active.move_to_end(parts)  # whoever is cut short waits for its next turn
+                self._active.move_to_end(parts)  # a log that is cut short waits for its next turn
                 self._read_log(root_fd, parts, now, deadline, rest)
                 if time.monotonic() >= deadline:
                     return
@@ -556,7 +540,7 @@ class Trainings:
                 return
 
     def _gather(self, parts: Parts, step: int, values: dict[str, float], now: Moment) -> None:
-        """TensorBoard has one event a figure; those of one step, one after another, are one logged step."""
+        """Collect TensorBoard's events, which have one figure each; consecutive ones of the same step make one logged step."""
         for tag, value in values.items():
             split, _, name = tag.partition("/")
             name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
@@ -575,7 +559,7 @@ class Trainings:
             self.points.add(step, _source(parts), now)
 
     def _read_states(self, now: Moment, deadline: float) -> None:
-        """One at least, if there is one."""
+        """Read changed trainer_state.json files until the deadline, at least one."""
         if not self._changed:
             return
         root_fd = os.open(self.workspace, DIR_FLAGS)
@@ -601,7 +585,7 @@ class Trainings:
         try:
             state = json.loads(data)
         except (ValueError, RecursionError):
-            self._states.pop(parts, None)  # half written, most likely: again on the next walk
+            self._states.pop(parts, None)  # probably half-written: read again on the next walk
             return []
         history = state.get("log_history") if isinstance(state, dict) else None
         entries = history if isinstance(history, list) else []
@@ -609,7 +593,7 @@ class Trainings:
 
 
 def _is_eval(name: str, gathered: dict[str, float]) -> bool:
-    """Whether a figure of an evaluation comes after those of training at the same step, or the other way round."""
+    """Return whether a figure of an evaluation follows those of training at the same step, or the reverse."""
     others = gathered.keys() - {"step", "epoch"}
     return name != "epoch" and any(other.startswith("eval_") is not name.startswith("eval_") for other in others)
 
@@ -625,23 +609,21 @@ def _source(parts: Parts) -> str:
     return cut(printable("/".join(parts)), 300)
 
 
-# When the agent wrote what: stamps of its log's size. The agent writes into the log itself, so nothing stands in its way.
+# --- times of the agent's output: stamps of its log's size. The agent writes to the log directly, so nothing slows it.
 
 STAMP_S = 0.5
-"""Resolution of the stamps. People and reports ask for seconds."""
+"""Resolution of the stamps; reports need seconds."""
 
 RESOLUTIONS = ((8 * 2**20, STAMP_S), (12 * 2**20, 2.0), (16 * 2**20, 30.0))
-"""(size of the file of stamps, seconds between two below it). Output without a pause is stamped for about 24 hours by LOOK_S,
-for 48 more every 2 s, for 700 more every 30 s; then no more."""
+"""(size limit of the stamp file, seconds between stamps below it). Continuous output is stamped for about 24 hours every
+STAMP_S, for 48 more every 2 s, for 700 more every 30 s, and then no more."""
 
 TAIL_BYTES = 4096
 
 
 class OutputStamps:
-    """Appends `<byte> <elapsed_s> <at>` whenever the log's size has changed: up to this byte it was written by then.
-
-    A byte smaller than that of the line before says that the log was truncated: who holds its descriptor can do that.
-    """
+    """Appends `<byte> <elapsed_s> <at>` when the log's size has changed: the log was written up to this byte by then. A byte
+    smaller than that of the line before means that the log was truncated, which any process with its descriptor can do."""
 
     name = "output"
 
@@ -654,7 +636,7 @@ class OutputStamps:
         self._last = self._mend()
 
     def look(self, now: Moment) -> None:
-        """Writes a stamp if the log's size has changed."""
+        """Write a stamp if the log's size has changed."""
         try:
             info = os.stat(self.log, follow_symlinks=False)
         except FileNotFoundError:
@@ -669,7 +651,7 @@ class OutputStamps:
         self._last = info.st_size
 
     def close(self, now: Moment) -> None:
-        """The last stamp."""
+        """Write the last stamp."""
         try:
             self.look(now)
         finally:
@@ -680,7 +662,7 @@ class OutputStamps:
         self._written += len(line)
 
     def _mend(self) -> int:
-        """Ends a line that an earlier recorder left half written; returns the size that its last stamp names."""
+        """End a line that an earlier recorder left half-written. Return the size in its last stamp."""
         tail = os.pread(self._fd, TAIL_BYTES, max(0, self._written - TAIL_BYTES))
         if tail and not tail.endswith(b"\n"):
             self._write(b"\n")

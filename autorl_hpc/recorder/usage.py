@@ -1,4 +1,4 @@
-"""What the agent's processes use, every few seconds: CPU, memory, processes, disk, GPUs."""
+"""Sample what the agent's processes use: `Sweep` (disk), `UsageSampler` (CPU, memory, processes) and `NvmlGpus`."""
 
 from __future__ import annotations
 
@@ -18,47 +18,46 @@ from autorl_hpc.recorder.process_table import ProcessTable
 from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.recorded import GpuSample, UsageSample
 
-# Walks the workspace again and again, a little at a time: for its size on the disk, and for those who look for files in it.
-#
-# One walk serves all. A look takes the same slice of CPU time however large the workspace is; a larger one takes more looks.
+# --- the walk over the workspace, in small slices: for its disk use, and for watches that search files in it.
+# One walk serves all. A look takes the same CPU time however large the workspace is; a larger one takes more looks.
 
 SWEEP_S = 1.0
 SLICE_S = 0.005
-"""CPU seconds of one look at most: half a percent of a core while a walk lasts."""
+"""CPU seconds of one look: half a percent of a core while a walk lasts."""
 
 PAUSE_S = 10.0
 """From the end of one walk to the start of the next."""
 
 TICK = 32
-"""Entries between two looks at the clock."""
+"""Entries between two checks of the clock."""
 
 FOLDER_AT_ONCE = 2000
-"""Entries of one folder before others have their turn: a folder of a million must not hide its neighbours."""
+"""Entries of one folder before others have their turn, so that a folder with a million entries doesn't delay the others."""
 
 MAX_OPEN = 32
-"""Folders half walked, each with a descriptor."""
+"""Limit of half-read folders, each with a descriptor."""
 
 MAX_WAITING = 200_000
-"""Folders that are still to be walked; beyond, some are left out and the size is not known."""
+"""Limit of folders still to be walked; beyond it some are skipped and the size is unknown."""
 
 MAX_DEPTH = 64
 MAX_LINKED = 200_000
-"""Files with several names that are told apart."""
+"""Limit of files with several names that are counted once."""
 
 CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
-"""Why a walk leaves something out; then the size is not known."""
+"""Why a walk skips something; the size is then unknown."""
 
 Parts = tuple[str, ...]
 Visitor = Callable[[Parts, os.stat_result], None]
 
 
 class Sweep:
-    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any."""
+    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any thread."""
 
     name = "workspace"
 
     def __init__(self, workspace: Path, events: Path | None = None) -> None:
-        """`events`: where it is told what a walk left out."""
+        """Prepare the walk; `events` is the file in which skipped folders are reported."""
         self.workspace = workspace
         self._events = events
         self.every_s = SWEEP_S
@@ -70,19 +69,19 @@ class Sweep:
         self._steps: Iterator[None] | None = None
 
     def look(self, now: Moment) -> None:
-        """Walks on, for SLICE_S at most."""
-        steps, self._steps = self._steps or self._walk(), None  # after an error the next look begins anew
+        """Continue the walk for SLICE_S at most."""
+        steps, self._steps = self._steps or self._walk(), None  # after an error the next look starts again
         until_s = time.thread_time() + SLICE_S
         self.every_s = PAUSE_S
         if not all(time.thread_time() < until_s for _ in steps):
             self._steps, self.every_s = steps, SWEEP_S
 
     def close(self, now: Moment) -> None:
-        """Lets go. A last whole walk could take long."""
+        """End without a last walk, which could take long."""
         self._steps = None
 
     def show(self, visitor: Visitor, deadline: float) -> None:
-        """Shows what lies in the workspace now to one visitor, in the caller's thread, as far as the time reaches. Raises OSError."""
+        """Show the workspace's current files to one visitor, in the caller's thread, until the deadline. Raises OSError."""
         walk = _Walk(self.workspace, [visitor])
         try:
             for _ in walk.steps():
@@ -92,7 +91,7 @@ class Sweep:
             walk.close()
 
     def _walk(self) -> Iterator[None]:
-        """Raises OSError if the workspace itself can't be opened."""
+        """Walk once. Raises OSError if the workspace itself can't be opened."""
         walk = _Walk(self.workspace, self.visitors)
         try:
             yield from walk.steps()
@@ -103,7 +102,7 @@ class Sweep:
         self._tell(walk.left_out)
 
     def _tell(self, left_out: dict[str, int]) -> None:
-        """Each reason is told once: a run walks its workspace thousands of times."""
+        """Report each reason once, because a run walks its workspace thousands of times."""
         if self._events is None or self._told.issuperset(left_out):
             return
         self._told |= set(left_out)
@@ -111,7 +110,7 @@ class Sweep:
 
 
 class _Walk:
-    """One walk, in breadth: what lies near the top is seen first."""
+    """One breadth-first walk: files near the top come first."""
 
     def __init__(self, workspace: Path, visitors: list[Visitor]) -> None:
         self.root_fd = os.open(workspace, DIR_FLAGS)
@@ -125,21 +124,21 @@ class _Walk:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing was left out."""
+        """Return whether nothing was skipped."""
         return not self.left_out
 
     def _leave_out(self, why: str) -> None:
         self.left_out[why] = self.left_out.get(why, 0) + 1
 
     def close(self) -> None:
-        """Closes all folders."""
+        """Close all folders."""
         for _, fd, entries in self._open:
             entries.close()
             os.close(fd)
         os.close(self.root_fd)
 
     def steps(self) -> Iterator[None]:
-        """Yields every few entries."""
+        """Yield after every few entries."""
         while self._waiting or self._open:
             if self._waiting and len(self._open) < MAX_OPEN:
                 self._enter(self._waiting.popleft())
@@ -152,7 +151,7 @@ class _Walk:
         except FileNotFoundError:
             return
         except OSError:
-            self._leave_out(CLOSED)  # by its owner, or a link by now
+            self._leave_out(CLOSED)  # closed by its owner, or replaced by a link
             return
         try:
             self._open.append((parts, fd, os.scandir(fd)))
@@ -161,7 +160,7 @@ class _Walk:
             self._leave_out(CLOSED)
 
     def _go_on(self, parts: Parts, fd: int, entries: Any) -> Iterator[None]:
-        self._open.appendleft((parts, fd, entries))  # where `close` finds it
+        self._open.appendleft((parts, fd, entries))  # so that `close` finds it
         try:
             for number in range(1, FOLDER_AT_ONCE + 1):
                 entry = next(entries, None)
@@ -212,32 +211,31 @@ class _Walk:
 LOOK_S = 5.0
 LATER_LOOK_S = 60.0
 MAX_BYTES = 64 * 2**20
-"""Of usage.jsonl; from half of it on, samples come every LATER_LOOK_S. One with eight GPUs has about 1,300 bytes: a day and a half
-by LOOK_S, and two weeks more."""
+"""Limit of usage.jsonl; from half of it on, samples come every LATER_LOOK_S. A sample with eight GPUs has about 1,300 bytes,
+so this is a day and a half every LOOK_S, and two weeks more."""
 
 TABLE_PATIENCE_S = 1.0
-"""A table of processes younger than this serves."""
+"""A process table younger than this is not updated."""
 
 MEMORY_SHARE = 0.0005
-"""Of a core. What processes share is counted once, which costs a millisecond for each large one; measured less often then, and the
-last figure stands between."""
+"""Share of a core. Counting shared memory once costs a millisecond per large process; in between, the last value is repeated."""
 
 LATEST_MEMORY_S = 60.0
 
 
 class Gpus(Protocol):
-    """Who measures GPUs."""
+    """Measures GPUs."""
 
     def samples(self) -> tuple[GpuSample, ...] | None:
-        """One sample a GPU that the agent may use, since the last call. None: nobody knows yet, or can."""
+        """Return one sample per GPU that the agent may use, for the time since the last call; None if nothing is known yet."""
         ...
 
     def trouble(self) -> str | None:
-        """What went wrong; each trouble is told once."""
+        """Return a failure, each once; None if there is none."""
         ...
 
     def close(self) -> None:
-        """Lets go."""
+        """Stop measuring."""
         ...
 
 
@@ -245,8 +243,8 @@ class UsageSampler:
     """Writes a `UsageSample` every LOOK_S.
 
     Args:
-        table: of the agent's processes; looked at by `Processes`, and here if that is late.
-        sweep: which knows the workspace's size on the disk, as of the last walk that is done.
+        table: the agent's processes; updated by `Processes`, and here if that is late.
+        sweep: provides the workspace's disk use as of the last complete walk.
     """
 
     name = "usage"
@@ -261,7 +259,7 @@ class UsageSampler:
         self._next_memory = 0.0
 
     def look(self, now: Moment) -> None:
-        """Writes one sample; raises RuntimeError, after that, if a GPU could not be measured."""
+        """Write one sample. Then raises RuntimeError if a GPU could not be measured."""
         self._sample(now)
         if self._lines.size > MAX_BYTES // 2:
             self.every_s = LATER_LOOK_S
@@ -269,7 +267,7 @@ class UsageSampler:
             raise RuntimeError(trouble)
 
     def close(self, now: Moment) -> None:
-        """The last sample."""
+        """Write the last sample."""
         try:
             self._sample(now, patience_s=0.0)
         finally:
@@ -309,23 +307,22 @@ class UsageSampler:
         return self._memory
 
 
-# What the GPUs do that the agent may use, by NVML. Measured in a thread of its own: a driver in trouble answers late or never.
-#
-# NVML numbers the GPUs that this process may open, in PCI order; so does CUDA with equal GPUs, and with CUDA_DEVICE_ORDER=PCI_BUS_ID
-# else.
+# --- GPUs that the agent may use, by NVML, in their own thread, because a faulty driver answers late or never.
+# NVML numbers the GPUs that this process may open in PCI order; so does CUDA if all are equal, or with
+# CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
 MEASURE_S = 2.5
-"""NVML keeps some ten seconds of samples: two measurements in one of `Usage`."""
+"""NVML stores about ten seconds of samples; this gives two measurements per sample of `UsageSampler`."""
 
 LATE_S = 15.0
-"""Older figures are not told any more."""
+"""Older figures are not reported."""
 
 
 class NvmlGpus:
-    """Measures GPUs until it is closed; no NVIDIA driver, or no GPU for the agent, is an empty tuple.
+    """Measures GPUs until it is closed. Without an NVIDIA driver or a GPU for the agent, samples are an empty tuple.
 
     Args:
-        environment: of the agent: CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...), else SLURM_JOB_GPUS of the job.
+        environment: the agent's: CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...), or else SLURM_JOB_GPUS of the job.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -341,10 +338,8 @@ class NvmlGpus:
         self._thread.start()
 
     def samples(self) -> tuple[GpuSample, ...] | None:
-        """The newest figures; use is the mean since the last call. Null where NVML can't tell, or is late.
-
-        Empty: there is no GPU. None: nobody knows yet, or can.
-        """
+        """Return the newest samples; their use is the mean since the last call. Fields are null if NVML can't provide them or
+        is late. Empty if there is no GPU; None if nothing is known yet."""
         with self._lock:
             busy, self._busy = self._busy, {}
             latest = self._latest
@@ -357,12 +352,12 @@ class NvmlGpus:
         return tuple(gpu.model_copy(update={"used_share": _mean(busy.get(gpu.uuid, []))}) for gpu in latest)
 
     def trouble(self) -> str | None:
-        """The next thing that went wrong; each is told once."""
+        """Return the next failure, each once; None if there is none."""
         with self._lock:
             return self._troubles.pop(0) if self._troubles else None
 
     def close(self) -> None:
-        """Ends the thread; one that hangs in the driver is left behind."""
+        """End the thread; one that hangs in the driver is abandoned."""
         self._closing.set()
         self._thread.join(timeout=1.0)
 
@@ -397,7 +392,7 @@ class NvmlGpus:
                         del self._busy[sample.uuid][:-1000]
                 if not readers or self._closing.wait(MEASURE_S):
                     return
-        except Exception as error:  # NVML's library is a C library's: whatever it raises, the other figures go on
+        except Exception as error:  # NVML is a C library: whatever it raises, the other figures must go on
             self._say(f"GPUs can't be measured: {error}")
         finally:
             try:
@@ -417,11 +412,9 @@ class Device:
 
 
 def chosen(devices: list[Device], environment: Mapping[str, str]) -> list[Device]:
-    """The devices that CUDA would show under this environment.
-
-    A name may be the beginning of an identifier. As CUDA does, the list ends at the first entry that names no device. With no
-    CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS counts all of the node's GPUs: it chooses only where more can be seen than it names.
-    """
+    """Return the devices that CUDA would show in this environment. A name may be the beginning of an identifier. As in CUDA,
+    the list ends at the first entry that names no device. Without CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS, which numbers all
+    of the node's GPUs, is used only if more are visible than it names."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     whole = [device for device in devices if not device.is_slice]
     if named is None:
@@ -449,7 +442,7 @@ def _all_devices(nvml: Any) -> list[Device]:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(handle)), handle))
         except nvml.NVMLError:
-            continue  # one that this process may not open
+            continue  # this process may not open it
         found += _slices(nvml, index, handle)
     return found
 
@@ -471,7 +464,7 @@ def _slices(nvml: Any, index: int, handle: Any) -> list[Device]:
 
 
 class _Reader:
-    """Reads one device; what it can't tell is null, and a real failure is said."""
+    """Reads one device. What the device can't provide is null; real failures are reported."""
 
     def __init__(self, nvml: Any, device: Device, say: Any) -> None:
         self.nvml = nvml
@@ -481,7 +474,7 @@ class _Reader:
         self._seen_us = 0
 
     def read(self) -> tuple[GpuSample, list[float]]:
-        """(sample, shares of time with a kernel since the last reading, by NVML's own short periods)."""
+        """Return (sample, shares of time with a kernel running since the last reading, one per short period of NVML)."""
         memory, power_mw = self._memory(), None if self.device.is_slice else self._ask("nvmlDeviceGetPowerUsage")
         sample = GpuSample(
             index=self.device.index,
@@ -494,13 +487,13 @@ class _Reader:
         return sample, self._busy()
 
     def _memory(self) -> tuple[int | None, int | None]:
-        # The second version tells the driver's own share apart; it isn't the agent's.
+        # The second version excludes the driver's own memory, which isn't the agent's.
         info = self._ask("nvmlDeviceGetMemoryInfo", getattr(self.nvml, "nvmlMemory_v2", None))
         info = info if info is not None else self._ask("nvmlDeviceGetMemoryInfo")
         return (None, None) if info is None else (int(info.used), int(info.total))
 
     def _busy(self) -> list[float]:
-        """NVML has no use of MIG slices."""
+        """Return shares of busy time since the last call; empty for MIG slices, for which NVML has none."""
         if self.device.is_slice:
             return []
         try:
@@ -510,10 +503,10 @@ class _Reader:
             fresh = [sample for sample in samples if sample.timeStamp > self._seen_us]
             if fresh:
                 first, self._seen_us = self._seen_us == 0, max(sample.timeStamp for sample in fresh)
-                # At first NVML gives what it kept from before the agent began.
+                # The first call also returns samples from before the agent began.
                 return [_share(sample.sampleValue.uiVal) for sample in (fresh[-1:] if first else fresh)]
         except (self.nvml.NVMLError, AttributeError):
-            pass  # not every GPU keeps samples
+            pass  # not every GPU stores samples
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         return [] if rates is None else [_share(rates.gpu)]
 
@@ -527,7 +520,7 @@ class _Reader:
 
 
 def _no_gpu_here(error: Exception) -> bool:
-    """Whether NVML says that there is no driver or no library; anything else is a trouble."""
+    """Return whether NVML reports that there is no driver or no library; other errors are failures."""
     value = getattr(error, "value", None)
     return isinstance(error, ImportError) or value in (9, 12)  # DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 

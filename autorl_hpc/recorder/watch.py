@@ -1,4 +1,4 @@
-"""What the parts of the recorder have in common: a moment, a watch that looks again and again, and lines in a file."""
+"""Hold what the recorder's parts share: `Moment`, the protocol `Watch`, `LineWriter` for JSON lines, and `RecorderJob`."""
 
 from __future__ import annotations
 
@@ -14,41 +14,39 @@ from autorl_hpc.records.recorded import Seen
 
 @dataclass(frozen=True)
 class Moment:
-    """Now, as records tell it."""
+    """The current time, as records hold it."""
 
     elapsed_s: float
     at: str
     attempt: int
 
     def told(self) -> dict[str, float | str | int]:
-        """The fields of `Seen`."""
+        """Return the fields of `Seen`."""
         return {"elapsed_s": self.elapsed_s, "at": self.at, "attempt": self.attempt}
 
 
 class Watch(Protocol):
-    """One thing that is looked at every few seconds. What it raises is recorded, and it is looked at again later.
-
-    Each watch is made and looked at in a thread of its own: what two of them share must bear that.
-    """
+    """Something that is looked at every few seconds. Its exceptions are recorded, and it is looked at again later. Each watch
+    is created and used in its own thread, so what two of them share must be thread-safe."""
 
     name: str
     every_s: float
-    """Seconds between two looks; read after each, so that a watch may change its pace."""
+    """Seconds between two looks; read after each look, so a watch may change it."""
 
     def look(self, now: Moment) -> None:
-        """Looks once. Must not take long: the end of the recorder waits for it, three seconds at most."""
+        """Look once. It must be fast: the end of the recorder waits for it, three seconds at most."""
         ...
 
     def close(self, now: Moment) -> None:
-        """The agent has ended: looks a last time and lets go."""
+        """Look a last time after the agent's end, and release resources."""
         ...
 
 
 class LineWriter:
-    """Appends records to a file, one JSON object a line; a line is whole or, after a crash, the last one is cut.
+    """Appends records to a file, one JSON object per line. After a crash only the last line may be cut.
 
     Args:
-        max_bytes: beyond it nothing is written any more, and `full` says so: an agent must not fill the disk through us.
+        max_bytes: at this size writing stops and `full` is set, so that an agent can't fill the disk through the recorder.
     """
 
     def __init__(self, path: Path, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -60,7 +58,7 @@ class LineWriter:
         self._size = os.fstat(self._fd).st_size
 
     def add(self, *records: Seen) -> None:
-        """Appends records; OSError is the caller's to survive."""
+        """Append records. Raises OSError, which the caller must handle."""
         data = b"".join(r.model_dump_json(exclude_defaults=True).encode() + b"\n" for r in records)
         if not data or self.full:
             return
@@ -72,27 +70,27 @@ class LineWriter:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the file's size in bytes."""
         return self._size
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         os.close(self._fd)
 
 
-# What the recorder is told when it is started: one JSON line of the supervisor's.
+# --- the job: one JSON line that the supervisor sends when it starts the recorder
 
 
 @dataclass(frozen=True)
 class RecorderJob:
-    """One attempt, as its recorder sees it.
+    """One attempt as its recorder needs it.
 
     Attributes:
-        mark: what the environment of the agent's processes holds, see `supervise.processes`.
-        elapsed_s, told_at_s: budget used when the recorder is started, and then the host's monotonic clock.
-        suspension_s: a longer gap between two ticks was a suspension, which doesn't count.
-        trace_format: what the agent's own trace is written in, as agent.yaml says; None: it doesn't.
-        laid: names at the top of the workspace that the suite lays: they are not the agent's.
+        mark: text in the environment of the agent's processes.
+        elapsed_s, told_at_s: budget used at the recorder's start, and the host's monotonic clock at that time.
+        suspension_s: a longer gap between two ticks is a suspension, which doesn't count.
+        trace_format: format of the agent's trace from agent.yaml; None if not given.
+        laid: names at the top of the workspace that the suite creates, not the agent.
     """
 
     run: RunDir
@@ -108,7 +106,7 @@ class RecorderJob:
     laid: frozenset[str] = frozenset()
 
     def line(self) -> bytes:
-        """As it is told."""
+        """Return it as a JSON line."""
         value: dict[str, Any] = {**asdict(self), "run": str(self.run.path), "laid": sorted(self.laid)}
         return (
             json.dumps({**value, "workspace": str(self.workspace), "agent_log": str(self.agent_log)}).encode() + b"\n"
@@ -116,7 +114,7 @@ class RecorderJob:
 
     @classmethod
     def told(cls, line: bytes) -> RecorderJob:
-        """From that line. Raises ValueError, KeyError, TypeError."""
+        """Parse that line. Raises ValueError, KeyError, TypeError."""
         value = json.loads(line)
         return cls(
             **{

@@ -1,1 +1,1 @@
-"""The trusted side of an agent job: workspace, clock, agent process, intake, bridge."""
+"""Trusted side of an agent job: workspace, clock, agent process, intake, bridge."""

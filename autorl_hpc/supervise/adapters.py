@@ -1,8 +1,7 @@
-"""A submitted LoRA adapter, checked by its headers and opened.
+"""Check a submitted LoRA adapter by its headers, open it, and merge it into the base model: W + (B @ A) * scale.
 
-transformers loads the base that an adapter names, from the working directory first. Here the factors are added to the
-staged, pinned base model and to nothing else (merging.py). Layout: peft's `save_pretrained`, tensors `base_model.model.<module>.lora_A.weight` (rank, in) and
-`.lora_B.weight` (out, rank).
+transformers would load the base model that an adapter names. Here the factors are added only to the staged, pinned one.
+Tensors as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank).
 """
 
 from __future__ import annotations
@@ -28,24 +27,23 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float32]
     Bits = npt.NDArray[np.uint32]
 
-# adapter_config.json of a LoRA adapter: by what its factors are multiplied. Whatever asks for more than that is refused.
-#
-# The fields are those of peft's LoraConfig (0.18 to 0.21). Nothing in them is followed: `base_model_name_or_path`, `revision`
-# and `auto_mapping` are never looked at. A field that this module doesn't know must be empty: what it would change is unknown.
+# --- adapter_config.json: rank and scale. Fields are those of peft's LoraConfig (0.18 to 0.21).
+# `base_model_name_or_path`, `revision` and `auto_mapping` are ignored. Other fields must be empty, since their effect is
+# unknown.
 
 ADAPTER_CONFIG = "adapter_config.json"
 
 MERGE_YOURSELF = "merge it yourself: `model.merge_and_unload().save_pretrained(DIR)`, and submit that folder"
 
 MAX_RANK = 1024
-"""Beyond it an adapter is no smaller than full weights, and merging costs more than training did."""
+"""An adapter of a higher rank is no smaller than full weights, and merging it costs more than the training did."""
 
 MAX_ALPHA = 1e9
-"""So that every scale is a finite fp32."""
+"""Keeps every scale a finite fp32 value."""
 
 HARMLESS_STARTS = ("gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights`, beside true and false, that leave the base's weights as they are. pissa, olora, corda,
-loftq and lora_ga change them, and the adapter's factors are meant for the changed ones."""
+"""Values of `init_lora_weights`, besides true and false, that leave the base weights unchanged. pissa, olora, corda, loftq
+and lora_ga change the base weights, so their factors don't fit the staged base model."""
 
 NOT_READ = frozenset(
     [
@@ -65,7 +63,7 @@ NOT_READ = frozenset(
         "task_type",
     ]
 )
-"""Fields that change nothing in what is added to the base: which layers have factors, the tensors themselves say."""
+"""Fields that don't change the merged weights. The tensors themselves show which layers have factors."""
 
 READ = frozenset(
     [
@@ -82,15 +80,15 @@ READ = frozenset(
 )
 
 PLAIN_PATTERN = re.compile(r"\^?[A-Za-z0-9_.-]{1,200}")
-"""Names of modules, as peft writes them into `rank_pattern` and `alpha_pattern`. Other regular expressions are not run: one of
-an agent's could take for ever."""
+"""Module names, as peft writes them into `rank_pattern` and `alpha_pattern`. Other expressions are not run: one may run
+forever."""
 
 
 @dataclass(frozen=True)
 class _Pattern:
-    """One key of rank_pattern or alpha_pattern: matches as peft's `get_pattern_key` does."""
+    """One key of rank_pattern or alpha_pattern, matched as peft's `get_pattern_key` does."""
 
-    last: str  # what a matching name must end with: spares the regular expression most names
+    last: str  # a matching name must end with this; it is checked first, because the regular expression is slow
     regex: re.Pattern[str]
     value: float
 
@@ -105,7 +103,7 @@ class _Pattern:
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """What is left of a config that only adds scale * B @ A to some weights."""
+    """Settings of a plain LoRA adapter, which only adds scale * B @ A to some weights."""
 
     rank: int
     alpha: float
@@ -115,16 +113,16 @@ class LoraSettings:
     targets: frozenset[str] | None
 
     def rank_of(self, module: str) -> int:
-        """The rank that the config gives to a module."""
+        """Return the rank that the config gives to a module."""
         return int(_first(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What B @ A of a module is multiplied by: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
+        """Return the factor of B @ A for a module: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
         rank = self.rank_of(module)
         return _first(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
     def targets_module(self, module: str) -> bool:
-        """Whether peft would give this module an adapter; a `target_modules` that is a pattern is not run."""
+        """Return whether peft would give this module an adapter; True if `target_modules` is a pattern, which is not run."""
         if self.targets is None:
             return True
         parts = module.split(".")
@@ -132,13 +130,13 @@ class LoraSettings:
 
 
 def read_settings(config: Mapping[str, Any], max_patterns: int) -> LoraSettings:
-    """The settings of a plain LoRA adapter.
+    """Read the settings of a plain LoRA adapter.
 
     Args:
-        max_patterns: of `rank_pattern` and `alpha_pattern` each; more than the base has tensors say nothing new.
+        max_patterns: limit for the keys of `rank_pattern` and `alpha_pattern` each: the base model's number of tensors.
 
     Raises:
-        Refused: a field is no such thing (`adapter_config`), or asks for more than plain LoRA (`adapter_unsupported`).
+        Refused: a field has a wrong value (`adapter_config`), or asks for more than plain LoRA (`adapter_unsupported`).
     """
     if config.get("peft_type") != "LORA":
         raise _unsupported("peft_type", config.get("peft_type"), "only LORA is merged")
@@ -163,7 +161,7 @@ def read_settings(config: Mapping[str, Any], max_patterns: int) -> LoraSettings:
 
 
 def _refuse_more(config: Mapping[str, Any]) -> None:
-    """DoRA, biases, further modules, tokens, replicated layers, variants, and what later versions of peft may add."""
+    """Refuse DoRA, biases, more modules or tokens, replicated layers, other variants, and fields of later versions of peft."""
     for field in sorted(set(config) - READ - NOT_READ):
         value = config[field]
         if value is not None and value is not False and value not in ("", [], {}):
@@ -177,9 +175,7 @@ def _rank(field: str, value: Any) -> int:
 
 
 def _alpha(field: str, value: Any) -> float:
-    if (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_ALPHA
-    ):  # NaN isn't either
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_ALPHA:  # NaN too
         raise _wrong(field, value, f"a number of at most {MAX_ALPHA:.0e}")
     return float(value)
 
@@ -220,7 +216,7 @@ def _wrong(field: str, value: Any, needed: str) -> Refused:
 
 
 def _short(value: Any) -> str:
-    """A hostile number may be too long to be printed at all."""
+    """Format a value for a message; a hostile integer may be too long for repr."""
     return "a huge number" if isinstance(value, int) and value.bit_length() > 300 else repr(value)[:100]
 
 
@@ -230,12 +226,12 @@ ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE})
 FACTOR = re.compile(r"base_model\.model\.(?P<module>[^\n]+)\.lora_(?P<side>[AB])\.weight")
 
 TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt"})
-"""Architectures whose layers store weights as (in, out): peft merges them by `fan_in_fan_out`, which is not supported."""
+"""Architectures whose layers store weights as (in, out); merging these needs `fan_in_fan_out`, which is not supported."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """scale * B @ A, of A (rank, in) and B (out, rank)."""
+    """The change scale * B @ A of one weight, with A (rank, in) and B (out, rank)."""
 
     a: TensorSpec
     b: TensorSpec
@@ -244,23 +240,23 @@ class Delta:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An open adapter that fits the base: what it adds, by the name of the base's tensor."""
+    """An open adapter that fits the base model. `deltas` is keyed by the base model's tensor names."""
 
     fd: int
     deltas: dict[str, Delta]
 
     @property
     def rank(self) -> int:
-        """The largest rank in it."""
+        """Return the largest rank of any layer."""
         return max(delta.a.shape[0] for delta in self.deltas.values())
 
     def as_record(self) -> MergedAdapter:
-        """What the ledger keeps of it."""
+        """Return what the ledger records about the adapter."""
         return MergedAdapter(rank=self.rank, tensors=len(self.deltas))
 
 
 def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> Adapter:
-    """Checks an adapter against the base model, from its config and header.
+    """Check an adapter's config and header against the base model.
 
     Raises:
         Refused: with a code, the file and field, and advice.
@@ -328,7 +324,7 @@ def _no_factor(name: str) -> Refused:
     what = f"tensor {name[:150]!r} is no lora_A or lora_B of a linear layer"
     if ".lora_" in name or not name.endswith(".weight"):
         return _names(what)
-    # peft adds whole embeddings by itself where one is trained on, or the vocabulary was changed.
+    # peft saves whole embeddings by itself if they were trained or the vocabulary was resized.
     advice = f"save the adapter with `save_pretrained(DIR, save_embedding_layers=False)` if only lora_A and lora_B were trained; else {MERGE_YOURSELF}"
     return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", advice)
 
@@ -337,10 +333,9 @@ def _names(what: str) -> Refused:
     return Refused("adapter_names", f"{ADAPTER_WEIGHTS}: {what}", MERGE_YOURSELF)
 
 
-# numpy's BLAS with one thread: merging has threads of its own, and BLAS's would wait for each other on busy cores.
-#
-# Measured on two cores with others at work on them: an adapter of rank 16 on 48 matrices of (101, 1024) was taken in within 3.1 s
-# with BLAS's own threads, and within 0.3 s without.
+# --- one BLAS thread: merging runs several threads itself, and BLAS threads would compete with them for busy cores.
+# Measured on two busy cores, an adapter of rank 16 on 48 matrices of (101, 1024): intake took 3.1 s, and 0.3 s with one
+# thread.
 
 SETTERS = (
     "scipy_openblas_set_num_threads64_",  # numpy's wheels
@@ -353,7 +348,7 @@ SETTERS = (
 
 @functools.cache
 def use_one_thread() -> bool:
-    """Sets it for this process; False if no library that is loaded can be told so (the results are the same)."""
+    """Set BLAS to one thread for this process. Return False if no loaded library has the setting; results are the same."""
     import numpy  # noqa: F401  loads the library
 
     try:
@@ -376,19 +371,17 @@ def use_one_thread() -> bool:
     return found
 
 
-# The sum of a base weight and a LoRA adapter, a block of rows at a time: W + (B @ A) * scale, as in peft's merge.
-#
-# Computed in fp32 and rounded to nearest even to the base's dtype.
+# --- merge of base weights and LoRA factors by blocks of rows, in fp32, rounded to nearest even as peft does
 
 BLOCK_VALUES = 256 * 1024
-"""1 MiB in fp32: the steps of one block find it in the cache."""
+"""1 MiB in fp32, so that a block stays in the CPU cache."""
 
 
 class Merge:
-    """Adds one delta to the rows of a base weight. Holds A in fp32; B is read by blocks of rows."""
+    """Adds one delta to the rows of a base weight. Holds A in fp32 and reads B by blocks of rows."""
 
     def __init__(self, adapter: Adapter, target: TensorSpec) -> None:
-        """Reads A.
+        """Read A.
 
         Args:
             target: the base model's tensor, (out, in).
@@ -409,14 +402,14 @@ class Merge:
         self._spare = np.empty((self.block, columns), np.uint32)
 
     def add_to(self, raw: memoryview, first: int) -> None:
-        """Adds the adapter to some rows, in place.
+        """Add the adapter to some rows, in place.
 
         Args:
-            raw: the base's bytes of whole rows, in the base's dtype; writable.
-            first: number of the first of them.
+            raw: writable bytes of whole rows, in the base model's dtype.
+            first: index of the first of these rows.
 
         Raises:
-            Refused: B, or the sum, holds NaN or Inf; or the adapter's file became shorter.
+            Refused: B or the sum holds NaN or Inf, or the adapter's file became shorter.
             OSError: the file system failed.
         """
         import numpy as np
@@ -435,11 +428,10 @@ class Merge:
                 if not np.isfinite(total).all():
                     raise _not_finite(f"{self.target.name} with the adapter added")
                 stored = narrow(total, self.target.dtype, spare)
-            # Where nothing is added the bytes stay: -0.0 + 0.0 would be 0.0, and an untrained adapter not the base model.
+            # Copy only values that change: -0.0 + 0.0 is 0.0, and an untrained adapter must give the base model's bytes.
             np.copyto(part, stored, where=change != 0, casting="unsafe")
 
     def _factor(self, tensor: TensorSpec, first: int, count: int) -> Matrix:
-        """Rows of A or B in fp32."""
         import numpy as np
 
         row = tensor.shape[1] * ITEM_BYTES[tensor.dtype]
@@ -469,7 +461,7 @@ def _not_finite(name: str) -> Refused:
 
 
 def widen(stored: npt.NDArray[Any], dtype: str, into: Matrix) -> None:
-    """Writes values of a safetensors dtype (F32, F16; BF16 as uint16) as fp32; exact."""
+    """Convert values of a safetensors dtype (F32, F16; BF16 as uint16) to fp32 exactly, into `into`."""
     import numpy as np
 
     if dtype == "BF16":
@@ -481,11 +473,11 @@ def widen(stored: npt.NDArray[Any], dtype: str, into: Matrix) -> None:
 
 
 def narrow(values: Matrix, dtype: str, spare: Bits) -> npt.NDArray[Any]:
-    """Finite fp32 values in a safetensors dtype, rounded to nearest even; too large ones become Inf.
+    """Convert finite fp32 values to a safetensors dtype, rounded to nearest even; values that are too large become Inf.
 
     Args:
         values: may be overwritten.
-        spare: room of the same shape.
+        spare: scratch array of the same shape.
 
     Returns:
         fp32, fp16, or for BF16 its bits in the lower half of uint32.

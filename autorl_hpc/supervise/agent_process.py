@@ -1,4 +1,7 @@
-"""The agent's process as the supervisor sees it, behind the keeper."""
+"""Run the agent's process through its keeper (`AgentProcess`), and measure its use against the budget.
+
+`UsageWatch` measures memory and processes, `disk_bytes` the disk use of a folder.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ class AgentEnd:
     """How an agent ended.
 
     Attributes:
-        exit_code: None when it could not be learned: the keeper was killed.
-        left: processes that would not die.
-        started: whether there was an agent at all.
+        exit_code: None if it is unknown, because the keeper was killed.
+        left: ids of processes that could not be ended.
+        started: whether the agent was started at all.
     """
 
     exit_code: int | None
@@ -40,7 +43,7 @@ class AgentEnd:
 
 
 class AgentProcess:
-    """One started agent."""
+    """One started agent, run by a keeper process."""
 
     def __init__(
         self,
@@ -55,10 +58,10 @@ class AgentProcess:
     ) -> None:
         become_subreaper()
         self.mark = mark
-        # No secrets: the agent can read the environment of its parent. But what Python needs to start on this host.
+        # No secrets, because the agent can read its parent's environment; only what Python needs to start on this host.
         keeper_env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
         keeper_env["PYTHONPATH"] = str(PACKAGE.parent)
-        keeper_env["PYTHONDONTWRITEBYTECODE"] = "1"  # as all jobs: no compiled code into the frozen folder
+        keeper_env["PYTHONDONTWRITEBYTECODE"] = "1"  # as for all jobs: no compiled code in the frozen folder
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "autorl_hpc.supervise.keeper"],
             env=keeper_env,
@@ -89,24 +92,24 @@ class AgentProcess:
 
     @property
     def keeper_pid(self) -> int:
-        """The keeper's process id."""
+        """Return the keeper's process id."""
         return self._keeper.pid
 
     def running(self) -> bool:
-        """Whether the agent, or anything that it started, may still be alive."""
+        """Return whether the agent or any process that it started may still be alive."""
         return not self._ended.is_set()
 
     def stop(self, grace_s: float) -> None:
-        """Asks the keeper to end everything: TERM, `grace_s` seconds, KILL."""
+        """Ask the keeper to end all processes: TERM, `grace_s` seconds, KILL."""
         try:
             assert self._keeper.stdin is not None
             self._keeper.stdin.write(f"stop {grace_s}\n".encode())
             self._keeper.stdin.flush()
         except (OSError, ValueError):
-            pass  # the keeper is gone: finish() does its work
+            pass  # the keeper has exited: finish() ends the agent's processes
 
     def finish(self, timeout_s: float = KEEPER_END_S) -> AgentEnd:
-        """Waits for the keeper's end and makes sure, from here too, that nothing of the agent is left."""
+        """Wait for the keeper's end, then end all processes of the agent that are left."""
         self._ended.wait(timeout_s)
         left = end_all(os.getpid(), self.mark)
         try:
@@ -132,23 +135,23 @@ class AgentProcess:
         self._ended.set()
 
 
-# How much disk a folder takes that belongs to an agent: by descriptors, following no link, whatever lies in it.
+# --- disk use of an agent's folder, measured by descriptors without following links
 
 MAX_DEPTH = 200
-"""Deeper folders can't be measured with the descriptors that a process has; no program nests them so."""
+"""Deeper trees would need more descriptors than a process has; no real program nests folders this deep."""
 
 CLOSED = "folders that are closed to their own owner"
 
 
 class Unmeasurable(Exception):
-    """A tree has more levels than MAX_DEPTH, or folders that their owner has closed."""
+    """A tree is deeper than MAX_DEPTH, or holds folders that their owner can't read."""
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes that the files below a folder take on the disk. A file with several names counts once.
+    """Return the bytes that the files below a folder take on disk. A file with several hard links counts once.
 
     Raises:
-        Unmeasurable: it is nested too deeply, or some of it is closed.
+        Unmeasurable: it is nested too deeply, or some of it can't be read.
         OSError: the folder itself can't be read.
     """
     walk = _Walk()
@@ -165,7 +168,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 class _Walk:
-    """A walk in depth, which holds one descriptor a level."""
+    """A depth-first walk that holds one descriptor per level."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -173,7 +176,7 @@ class _Walk:
         self._seen: set[tuple[int, int]] = set()
 
     def enter(self, fd: int) -> None:
-        """Counts what lies in a folder; those in it come later. The descriptor is closed if that fails."""
+        """Count the entries of a folder and queue its subfolders. `fd` is on the stack, so the caller closes it."""
         inner: list[str] = []
         self.stack.append((fd, inner))
         with os.scandir(fd) as entries:
@@ -191,7 +194,7 @@ class _Walk:
                 self.total += info.st_blocks * 512
 
     def step(self) -> None:
-        """One folder down, or back up."""
+        """Go one folder down, or back up."""
         fd, inner = self.stack[-1]
         if not inner:
             os.close(self.stack.pop()[0])
@@ -204,31 +207,30 @@ class _Walk:
         except PermissionError:
             raise
         except OSError:
-            return  # it went away, or is a link by now
+            return  # it was removed or replaced by a link
 
 
-# Memory, disk and processes of an agent, measured from outside, against its budget.
-#
-# Measured and not limited by the kernel: RLIMIT_AS breaks CUDA, which maps far more than it uses, and RLIMIT_NPROC counts the user's
-# other jobs on the node. Where Slurm keeps a job's memory by a cgroup, that works as well, and faster than this.
+# --- memory, disk and processes of an agent, measured against its budget They are not limited by the kernel: RLIMIT_AS
+# breaks CUDA, which maps far more than it uses, and RLIMIT_NPROC counts the user's other jobs on the node. If Slurm limits
+# a job's memory by a cgroup, that limit also applies, and acts faster.
 
 GIB = 1024**3
 LOOK_S = 2.0
 DISK_LOOK_S = 10.0
 DISK_SHARE = 0.02
-"""Of the time, that walking a workspace may take: one of a million files is looked at less often."""
+"""Largest share of time spent on walking a workspace; one with a million files is measured less often."""
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What was used beyond the budget."""
+    """What exceeded the budget."""
 
     ended_by: EndedBy
     reason: str
 
 
 class UsageWatch(threading.Thread):
-    """Looks every few seconds until something is exceeded or it is told to end. A failure to measure is no excess."""
+    """Thread that measures every few seconds until a limit is exceeded or `end` is called. A failed measurement is skipped."""
 
     def __init__(self, budget: Budget, keeper_pid: int, mark: str, workspace: Path, log: Path) -> None:
         super().__init__(name="usage", daemon=True)
@@ -243,7 +245,7 @@ class UsageWatch(threading.Thread):
 
     @property
     def needed(self) -> bool:
-        """Whether the budget limits anything that is measured here."""
+        """Return whether the budget has a limit that is measured here."""
         return any(limit is not None for limit in (self.budget.memory_gib, self.budget.disk_gib, self.budget.processes))
 
     def run(self) -> None:
@@ -254,7 +256,7 @@ class UsageWatch(threading.Thread):
                 continue
 
     def end(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._ending.set()
 
     def _look(self) -> Excess | None:

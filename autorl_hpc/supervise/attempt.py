@@ -1,4 +1,8 @@
-"""The agent of one attempt: its start, and its further starts where it ends early and the experiment reprompts."""
+"""Run the agent of one attempt, from its start to the seal.
+
+`Watching` decides what ends it, warns and takes submissions in; `Starts` starts and reprompts it; `AttemptEnding` seals the
+run or leaves it to the next attempt.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ from autorl_hpc.supervise.intake import Intake
 from autorl_hpc.supervise.ledger_writer import LOOP_S, LedgerWriter, Seals, Stops, Superseded
 from autorl_hpc.supervise.workspace import ENDED_EARLY, INTERRUPTED, Prompts, Workspace
 
-# Watching an agent at work: what ends it, what is told to it meanwhile, and the intake of what it submits.
+# --- watching an agent at work
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
 LOOK_S = 0.5
-"""How often the ledger and the cancel folder are listed."""
+"""How often the ledger and the cancel folder are read."""
 
 TELL_TIME_S = 5.0
 
 
 class Watching:
-    """Watches the agent of one attempt, over all its starts."""
+    """Watches the agent of one attempt over all its starts."""
 
     def __init__(
         self,
@@ -61,19 +65,19 @@ class Watching:
         self._taker: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the intake, for one start of the agent."""
+        """Start the intake thread for one start of the agent."""
         self._ending.clear()
         self._taker = threading.Thread(target=self._take_in, name="intake", daemon=True)
         self._taker.start()
 
     def end(self) -> None:
-        """Ends the intake and waits for it."""
+        """End the intake thread and wait for it."""
         self._ending.set()
         if self._taker is not None:
             self._taker.join()
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
-        """Waits for what ends this start of the agent; None for a signal or a newer attempt."""
+        """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
         while True:
             if self.stops.asked:
                 return None
@@ -93,12 +97,11 @@ class Watching:
             time.sleep(LOOP_S)
 
     def cancelled_now(self) -> bool:
-        """Looks at the ledger at once, for what may have come since the last look: a newer attempt, which is noted among the stops,
-        or the user's cancel."""
+        """Read the ledger now. Return whether the user cancelled the run; a newer attempt sets `stops.superseded`."""
         return self._look()
 
     def _why_it_ended(self) -> EndedBy:
-        """Of an agent that ended by itself. Many do when their driver refuses, faster than we look: so we look once more."""
+        """Return why an agent exited by itself. Many exit as soon as their driver refuses, so the budget is read again."""
         if self.limits.out_of is None:
             if self.gateway is not None:
                 self.gateway.hear_out()
@@ -106,7 +109,7 @@ class Watching:
         return self.limits.out_of or EndedBy.AGENT_EXIT
 
     def _look(self) -> bool:
-        """Looks at the ledger; True: the run was cancelled."""
+        """Read the ledger; return True if the run was cancelled."""
         try:
             view = self.chain.look()
             if view.sealed is not None:
@@ -122,7 +125,7 @@ class Watching:
         return False
 
     def _warn(self) -> None:
-        """Tells what is newly used up, and closes the driver when the run has come to its last grace."""
+        """Record new budget warnings, and close the driver when the last grace begins."""
         new = self.limits.look()
         for warning in new:
             append_event(self.run.events, "budget_warning", **warning.model_dump(exclude={"elapsed_s"}))
@@ -136,7 +139,7 @@ class Watching:
             self.tell()
 
     def tell(self) -> None:
-        """Tells the agent what is left, in time.json and budget.log."""
+        """Write what is left of the budget for the agent, to time.json and budget.log."""
         self._next_tell = time.monotonic() + TELL_TIME_S
         self.workspace.write(None, "time.json", self.limits.told())
         if self.gateway is not None:
@@ -145,7 +148,7 @@ class Watching:
             self.workspace.write_text("budget.log", text)
 
     def _take_in(self) -> None:
-        """The intake thread: a long copy must not keep the budget from ending."""
+        """Run the intake thread. It is a thread because a long copy must not delay the end of the budget."""
         while not self._ending.is_set():
             try:
                 if self.intake.poll():
@@ -153,7 +156,7 @@ class Watching:
             except Superseded:
                 self.stops.superseded.set()
                 return
-            except Exception:  # the next manifest, or the next look, may go well: intake must outlive a defect
+            except Exception:  # intake must survive a defect: the next manifest may work
                 log.exception("intake failed")
             self._ending.wait(0.2)
 
@@ -173,9 +176,9 @@ class WorkEnd:
     """How an agent's work in one attempt ended.
 
     Attributes:
-        ended_by: None: a signal or a newer attempt.
-        agent: of its last start.
-        excess: what it used too much of at once.
+        ended_by: None for a signal or a newer attempt.
+        agent: how its last start ended.
+        excess: which limit it exceeded at one moment (memory, disk, processes); None if none.
     """
 
     ended_by: EndedBy | None
@@ -188,8 +191,8 @@ class Starts:
     """Starts the agent of one attempt.
 
     Attributes:
-        argv: the command that runs a script of the agent's in its sandbox.
-        mark: of this attempt's processes.
+        argv: returns the command that runs one of the agent's scripts in its sandbox.
+        mark: marks the processes of this attempt.
     """
 
     run: RunDir
@@ -207,13 +210,13 @@ class Starts:
     contamination: ContaminationWatch
 
     def work(self) -> WorkEnd:
-        """The agent from its first start in this attempt to the end of its last process.
+        """Run the agent from its first start in this attempt to the end of its last process.
 
         Raises:
-            Superseded: a newer attempt has begun, before the first start.
+            Superseded: a newer attempt began before the first start.
         """
         self.watching.cancelled_now()
-        if self.stops.superseded.is_set():  # while this attempt was prepared
+        if self.stops.superseded.is_set():  # a newer attempt began while this one was prepared
             raise Superseded
         self.clock.start()
         self.contamination.start()
@@ -231,19 +234,18 @@ class Starts:
             self.clock.stop(persist=not self.stops.superseded.is_set())
 
     def _goes_on(self, end: WorkEnd) -> bool:
-        """Whether the agent is started again."""
         if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or self.stops.asked:
             return False
         if self.clock.progress.reprompts >= self.record.science.reprompts:
             return False
-        # A newer attempt, if there is one, has ended our agent: its work is not ours to go on with.
+        # A newer attempt would have ended our agent, so this attempt must not restart it.
         if self.watching.cancelled_now() or self.stops.asked:
             return False
         self.watching.limits.look()
         return self.watching.limits.out_of is None
 
     def _once(self, again: str | None) -> WorkEnd:
-        """One start. `again`: why it is not the first."""
+        """Start the agent once and wait for its end. `again` is the reason for a restart; None for the first start."""
         clock, file = self.clock, self.agent.file
         self._note(exit_codes=(*clock.progress.exit_codes, None))
         number = clock.progress.starts
@@ -287,7 +289,7 @@ class Starts:
                 process.stop(0.0)
                 process.finish(5.0)
             usage.end()
-            self.watching.end()  # before the recorder: what lies there at the end is asked for when it has seen the last state
+            self.watching.end()  # before the recorder: what is submitted last refers to the code's last revision
             clock.pause()
             recording.end()
         if ended_by is EndedBy.AGENT_EXIT and self.stops.ended_agent(agent.exit_code):
@@ -308,7 +310,7 @@ class Starts:
         self.clock.progress = self.clock.progress.model_copy(update=update)
 
 
-# The end of an attempt: what was dropped before it is taken in, then the run is sealed or left to the next attempt.
+# --- the end of an attempt: take in the last manifests, then seal the run or leave it to the next attempt
 
 BY_SIGNAL = "signal "
 
@@ -330,10 +332,13 @@ class AttemptEnding:
         intake: Intake,
         reason: str | None = None,
     ) -> int:
-        """Takes in what was dropped before the end and seals; a signal leaves the rest to the next attempt.
+        """Take in the last manifests and seal the run. After a signal, the rest is left to the next attempt.
 
         Args:
-            reason: what the agent used too much of at once.
+            reason: which limit the agent exceeded at one moment; None if none.
+
+        Returns:
+            The exit code of the job.
         """
         stops = self.stops
         stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
@@ -347,7 +352,7 @@ class AttemptEnding:
     def interrupt(
         self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
     ) -> int:
-        """Records that this attempt ended without a seal; the next one goes on."""
+        """Record that this attempt ended without a seal, so that the next one continues. Return the exit code of the job."""
         body = AttemptEnded(
             attempt=clock.attempt,
             elapsed_s=clock.elapsed_s,
@@ -368,9 +373,9 @@ class AttemptEnding:
     ) -> None:
         view = self.stops.patiently(self.chain.look)
         fault = Fault.AGENT if reason is not None else None
-        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault: as with time
+        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
             reason = BudgetLimits(clock).reason
-        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # else it was our own TERM
+        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
             fault = Fault.AGENT
             reason = f"the agent exited with code {exit_code}"
             if exit_code is None:

@@ -1,8 +1,8 @@
-"""The loopback HTTP bridge: the reference's protocol for agents that were written for it.
+"""Serve the reference's HTTP protocol on the loopback, for agents that were written for AutoRL-Bench.
 
-`POST /submit` drops the same manifest into submissions/ as ./submit does and waits for the answer; `GET /time` and
-`GET /health` answer with the reference's fields. All paths lie under a token of this run, so that another run's agent on
-the same host can't ask here. `/set_baseline` is refused: a baseline is measured, never told.
+`POST /submit` drops the same manifest into submissions/ as ./submit does and waits for the answer. `GET /time` and `GET
+/health` answer with the reference's fields. `/set_baseline` is refused, because the grader measures the baseline. All
+paths begin with a secret token of this run, so that agents of other runs on the same host can't use it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 MAX_BODY_BYTES = 64 * 1024
 HOLD_S = 24 * 3600.0
-"""A submission is held open until its score is there; the run's end cuts it off before this does."""
+"""A submission's request stays open until its score is there. The end of the run closes it earlier."""
 
 SOCKET_TIMEOUT_S = 60.0
 PICK_UP_S = 60.0
-"""How long `"wait": false` waits for intake to say accepted or refused."""
+"""How long a request with `"wait": false` waits until intake has accepted or refused."""
 
 MAX_CONNECTIONS = 128
-"""More at once are closed unanswered: each costs a thread and a descriptor, which the supervisor needs for its ledger."""
+"""Further connections are closed at once: each takes a thread and a descriptor, which the supervisor needs for its ledger."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -46,7 +46,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
 
     def server_bind(self) -> None:
-        # HTTPServer asks the resolver for a name here, which hangs where there is none.
+        # HTTPServer resolves a host name here, which hangs on nodes without a resolver.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started, so none gives the place back
+        except BaseException:  # no thread was started, so none will release the place
             self._places.release()
             raise
 
@@ -71,7 +71,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _UnixServer(_Server):
-    """The same at a Unix socket, which leads out of a sandbox without a network."""
+    """The same server on a Unix socket, which is reachable from a sandbox without a network."""
 
     address_family = socket.AF_UNIX
 
@@ -89,7 +89,7 @@ class _UnixServer(_Server):
 
 
 class Bridge:
-    """One run's HTTP server, on a free port of the loopback and at a Unix socket."""
+    """One run's HTTP server, on a free port of the loopback and on a Unix socket."""
 
     def __init__(
         self,
@@ -113,28 +113,28 @@ class Bridge:
 
     @property
     def port(self) -> int:
-        """The same inside a sandbox, where a forwarder listens at it."""
+        """Return the port; inside a sandbox a forwarder listens on the same number."""
         return int(self.server.server_address[1])
 
     @property
     def url(self) -> str:
-        """What agents get as GRADING_SERVER_URL."""
+        """Return the URL that agents get as GRADING_SERVER_URL."""
         return f"http://127.0.0.1:{self.port}/{self.token}"
 
     def start(self) -> None:
-        """Starts answering."""
+        """Start answering."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Stops answering; requests that are held open end with their connections."""
+        """Stop answering; open requests end with their connections."""
         for server, thread in zip(self._servers, self._threads, strict=True):
             if thread.is_alive():
                 server.shutdown()
             server.server_close()
 
     def submit(self, body: Any) -> tuple[int, dict[str, Any]]:
-        """POST /submit."""
+        """Answer POST /submit. Return (HTTP status, JSON body)."""
         if not isinstance(body, dict) or not isinstance(body.get("model_path"), str) or not body["model_path"]:
             return 400, {"error": "Missing model_path"}
         manifest_id = f"http-{time.time_ns():020d}-{secrets.token_hex(4)}"
@@ -163,7 +163,7 @@ class Bridge:
         return (400 if answer["status"] == "refused" else 200), answer
 
     def time(self) -> dict[str, Any]:
-        """GET /time."""
+        """Answer GET /time with the JSON body."""
         return {
             **self.meta(),
             **(told := self.budget()),
@@ -173,7 +173,7 @@ class Bridge:
         }
 
     def health(self) -> dict[str, Any]:
-        """GET /health."""
+        """Answer GET /health with the JSON body."""
         import os
 
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
@@ -187,7 +187,7 @@ class Bridge:
 
 def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """One request."""
+        """Handles one request."""
 
         timeout = SOCKET_TIMEOUT_S
         protocol_version = "HTTP/1.1"
@@ -227,7 +227,7 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
             except ValueError:
                 length = -1
             if not 0 <= length <= MAX_BODY_BYTES or self.headers.get("Transfer-Encoding"):
-                self.close_connection = True  # what follows is no request
+                self.close_connection = True  # the rest of the stream is no request
                 return None
             try:
                 return json.loads(self.rfile.read(length) or b"{}")
@@ -246,6 +246,6 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
-            """The request line holds the token: it is not logged."""
+            """Log nothing: the request line holds the token."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""The budget's clock, kept outside the agent: the sum of monotonic intervals over all attempts.
+"""Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
 
-Queue time doesn't count, since no supervisor ticks then. A gap between two ticks of more than three intervals is a
-suspension (a stopped job, a frozen node) and doesn't count either.
+The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between two
+ticks of more than three intervals is a suspension (a stopped job, a frozen node) and doesn't count either.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
 PERSIST_S = 10.0
-"""How much of the clock a lost node can cost; a killed supervisor loses nothing, see the keeper."""
+"""A lost node costs at most this much of the clock. A killed supervisor costs nothing, because the keeper counts too."""
 
 SUSPENSION_S = 3 * PERSIST_S
 
 
 def read_clock(path: Path) -> Clock | None:
-    """The clock as last written, None where there is none that can be read."""
+    """Return the clock as last written; None if there is none or it can't be read."""
     value = reading.read_json_or_none(path)
     if value is None:
         return None
@@ -47,7 +47,7 @@ def read_clock(path: Path) -> Clock | None:
 
 @dataclass(frozen=True)
 class BudgetUsed:
-    """What all earlier attempts of a run used up, and how far they came."""
+    """What all earlier attempts of a run used, and their progress."""
 
     elapsed_s: float = 0.0
     given_back_s: float = 0.0
@@ -60,10 +60,10 @@ class BudgetClock:
     """Counts the budget of one attempt on top of the earlier ones. Thread-safe.
 
     Args:
-        gpus: of this attempt's job.
+        gpus: GPUs of this attempt's job.
         gpu_s: GPU-seconds of earlier attempts.
-        progress: of earlier attempts. Whoever changes it persists the clock.
-        now: a monotonic clock in seconds.
+        progress: of earlier attempts. Code that changes it must call `persist`.
+        now: returns monotonic seconds.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BudgetClock:
 
     @classmethod
     def after(cls, used: BudgetUsed, path: Path, budget: Budget, attempt: int, gpus: int = 0) -> BudgetClock:
-        """The clock of an attempt that follows others."""
+        """Return the clock of an attempt that follows earlier ones."""
         return cls(
             path,
             budget,
@@ -112,24 +112,24 @@ class BudgetClock:
         )
 
     def start(self) -> None:
-        """Starts counting."""
+        """Start counting."""
         self.resume()
         self.persist()
         self._thread.start()
 
     def pause(self) -> None:
-        """Counts nothing until `resume`: no agent runs."""
+        """Stop counting until `resume`, because no agent runs."""
         self.tick()
         with self._lock:
             self._last = None
 
     def resume(self) -> None:
-        """Counts again."""
+        """Resume counting."""
         with self._lock:
             self._last = self._now()
 
     def stop(self, *, persist: bool = True) -> None:
-        """Stops counting for good and, unless a newer attempt owns the file, writes the clock a last time."""
+        """Stop counting for good. Write the clock a last time unless a newer attempt owns the file."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -138,9 +138,9 @@ class BudgetClock:
             self.persist()
 
     def tick(self) -> None:
-        """Adds the interval since the last tick."""
+        """Add the interval since the last tick."""
         with self._lock:
-            if self._last is None:  # not started, or stopped
+            if self._last is None:  # paused or not started
                 return
             now = self._now()
             gap = now - self._last
@@ -153,28 +153,28 @@ class BudgetClock:
 
     @property
     def elapsed_s(self) -> float:
-        """Budget used, what was given back not taken off."""
+        """Return the seconds used, without subtracting what was given back."""
         self.tick()
         return self._elapsed_s
 
     @property
     def given_back_s(self) -> float:
-        """Time given back for waiting on graders."""
+        """Return the seconds given back for waiting on graders."""
         return self._given_back_s
 
     @property
     def gpu_s(self) -> float:
-        """GPU-seconds used, less what was given back."""
+        """Return the GPU-seconds used, minus what was given back."""
         self.tick()
         return self._gpu_s
 
     @property
     def left_s(self) -> float:
-        """Budget left; never negative."""
+        """Return the seconds left; never negative."""
         return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
 
     def give_back(self, seconds: float) -> float:
-        """Gives time back that the run waited for graders, up to the cap and half of the budget; returns how much."""
+        """Give back seconds that the run waited for graders, up to `given_back_at_most_s` in all; return how many."""
         with self._lock:
             more = max(0.0, min(seconds, self.budget.given_back_at_most_s - self._given_back_s))
             self._given_back_s += more
@@ -182,8 +182,8 @@ class BudgetClock:
             return more
 
     def persist(self) -> None:
-        """Writes clock.json. A failure is logged and tried again at the next time: the agent goes on."""
-        with self._writing:  # of two threads, the one that looked first writes first
+        """Write clock.json. A failure is logged and the next write tries again, while the agent works on."""
+        with self._writing:  # one writer at a time, so that an older state never overwrites a newer one
             with self._lock:
                 self._counter += 1
                 record = Clock(
@@ -216,11 +216,9 @@ class BudgetClock:
 
 @dataclass
 class Waits:
-    """Time that a run waits for graders, by this process's own clock.
-
-    It passes once, however many submissions wait: while the oldest has been unclaimed for longer than the free part and
-    no grader works on any submission of this run. So an agent that floods the queue gains nothing by it.
-    """
+    """Seconds that a run waits for graders, by this process's own clock. Waiting counts once, however many submissions
+    wait: only while the oldest has been unclaimed for more than `free_s` and no grader works on any submission of this
+    run. So an agent gains nothing by flooding the queue."""
 
     free_s: float
     since: dict[str, float] = field(default_factory=dict)
@@ -228,11 +226,11 @@ class Waits:
     _last: float | None = None
 
     def look(self, pending: set[str], claimed: set[str]) -> float:
-        """Seconds to give back for the time since the last look."""
+        """Return the seconds to give back for the time since the last look."""
         now = self.now()
         passed = 0.0 if self._last is None else now - self._last
         self._last = now
-        if passed > SUSPENSION_S:  # the clock doesn't count this time, so there is nothing to give back for it
+        if passed > SUSPENSION_S:  # a suspension: the clock doesn't count this time, so there is nothing to give back
             self.since = {name: since + passed for name, since in self.since.items()}
             passed = 0.0
         self.since = {name: self.since.get(name, now) for name in pending}
@@ -241,13 +239,12 @@ class Waits:
         return max(0.0, min(passed, now - min(self.since.values()) - self.free_s))
 
 
-# The budget in all its parts: what is left of each, the warnings on the way, and what ends the run when one is used up.
-#
-# A part that ends the run does it in two steps: the driver answers no more, and after the last grace, in which submissions still
-# count, the agent gets its TERM. Submissions end nothing: when none is left, further ones are refused.
+# --- the limits: parts, warnings, and what ends the run.
+# When a part is used up, the driver is closed. After the last grace, in which submissions still count, the agent gets TERM.
+# Using up the submissions doesn't end the run; further ones are refused.
 
 WARN_AT = (50, 80, 95)
-"""Percent of each part."""
+"""Percent of a part at which the agent is warned."""
 
 HOUR_S = 3600.0
 
@@ -265,12 +262,12 @@ WORDS = {
     "submissions": "submissions",
 }
 EXHAUSTED = {"tokens": "tokens", "cost": "cost_usd"}
-"""What the gateway calls the parts that it keeps."""
+"""From the gateway's name of a used-up limit to the part's name here."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the budget. `limit` None: it is counted and not limited."""
+    """One part of the budget. If `limit` is None it is counted but not limited."""
 
     name: str
     used: float
@@ -278,27 +275,27 @@ class Part:
 
     @property
     def left(self) -> float | None:
-        """Never negative."""
+        """Return what is left, never negative; None if there is no limit."""
         return None if self.limit is None else max(0.0, self.limit - self.used)
 
     @property
     def percent(self) -> float:
-        """Used, of the limit."""
+        """Return the percentage used; 0 if there is no limit."""
         return 0.0 if self.limit is None else 100.0 * self.used / self.limit
 
     @property
     def text(self) -> str:
-        """Used and limit, for people."""
+        """Return used and limit as text for people."""
         return f"{amount(self.name, self.used)} of {amount(self.name, self.limit or 0.0)}"
 
 
 class BudgetLimits:
-    """Judges the budget of one run.
+    """Compares a run's use with its budget.
 
     Args:
-        use: what the driver has answered so far, over all attempts; None without a driver.
-        exhausted: what the gateway says is used up; None: nothing.
-        submissions: accepted contents so far.
+        use: returns what the driver has answered so far, over all attempts; None without a driver.
+        exhausted: returns the limit that the gateway reports as used up; None if none.
+        submissions: returns the number of different contents accepted so far.
     """
 
     def __init__(
@@ -316,7 +313,7 @@ class BudgetLimits:
         self._lock = threading.Lock()
 
     def parts(self) -> list[Part]:
-        """All parts as they stand."""
+        """Return all parts with their current use."""
         budget, clock, use = self.budget, self.clock, self._use()
         found = [
             Part("wall_clock_s", clock.elapsed_s, self._time_limit_s),
@@ -328,7 +325,7 @@ class BudgetLimits:
         return found
 
     def look(self) -> list[BudgetWarning]:
-        """Warnings that are new since the last look, of all attempts. Each is kept in the clock's file."""
+        """Return the warnings that are new since the last look of any attempt, and store them in the clock's file."""
         with self._lock:
             exhausted = EXHAUSTED.get(self._exhausted() or "")
             new = [warning for part in self.parts() if (warning := self._warning(part, part.name == exhausted))]
@@ -336,7 +333,7 @@ class BudgetLimits:
             out = next((warning for warning in new if warning.percent == 100 and warning.budget in ENDS), None)
             update: dict[str, Any] = {"warnings": (*progress.warnings, *new)}
             if out is not None and progress.out_of is None:
-                # Time is out when it is, also where nobody looked then.
+                # The time limit counts as reached at its own moment, even if this look comes later.
                 at_s = self._time_limit_s if out.budget == "wall_clock_s" else out.elapsed_s
                 update |= {"out_of": ENDS[out.budget], "out_at_s": at_s}
             if new:
@@ -351,24 +348,24 @@ class BudgetLimits:
 
     @property
     def out_of(self) -> EndedBy | None:
-        """The part that was used up first."""
+        """Return which part was used up first; None if none is."""
         return self.clock.progress.out_of
 
     @property
     def grace_left_s(self) -> float:
-        """Of the last grace; all of it before anything is used up."""
+        """Return the seconds left of the last grace; all of it before a part is used up."""
         since = self.clock.progress.out_at_s
         spent_s = 0.0 if since is None else self.clock.elapsed_s - since
         return max(0.0, self.budget.last_grace_s - spent_s)
 
     @property
     def over(self) -> EndedBy | None:
-        """What ends the run now: a part is used up, and so is the grace."""
+        """Return what ends the run now: a part is used up, and so is the grace; None if the run goes on."""
         return self.out_of if self.out_of is not None and self.grace_left_s <= 0 else None
 
     @property
     def reason(self) -> str | None:
-        """What was used up first, for people; None: nothing."""
+        """Return, as text for people, what was used up first; None if nothing was."""
         if self.out_of is None:
             return None
         return next(
@@ -376,7 +373,7 @@ class BudgetLimits:
         )
 
     def told(self) -> dict[str, Any]:
-        """What time.json and `/time` say."""
+        """Return the content of time.json and `/time`."""
         clock, progress = self.clock, self.clock.progress
         grace = None
         if progress.out_of is not None:
@@ -396,7 +393,7 @@ class BudgetLimits:
         }
 
     def log(self) -> str | None:
-        """budget.log: a line for each warning; None: there is none."""
+        """Return the text of budget.log, one line per warning; None if there was no warning."""
         progress = self.clock.progress
         if not progress.warnings:
             return None
@@ -407,11 +404,11 @@ class BudgetLimits:
 
     @property
     def has_driver(self) -> bool:
-        """Whether there is a driver that can be closed."""
+        """Return whether the run has a driver."""
         return self._use() is not None
 
     def _warning(self, part: Part, exhausted: bool) -> BudgetWarning | None:
-        """The highest mark that this part has newly passed."""
+        """Return a warning for the highest mark that this part has newly passed; None if there is none."""
         if part.limit is None and not exhausted:
             return None
         percent = 100.0 if exhausted else part.percent
@@ -433,7 +430,7 @@ class BudgetLimits:
 
 
 def last_words(grace_s: float, driver: bool) -> str:
-    """What an agent is told when the last grace begins."""
+    """Return the message to the agent when the last grace begins."""
     closed = "the driver answers no more; " if driver else ""
     return f"{closed}{grace_s:.0f} s are left to submit what there is, then everything is ended"
 
@@ -447,7 +444,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def amount(name: str, value: float) -> str:
-    """So much of a part of the budget, for people."""
+    """Format an amount of a part of the budget for people."""
     if name == "wall_clock_s":
         return f"{value:.0f} s"
     if name == "cost_usd":
@@ -455,11 +452,11 @@ def amount(name: str, value: float) -> str:
     return f"{value:.2f}" if name == "gpu_hours" else f"{value:,.0f}"
 
 
-# What a run's agent had of its driver, by the gateway's own account.
+# --- use of the driver, from the gateway's log
 
 
 def read_use(path: Path) -> DriverUse:
-    """The sums over driver.jsonl, all attempts; zeros where there is none."""
+    """Return the sums over driver.jsonl of all attempts; zeros if there is no log."""
     sums = add_up_calls(read_calls(path))
     return DriverUse(
         tokens_in=sums.tokens_in,

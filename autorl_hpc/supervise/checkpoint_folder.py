@@ -1,5 +1,9 @@
-"""A folder that an agent submitted, seen by descriptor: names are looked up relative to it, no link is followed, no FIFO
-can block, and what was opened stays the file that was looked at."""
+"""Read a submitted checkpoint folder (`SubmittedFolder`) and the base model's headers, and compare config.json with the
+base's.
+
+The folder is read by descriptor: names are looked up relative to it, no link is followed, no FIFO can block, and a file
+that was checked can't be exchanged after it was opened.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +35,17 @@ from autorl_hpc.files.store import verify_model
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
 
-# What the lint compares a submission with: the base model's config and tensors, read once from headers.
+# --- the base model's config and tensors, read once from headers, for the lint
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base model as headers show it.
+    """The base model as its headers describe it.
 
     Attributes:
-        shapes: shape of each tensor by name; of a tied head there is none, even if the file holds one.
+        shapes: shape of each tensor by name, without a tied head, even if the file holds one.
         elements: number of values in all tensors.
-        folder: where it is staged; None for a base that is known by its headers alone.
+        folder: where it is staged; None if only its headers are available.
     """
 
     config: dict[str, Any]
@@ -52,17 +56,17 @@ class BaseModel:
 
     @property
     def tied(self) -> bool:
-        """Whether the head shares the embedding: see files/tying.py."""
+        """Return whether the head shares the embedding's weights."""
         return HEAD_NAME not in self.shapes
 
     @property
     def embedding(self) -> str | None:
-        """Name of the embedding tensor, if it has a usual name."""
+        """Return the name of the embedding tensor; None if it has no usual name."""
         return next((name for name in EMBEDDING_NAMES if name in self.shapes), None)
 
     @classmethod
     def read(cls, folder: Path, content_hash: str) -> BaseModel:
-        """Reads a staged model's config and headers."""
+        """Read a staged model's config and headers."""
         config = json.loads(reading.read_bytes(folder / "config.json"))
         shapes = {tensor.name: tensor.shape for tensor in own_tensors(folder)[0]}
         elements = 0
@@ -74,10 +78,10 @@ class BaseModel:
         return cls(config=config, shapes=shapes, content_hash=content_hash, elements=elements, folder=folder)
 
     def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
-        """Opens the staged weights: descriptors by file name, and all tensors. `stack` closes them.
+        """Open the staged weights. Return descriptors by file name, and all tensors. `stack` closes the descriptors.
 
         Raises:
-            OSError: they can't be read: the cluster's fault, whatever the reason.
+            OSError: they can't be read, which is always the cluster's fault.
         """
         files: dict[str, int] = {}
         tensors: list[TensorSpec] = []
@@ -97,10 +101,10 @@ class BaseModel:
 
 
 def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
-    """The base model of a run.
+    """Return the base model of a run.
 
     Raises:
-        AutorlError: it is not staged, was changed, or was staged anew with other weights.
+        AutorlError: it is not staged, was changed, or was staged again with other weights.
     """
     manifest = verify_model(root, record.science.base_model)
     if manifest.content_hash != record.science.base_model_content_hash:
@@ -114,28 +118,28 @@ def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
 
 
 MAX_FILES = 2000
-"""A checkpoint has tens of files; a trainer's output folder hundreds."""
+"""A checkpoint has tens of files, a trainer's output folder hundreds."""
 
 OPTIMIZER_BYTES_PER_VALUE = 16
-"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is a trap."""
+"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
 
 SLACK_BYTES = 1 << 30
 HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
-"""A header has about 150 bytes a tensor; parsing one takes many times its size in memory, so it is bounded by the base's."""
+"""A header takes about 150 bytes per tensor. Parsing takes many times its size in memory, so the size is limited."""
 
 
 def max_header_bytes(base: BaseModel) -> int:
-    """The longest header that a checkpoint of this base, or an adapter for it, may have."""
+    """Return the longest header in bytes that a checkpoint of this base model, or an adapter for it, may have."""
     return HEADER_BYTES + HEADER_BYTES_PER_TENSOR * len(base.shapes)
 
 
 @dataclass(frozen=True)
 class SubmittedFolder:
-    """The folder behind `fd`. What is opened is closed by `stack`.
+    """The folder behind `fd`. `stack` closes what is opened.
 
     Attributes:
         sizes: size in bytes of each regular file.
-        folders: names of the folders in it, for people.
+        folders: names of the subfolders, for messages.
     """
 
     fd: int
@@ -145,10 +149,10 @@ class SubmittedFolder:
 
     @classmethod
     def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
-        """Looks at every name.
+        """List the folder and check every entry.
 
         Raises:
-            Refused: one is neither a file of its own nor a folder, a file is too large, or there are too many.
+            Refused: an entry is a link, special file or hard link, a file is too large, or there are too many.
             OSError: the file system failed.
         """
         limit = base.elements * OPTIMIZER_BYTES_PER_VALUE + SLACK_BYTES
@@ -179,10 +183,10 @@ class SubmittedFolder:
         return cls(fd, stack, sizes, folders)
 
     def open_regular(self, name: str) -> int:
-        """A descriptor of the file `name`.
+        """Return a descriptor of the file `name`.
 
         Raises:
-            Refused: it can't be opened, or is no file of its own any more.
+            Refused: it can't be opened, or is no longer a regular file with one name.
             OSError: the file system failed.
         """
         try:
@@ -204,7 +208,7 @@ class SubmittedFolder:
         return fd
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The JSON object in the file `name`.
+        """Return the JSON object in the file `name`.
 
         Raises:
             Refused: it is too large, not JSON, or no object.
@@ -241,10 +245,8 @@ def _refuse_kind(shown: str, info: os.stat_result, limit: int) -> None:
         )
 
 
-# A submission's config.json against the base model's: a difference in what is computed is refused.
-#
-# The grader computes with the base model's config whatever a submission says, so nothing can be won here; the comparison
-# tells an agent that it trained another model than the one that would be scored.
+# --- comparison of config.json with the base model's. The grader always computes with the base model's config, so an agent
+# gains nothing by another one. A refusal shows the agent that it trained another model than the one that would be scored.
 
 IGNORED_CONFIG = frozenset(
     [
@@ -275,19 +277,19 @@ IGNORED_CONFIG = frozenset(
         "is_llama_config",
     ]
 )
-"""Config fields that don't change what the base's architecture computes from given weights."""
+"""Config fields that don't change what the base architecture computes from given weights."""
 
 PRESENCE_MATTERS = frozenset(
     {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
 )
-"""Fields whose mere presence on one side makes another model."""
+"""Fields that make another model if only one of the two configs has them."""
 
 
 def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    """Compares the fields that both have, and those whose mere presence matters.
+    """Compare the fields that both configs have, and those of PRESENCE_MATTERS.
 
     Raises:
-        Refused: naming the field and both values.
+        Refused: names the field and both values.
     """
     mine, theirs = _normal_config(config), _normal_config(base)
     for key in sorted(set(mine) | set(theirs)):
@@ -298,7 +300,7 @@ def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
 
 
 def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields that matter, RoPE written one way, empty values dropped."""
+    """Return the fields that matter, with RoPE in one spelling and without empty values."""
     flat = {key: value for key, value in config.items() if key not in IGNORED_CONFIG and value is not None}
     _one_rope(flat)
     if not flat.get("use_sliding_window", True):
@@ -309,14 +311,14 @@ def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_rope(flat: dict[str, Any]) -> None:
-    """Makes `rope_theta` and `rope_scaling` of `rope_parameters`, which newer versions of transformers write.
+    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`.
 
     Raises:
-        Refused: it is written more than once, and not the same.
+        Refused: it is given more than once with different values.
     """
     scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
     if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
-        return  # one set for each kind of layer: compared as it stands
+        return  # one set per kind of layer: compared unchanged
     thetas = [
         value for value in (flat.get("rope_theta"), *(s.get("rope_theta") for s in scalings)) if value is not None
     ]
@@ -332,7 +334,7 @@ def _one_rope(flat: dict[str, Any]) -> None:
 
 
 def _plain_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
-    """The scaling without theta, its kind under one name; None for the kind that changes nothing."""
+    """Return the scaling without theta and with its kind as `rope_type`; None for the default kind, which changes nothing."""
     plain = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
     plain.setdefault("rope_type", scaling.get("type") or "default")
     return None if plain["rope_type"] == "default" else plain

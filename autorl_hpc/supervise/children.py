@@ -1,8 +1,8 @@
-"""The gateway as its supervisor sees it: a child process that is the one way from an agent to its driver.
+"""Run the supervisor's child processes: the gateway to the driver (`GatewayProcess`) and the recorder (`RecorderProcess`).
 
-It is started before the agent and started again when it dies or hangs, with the same token and at the same port and socket, which
-are ours: who connects in between waits, and is not refused. What it says is the run's account; what stands in driver.jsonl is the truth, which it
-reads itself when it starts and we read at the end.
+Both are restarted when they die or hang. The gateway is the agent's only way to its driver. A restarted gateway has the
+same token, port and socket; the supervisor owns the sockets, so a client that connects in between waits and is not refused.
+driver.jsonl is the source of truth for driver use: the gateway reads it at its start, the supervisor at the end.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 START_S = 60.0
 GATEWAY_END_S = 10.0
 GATEWAY_PAUSES_S = (0.0, 0.5, 2.0, 5.0, 15.0)
-"""Before each new start, the last one again and again: without its driver an agent can do nothing."""
+"""Pauses before each restart; the last one is repeated without end, because an agent can do nothing without its driver."""
 
 POLL_S, QUIET_S = 0.02, 0.2
 HEAR_OUT_S = 10.0
-"""What it says of a request comes at about the time of the answer, and what it says comes in order: after its word to a question that is
-asked then, and `QUIET_S` of silence, there is no more. Longer than this an agent's end is not held up by a busy node."""
+"""The gateway reports a request at about the time of its answer, and its reports come in order. So nothing is outstanding
+after its reply to a question asked then and `QUIET_S` of silence. This limits how long a busy node can delay the agent's
+end."""
 
 STEADY_S = 60.0
-"""One that lived so long is started again without a pause."""
+"""A gateway that lived this long is restarted without a pause."""
 
 ASK_EVERY_S = 15.0
 ASK_TIMEOUT_S = 15.0
 HUNG_AFTER = 4
-"""Questions in a row after which it said nothing: two minutes. A busy node is slow, and a job that was suspended finds one question old."""
+"""Unanswered questions in a row (two minutes) after which the gateway counts as hung. More than one, because a busy node is
+slow and a job that was suspended finds one question overdue."""
 
 
 class Question(NamedTuple):
-    """Its number, and who was asked: the next gateway doesn't answer it."""
+    """A question's number and the process that got it; a restarted gateway doesn't answer it."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -70,7 +72,7 @@ class GatewayProcess:
     """The gateway of one attempt, from its first start to its last end.
 
     Args:
-        unix: where it listens besides its port.
+        unix: Unix socket on which it listens besides its port.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class GatewayProcess:
         self._asking = threading.Thread(target=self._ask_again, name="gateway-asking", daemon=True)
 
     def start(self) -> None:
-        """Starts it and waits until it listens.
+        """Start the gateway and wait until it listens.
 
         Raises:
-            AutorlError: it doesn't, or there is no way to the driver that it could take.
+            AutorlError: it doesn't start, or no proxy setting leads to the driver.
         """
         self._proxy = None if self.spec.url is None else proxy_to(self.spec.url, self.spec.proxy, self._outer)
         self._sockets = listening_at(self.unix)
@@ -123,16 +125,16 @@ class GatewayProcess:
 
     @property
     def url(self) -> str:
-        """For agents, in and outside a sandbox."""
+        """Return the URL for agents, the same in and outside a sandbox."""
         return f"http://127.0.0.1:{self.port}"
 
     def use(self) -> DriverUse:
-        """What the driver has answered so far, over all attempts."""
+        """Return what the driver has answered so far, over all attempts."""
         return self._use
 
     def hear_out(self) -> None:
-        """Waits for what it still has to say of the requests that were answered, for a moment at most; of one that died, all was
-        heard once its place is empty or another's."""
+        """Wait until the gateway has reported all answered requests, at most `HEAR_OUT_S`. If it died, all its reports were
+        read before `_process` was cleared or replaced."""
         ends_at = time.monotonic() + HEAR_OUT_S
         asked = self._ask()
         while asked is not None and self._answered < asked.number and self._process is asked.process:
@@ -146,16 +148,16 @@ class GatewayProcess:
                 return
 
     def close(self, reason: str) -> None:
-        """From now on every request is refused: the budget is over."""
+        """Make the gateway refuse every request from now on, because the budget is used up."""
         self._closed = reason
         self._send({"closed": reason})
 
     def tell_again(self) -> None:
-        """Tells it how much of the budget's time is used, for its log, and that it is closed, if it is."""
+        """Send the elapsed time, for the gateway's log, and, if it is closed, the reason again."""
         self._send({"elapsed_s": self.clock.elapsed_s} | ({"closed": self._closed} if self._closed else {}))
 
     def end(self) -> None:
-        """Ends it; answers that are under way are cut off with the agent."""
+        """End the gateway. Answers under way are cut off, as the agent is."""
         self._ending.set()
         self._spoke.set()
         self._send({"stop": True})
@@ -172,7 +174,7 @@ class GatewayProcess:
             self.unix.unlink(missing_ok=True)
 
     def _ask_again(self) -> None:
-        """Asks it whether it answers, and ends one that doesn't: it is then started again as one that died."""
+        """Ask the gateway regularly whether it answers, and kill it if it doesn't; `_keep` then restarts it."""
         silent, asked = 0, 0
         while not self._ending.wait(ASK_EVERY_S):
             with self._lock:
@@ -190,8 +192,8 @@ class GatewayProcess:
                 silent = 0
 
     def _answers(self) -> bool:
-        """Whether it says anything after a question. Over its pipes: where it listens, whoever connects could keep it from answering,
-        and so have it killed."""
+        """Return whether the gateway sends anything after a question. It is asked by pipe, because an agent could block its
+        port."""
         self._spoke.clear()
         if self._ending.is_set():
             return True
@@ -199,7 +201,7 @@ class GatewayProcess:
         return self._spoke.wait(ASK_TIMEOUT_S)
 
     def _ask(self) -> Question | None:
-        """Asks it something; None where nobody takes the question."""
+        """Send a numbered question; return None if the gateway doesn't take it."""
         with self._lock:
             self._questions += 1
             number = self._questions
@@ -220,7 +222,7 @@ class GatewayProcess:
             self._ending.wait(pause_s)
 
     def _live(self) -> int | None:
-        """One gateway from its start to its end; its exit code."""
+        """Run one gateway from start to end. Return its exit code."""
         try:
             process = self._start()
         except OSError as error:
@@ -240,7 +242,7 @@ class GatewayProcess:
             OWN.discard(process.pid)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # As the recorder's: no secrets in it, and what Python and a cluster's proxy need.
+        # As for the recorder: no secrets, only what Python and a cluster's proxy need.
         names = (*ALLOWED, *PROXIES, *(name.lower() for name in PROXIES))
         env = {name: self._outer[name] for name in names if name in self._outer}
         self.run.logs.mkdir(exist_ok=True)
@@ -259,7 +261,7 @@ class GatewayProcess:
         return process
 
     def _job(self) -> dict[str, Any]:
-        """What it is told on its standard input, where no other process can read it."""
+        """Return the job that the gateway reads from its standard input, where no other process can read it."""
         spec = self.spec
         upstream: dict[str, Any] = {"proxy": self._proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
         if spec.kind == "vllm":
@@ -309,62 +311,60 @@ class GatewayProcess:
         self._heard += 1
 
     def _send(self, value: dict[str, Any]) -> subprocess.Popen[bytes] | None:
-        """The process that it was said to, if there is one and it takes it."""
+        """Send a message. Return the process that took it; None if there is none or it doesn't read."""
         with self._lock:
             taken = self._process is not None and _write(self._process, value)
             return self._process if taken else None
 
 
 def _write(process: subprocess.Popen[bytes], value: dict[str, Any]) -> bool:
-    """Says something, or not, and which: one that was stopped and doesn't read must not stop who keeps the budget. Whole lines only, since
-    a pipe takes what is shorter than a page whole, and the first line finds it empty."""
+    """Write a line to a process. Return False if it doesn't take it: a stopped process that doesn't read must not block the
+    supervisor. Lines are never split: a pipe takes a write shorter than a page whole, and the first line finds it empty."""
     assert process.stdin is not None
     try:
         os.write(process.stdin.fileno(), json.dumps(value).encode() + b"\n")
         return True
     except (OSError, ValueError):
-        return False  # it died, or is stopped: who keeps it sees that, and what counts is said again
+        return False  # it died or is stopped; its keeper notices, and what matters is sent again
 
 
-# The recorder as its supervisor sees it: started once the agent is, asked for the code at each submission, let go at the end.
-#
-# Nothing here waits without a bound and nothing that happens here reaches the run: a recorder that dies is started again a
-# few times, one that hangs is killed, and each death is an event.
+# --- the recorder: started after the agent, asked for the code's revision at each submission, ended with the agent.
+# Every wait is bounded, and no failure here affects the run. A dead recorder is restarted a few times, a hanging one is
+# killed.
 
 GPUS_OF_JOB = ("SLURM_JOB_GPUS",)
-"""Which of the GPUs that can be seen are this job's, where nothing else says so."""
+"""Variables that tell which visible GPUs belong to this job, if nothing else does."""
 
 LAID = frozenset(
     {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, "data", "environment"}
     | {"description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", "prompt.md"}
 )
-"""What stands at the top of a workspace and is not the agent's."""
+"""Names at the top of a workspace that the suite creates, not the agent."""
 
 RECORDER_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)
-"""Before each new start; after the last there is no recorder for the rest of the attempt."""
+"""Pauses before each restart; after the last one the attempt goes on without a recorder."""
 
 TICK_S = 0.5
 PING_S = 10.0
 HUNG_PINGS = 6
-"""So many in a row without an answer, and it is killed. Counted and not timed: both may have been suspended."""
+"""Unanswered pings in a row after which the recorder is killed; not a time, because both processes may have been suspended."""
 
 ANSWER_S = 2.0
-"""A submission waits so long for the revision of its code, from the moment that its manifest was seen."""
+"""How long a submission waits for the revision of its code, from the moment that its manifest was seen."""
 
 PATIENCE_S, PATIENCE_SHARE = 6.0, 0.1
-"""All submissions together wait for no more than this share of the time, once so much is used up: a recorder that hangs must
-not slow down the intake of many manifests."""
+"""Limit for these waits over all submissions, and the share of time at which it refills, so that intake is never slow."""
 
 BEGIN_S = 1.0
 RECORDER_END_S = 5.0
-"""The recorder has 3 s to close."""
+"""The recorder itself takes at most 3 s to close."""
 
 NO_ANSWER: Callable[[], str | None] = lambda: None  # noqa: E731
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 class _Question:
-    """A question to the recorder. `answered` is set by the thread that reads."""
+    """A question to the recorder. The reading thread sets `answered`."""
 
     def __init__(self) -> None:
         self.answered = threading.Event()
@@ -396,14 +396,12 @@ class RecorderProcess:
         self._thread = threading.Thread(target=self._keep, name="recording", daemon=True)
 
     def start(self) -> None:
-        """Starts the recorder, in a thread of its own: a slow start delays nobody."""
+        """Start the recorder in a thread, so that a slow start delays nothing."""
         self._thread.start()
 
     def ask(self, submission_id: int) -> Callable[[], str | None]:
-        """Asks for the state of the code now. What is returned waits for the commit, not for long; None: not recorded.
-
-        Once the recorder has ended well the answer is the last state, which the agent can't change any more.
-        """
+        """Ask the recorder to commit the code now. Return a function that waits briefly for the commit hash; it returns None
+        if nothing was recorded. After `end`, it returns the last revision, which the agent can no longer change."""
         if self._ending.is_set():
             return lambda: self._last_revision
         self._begun.wait(BEGIN_S)
@@ -425,7 +423,7 @@ class RecorderProcess:
         return answer
 
     def end(self) -> None:
-        """Lets the recorder close and waits for it, END_S at most."""
+        """Let the recorder close, and kill it after RECORDER_END_S."""
         self._ending.set()
         self._send({"stop": True})
         self._thread.join(RECORDER_END_S)
@@ -437,8 +435,6 @@ class RecorderProcess:
         question.answered.wait(max(0.0, min(most_s, self._patience_s)))
         self._patience_at = time.monotonic()
         self._patience_s -= self._patience_at - begun
-
-    # ---------------------------------------------------------------- the recorder's life
 
     def _keep(self) -> None:
         for pause_s in (*RECORDER_PAUSES_S, None):
@@ -459,7 +455,7 @@ class RecorderProcess:
                 return
 
     def _live(self) -> dict[str, Any]:
-        """One recorder from its start to its end; how it ended."""
+        """Run one recorder from start to end. Return its exit code and whether it hung."""
         process = self._start()
         try:
             hung = not self._listen(process)
@@ -474,11 +470,11 @@ class RecorderProcess:
                 OWN.discard(process.pid)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # As the keeper's: no secrets, but what Python needs to start on this host.
+        # As for the keeper: no secrets, only what Python needs to start on this host.
         env = {name: os.environ[name] for name in (*ALLOWED, *GPUS_OF_JOB) if name in os.environ}
         process = start_own("autorl_hpc.recorder", env)
         assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)  # a recorder that was stopped must not stop who writes to it
+        os.set_blocking(process.stdin.fileno(), False)  # a stopped recorder must not block the supervisor
         job = RecorderJob(
             run=RunDir(self.run.path.absolute()),
             workspace=self.workspace.absolute(),
@@ -495,13 +491,13 @@ class RecorderProcess:
         with self._lock:
             self._process, self._unanswered_pings = process, 0
             _write_line(process, job.line())
-            if self._ending.is_set():  # it came to its end while it was being started
+            if self._ending.is_set():  # `end` was called during the start
                 _write_line(process, b'{"stop": true}\n')
         self._begun.set()
         return process
 
     def _listen(self, process: subprocess.Popen[bytes]) -> bool:
-        """Reads what the recorder says until it ends; False: it hangs."""
+        """Read the recorder's messages until it ends. Return False if it hangs."""
         assert process.stdout is not None
         out, buffer, next_ping = process.stdout.fileno(), b"", time.monotonic() + PING_S
         begun = time.monotonic()
@@ -544,7 +540,7 @@ class RecorderProcess:
             self._last_revision = revision
 
     def _send(self, value: dict[str, Any]) -> bool:
-        """Tells the recorder something, with the time; False if it is not there or doesn't read."""
+        """Send a message with the elapsed time. Return False if there is no recorder or it doesn't read."""
         line = json.dumps({**value, "elapsed_s": self.clock.elapsed_s}).encode() + b"\n"
         with self._lock:
             return self._process is not None and _write_line(self._process, line)
@@ -555,10 +551,10 @@ class RecorderProcess:
         if process is not None and process.poll() is None:
             append_event(self.run.events, "recorder_crashed", exit_code=None, hung=True, again_in_s=None)
             process.kill()
-            self._thread.join(1.0)  # one that hangs in the kernel is left to it
+            self._thread.join(1.0)  # a process that hangs in the kernel can't be waited for
 
     def _release_all(self) -> None:
-        """Nobody will answer: who waits need not go on."""
+        """Release all waiting callers, because no answer will come."""
         for question in list(self._questions.values()):
             question.answered.set()
 

@@ -1,4 +1,4 @@
-"""The sandbox of one attempt: the plan of what this run's agent may reach, the level that keeps it to that, and its way out."""
+"""Set up the sandbox of one attempt: which paths the agent may reach, the level that enforces it, and its sockets."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.workspace import Placing, placed
 
 SHORT = "/tmp"
-"""Where the socket lies: a Unix socket's path has room for 107 bytes, which a scratch folder's name may fill."""
+"""Folder for the sockets: a Unix socket's path is limited to 107 bytes, and scratch paths may be longer."""
 
 
 class Confinement:
-    """One attempt's sandbox."""
+    """The sandbox of one attempt."""
 
     def __init__(
         self,
@@ -82,23 +82,23 @@ class Confinement:
 
     @property
     def socket(self) -> Path:
-        """Where the bridge listens besides its port."""
+        """Return the Unix socket on which the bridge listens besides its port."""
         return Path(self.socket_folder) / SOCKET_NAME
 
     @property
     def driver_socket(self) -> Path:
-        """Where the gateway listens besides its port."""
+        """Return the Unix socket on which the gateway listens besides its port."""
         return Path(self.socket_folder) / DRIVER_SOCKET_NAME
 
     def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
-        """Chooses the level by doing.
+        """Choose the sandbox level by trying the levels on this node.
 
         Args:
-            port: of the bridge; the same number leads to it from inside.
-            driver_port: the same of the gateway; None: there is none.
+            port: the bridge's port, which is the same inside the sandbox.
+            driver_port: the gateway's port; None if there is no gateway.
 
         Raises:
-            AutorlError: what the experiment demands can't be had on this node.
+            AutorlError: this node can't provide what the experiment demands.
         """
         driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
         plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
@@ -114,27 +114,27 @@ class Confinement:
 
     @property
     def placing(self) -> Placing:
-        """How base model and data come into the workspace at the chosen level."""
+        """Return how base model and data come into the workspace at the chosen level."""
         assert self._chosen is not None
         return {SandboxLevel.NONE: "copied", SandboxLevel.LANDLOCK: "linked"}.get(self._chosen.level.name, "mounted")  # type: ignore[return-value]
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        """`command`, inside."""
+        """Return `command` as it runs inside the sandbox."""
         assert self._chosen is not None
         return self._chosen.level.argv(self._chosen.plan, command)
 
     def close(self) -> None:
-        """Removes the way out."""
+        """Remove the folder with the sockets."""
         shutil.rmtree(self.socket_folder, ignore_errors=True)
 
 
 def _real(*folders: Path) -> set[str]:
-    """Folders as they are called, and as they really lie."""
+    """Return the folders as named and with links resolved."""
     return {str(folder) for folder in folders} | {os.path.realpath(folder) for folder in folders}
 
 
 def _prefixes(venv: Path | None) -> list[str]:
-    """Folders of the Pythons that agents run: the suite's own, and the one that the environment's venv links to."""
+    """Return the folders of the Pythons that agents run: the suite's own, and the one that the environment's venv links to."""
     found = [sys.prefix, sys.base_prefix]
     if venv is not None:
         real = Path(os.path.realpath(venv / "bin" / "python")).parent.parent
@@ -143,7 +143,7 @@ def _prefixes(venv: Path | None) -> list[str]:
 
 
 def _named(readable: Sequence[str], private: set[str]) -> list[str]:
-    """The folders that the experiment names, if they neither lie in what must be hidden nor hold it."""
+    """Return the folders that the experiment names in `sandbox.readable`, after checking them against the private folders."""
     for path in readable:
         real = os.path.realpath(path)
         if any(below(real, folder) or below(folder, real) for folder in private):

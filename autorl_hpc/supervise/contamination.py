@@ -1,8 +1,7 @@
-"""Looks for held-out items in the workspace: after submissions, and once after the agent's end.
+"""Search the workspace for held-out items: after accepted submissions, and once after the agent's end.
 
-It runs beside the run and has no say in it: a thread waits for accepted submissions and starts the scanner, a process that
-looks once, at the lowest priority as long as the agent works; what that finds goes into the ledger and to nobody else. See
-docs/contamination.md.
+A thread waits for accepted submissions and starts the scanner, a process that searches once, at the lowest priority while
+the agent works. Results go only into the ledger and never change the run. See docs/contamination.md.
 """
 
 from __future__ import annotations
@@ -28,33 +27,33 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 POLL_S = 0.5
 LOOK_S = 120.0
-"""Of one look while the agent works."""
+"""Limit of one search while the agent works."""
 
 REST_FACTOR = 3.0
-"""A look is followed by a rest so many times as long: at most a quarter of a core goes to looking."""
+"""Each search is followed by a rest this many times as long, so that searching takes at most a quarter of a core."""
 
 REST_LEAST_S = 2.0
 
 END_S = 10.0
-"""Of the last look, from the agent's end to the seal, whatever is still to be read then."""
+"""Limit of the last search, from the agent's end to the seal, however much is left to read."""
 
 SETTLE_S = 2.0
-"""So long a look that is at work at the end may take to say what it has."""
+"""How long a search that is running at the agent's end may take to report its results."""
 
 KILL_AFTER_S = 5.0
-"""A scanner that overstays by this hangs in a file."""
+"""A scanner that exceeds its time by this much is stuck in a file and is killed."""
 
 MAX_ALSO = 1000
 TRIES = 3
-"""A file at which the scanner died is left out the next time."""
+"""If the scanner dies while reading a file, the next try skips that file."""
 
 
 class ScannerLost(Exception):
-    """The scanner ended, or had to be ended, without an answer."""
+    """The scanner ended, or had to be killed, without a result."""
 
 
 class ContaminationWatch:
-    """Has the workspace of one run looked at. Nothing that happens here reaches the run."""
+    """Has the workspace of one run searched. No failure here affects the run."""
 
     def __init__(
         self, experiment: ExperimentDir, run_id: str, workspace: Callable[[], Path], chain: LedgerWriter
@@ -67,16 +66,15 @@ class ContaminationWatch:
         self._thread = threading.Thread(target=self._watch, name="contamination", daemon=True)
 
     def start(self) -> None:
-        """Begins to look after accepted submissions."""
+        """Start searching after accepted submissions."""
         self._thread.start()
 
     def finish(self, stop: Callable[[], bool]) -> None:
-        """The last look, of END_S seconds at most, for the submissions that have none yet too. Call it before the seal.
-
-        None where nothing was accepted: there is no score that it could stand beside.
+        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the seal.
+        It does nothing if no submission was accepted, because then no score depends on it.
 
         Args:
-            stop: asked ten times a second; True ends it without an entry, for the next attempt to do.
+            stop: called ten times a second; True ends the search without an entry, and the next attempt repeats it.
         """
         if not self.chain.view.accepted():
             self._ending.set()
@@ -99,7 +97,7 @@ class ContaminationWatch:
             self._signal(signal.SIGUSR1)
             self._thread.join(SETTLE_S)
             if self._thread.is_alive():
-                self._signal(signal.SIGKILL)  # it hangs in a file
+                self._signal(signal.SIGKILL)  # stuck in a file
                 self._thread.join(1.0)
         try:
             body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
@@ -117,14 +115,14 @@ class ContaminationWatch:
             begun = time.monotonic()
             try:
                 body = self._look(LOOK_S, self._ending)
-                if body.complete or not self._ending.is_set():  # else the last look stands for these submissions
+                if body.complete or not self._ending.is_set():  # otherwise the last search covers these submissions
                     self._write(body, due[-1], due[:-1])
-            except Exception:  # a defect: the next look may go well
+            except Exception:  # a defect; the next search may work
                 log.exception("a look for held-out items failed")
             rest_until = time.monotonic() + max(REST_LEAST_S, REST_FACTOR * (time.monotonic() - begun))
 
     def _due(self) -> list[int]:
-        """Accepted submissions that no look stands for, in order."""
+        """Return the accepted submissions that no search covers yet, in order."""
         view = self.chain.view
         seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
@@ -143,10 +141,14 @@ class ContaminationWatch:
         return Contamination(complete=False, reason=f"no look: {what}"[:500])
 
     def _scan(self, seconds: float, *, beside: bool) -> Contamination:
-        """One look of that many seconds at most. Raises ScannerLost, OSError.
+        """Run one search of at most `seconds`.
 
         Args:
-            beside: the agent is at work, and must not be slowed.
+            beside: the agent is working, so use the lowest priority.
+
+        Raises:
+            ScannerLost: the scanner ended without a result.
+            OSError: it could not be started.
         """
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
         job = {**places, "run": self.run_id, "seconds": seconds, "avoid": self._avoid, "beside": beside}
@@ -167,17 +169,17 @@ class ContaminationWatch:
         raise ScannerLost(why)
 
     def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
-        # Beyond MAX_ALSO the oldest are named: the rest stays due, and the last look names what it can of it.
+        # Only the oldest MAX_ALSO are named. The others remain due, and the last search names as many of them as fit.
         body = body.model_copy(update={"submission_id": submission_id, "also": tuple(also[:MAX_ALSO])})
         try:
             self.chain.write(EntryKind.CONTAMINATION, body)
         except Superseded:
-            pass  # the supervisor's own look meets the newer attempt too
+            pass  # the supervisor's main loop also notices the newer attempt
         except (OSError, AutorlError) as error:
             log.warning("a look for held-out items could not be recorded: %s", error)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the scanner that was started last; one that has ended is spared."""
+        """Send a signal to the newest scanner; nothing happens if it has ended."""
         if self._scanner is not None:
             self._scanner.send_signal(number)
 
@@ -185,7 +187,7 @@ class ContaminationWatch:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     try:
-        process.wait(timeout=1.0)  # one that hangs in the kernel is left to it
+        process.wait(timeout=1.0)  # a process that hangs in the kernel can't be waited for
     except subprocess.TimeoutExpired:
         return
     OWN.discard(process.pid)

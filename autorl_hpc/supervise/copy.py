@@ -1,9 +1,7 @@
-"""Copies a linted checkpoint while hashing and scanning it: every byte is read once, and what was hashed is what is kept.
+"""Copy a linted checkpoint while hashing and scanning it: each byte is read once, and what was hashed is what is stored.
 
-With an adapter the base model's files are copied, and the adapter is added to the rows on the way; what is hashed is the sum.
-
-Tensors are hashed one by one, so several threads can work on different tensors; hashlib, reads and writes let go of
-the interpreter lock.
+For an adapter, the base model's files are copied with the adapter added to their rows on the way, and the sum is hashed.
+Each tensor has its own hash, so several threads work on different tensors; hashlib, reads and writes release the GIL.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from autorl_hpc.supervise.checkpoint_folder import BaseModel
 from autorl_hpc.supervise.lint import Linted
 
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Fits the caches well enough that hash and scan read it from there, and is a large read for a shared file system."""
+"""Small enough that hash and scan read it from the CPU caches, large enough for a shared file system."""
 
 WRITEBACK_BYTES = 16 * 1024 * 1024
-"""Data are sent to disk in steps of this size while the copy goes on, so that the closing fsync has little left."""
+"""Write-back starts in steps of this size during the copy, so that the final fsync has little left to do."""
 
 FIRST_NOT_FINITE = {"F32": ("<u4", "<i4", 0x7F800000), "BF16": ("<u2", "<i2", 0x7F80), "F16": ("<u2", "<i2", 0x7C00)}
-"""Inf and NaN are the bit patterns from this one up, with or without the sign bit: so the largest pattern read as a signed
-number finds the positive ones, the largest read as unsigned the negative ones."""
+"""Bit patterns from which on a value is Inf or NaN, with or without the sign bit. The largest pattern read as a signed number
+finds the positive ones, the largest read as unsigned finds the negative ones."""
 
 FIRST_OVERFLOWING = {
     ("F32", "bfloat16"): 0x7F7F8000,
     ("F32", "float16"): 0x477FF000,
     ("BF16", "float16"): 0x4780,
 }
-"""From these patterns up a finite value becomes Inf when it is rounded, to nearest even, to the recipe's dtype: half a step
-above the largest number of that type (65,520 for fp16)."""
+"""Bit patterns from which on a finite value becomes Inf when rounded to nearest even in the recipe's dtype: half a step above
+the largest number of that dtype (65,520 for fp16)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class _Scan:
-    """What one pass over a tensor found. `base_digest` is that of the base's bytes, where an adapter was added to them."""
+    """What one pass over a tensor found. `base_digest` is the hash of the base model's bytes before an adapter was added."""
 
     digest: str
     base_digest: str
@@ -64,20 +62,20 @@ class _Scan:
 
 
 def workers() -> int:
-    """Threads for one copy: more than four outrun the disk."""
+    """Return the number of threads for one copy; more than four are faster than the disk."""
     return max(1, min(4, len(os.sched_getaffinity(0))))
 
 
 def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -> Copied:
-    """Copies the weight files into `target`.
+    """Copy the weight files into `target`.
 
     Args:
-        dtype: what the recipe computes in, to which the grader brings the weights: `float32`, `bfloat16` or `float16`.
+        dtype: the recipe's dtype, in which the grader loads the weights: `float32`, `bfloat16` or `float16`.
 
     Raises:
-        Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or constant; a tied head differs; or a file
-            changed meanwhile.
-        OSError: reading or writing failed (`errno` tells whose fault it is).
+        Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or constant; a tied head differs; or
+            a file changed during the copy.
+        OSError: reading or writing failed (`errno` shows whose fault it is).
     """
     given = linted.files if linted.adapter is None else {ADAPTER_WEIGHTS: linted.adapter.fd}
     before = {name: _signature(fd) for name, fd in given.items()}
@@ -99,7 +97,7 @@ def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -
                 source, copy = linted.files[tensor.file], outputs[tensor.file]
                 return _copy_tensor(tensor, source, copy, stop, flusher, tensor.name in heads, merge, dtype)
 
-            # In file order: large sequential reads and writes, which shared file systems like.
+            # In file order, because shared file systems are fast for large sequential reads and writes.
             ordered = sorted(linted.tensors, key=lambda t: (t.file, t.begin))
             futures = [pool.submit(work, tensor) for tensor in ordered]
             try:
@@ -162,7 +160,7 @@ def _refuse_head(name: str, scan: _Scan) -> None:
 
 
 def _same_header(copy: int, name: str, linted: Linted) -> bool:
-    """Whether the copy's header says what was linted: tensors were hashed by that, and the engine reads by this."""
+    """Return whether the copy's header equals the linted one, which the hash used; the engine reads the copied one."""
     tensors = sorted(t for t in linted.tensors if t.file == name)
     try:
         return sorted(read_header(copy, name, min(t.begin for t in tensors))) == tensors
@@ -194,9 +192,7 @@ def _copy_tensor(
     digest, base_digest = hashlib.sha256(), hashlib.sha256()
     head = _HeadScan(tensor) if is_head else None
     row_bytes = math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.dtype]
-    step = (
-        max(1, CHUNK_BYTES // max(1, row_bytes)) * row_bytes
-    )  # whole rows: heads are compared and adapters added by rows
+    step = max(1, CHUNK_BYTES // max(1, row_bytes)) * row_bytes  # whole rows, which heads and adapters need
     if head is None and merge is None:
         step = CHUNK_BYTES
     view = memoryview(bytearray(min(step, tensor.end - tensor.begin)))
@@ -256,7 +252,7 @@ def _refuse_not_finite(chunk: memoryview, tensor: TensorSpec, merged: bool, dtyp
 
 
 class _HeadScan:
-    """Looks whether a head or embedding is all zero, or has equal rows: tokens that can't be told apart."""
+    """Checks whether a head or embedding is all zero, or has equal rows, so that all tokens would be the same to the model."""
 
     def __init__(self, tensor: TensorSpec) -> None:
         self._unsigned, self._columns = FIRST_NOT_FINITE[tensor.dtype][0], math.prod(tensor.shape[1:])
@@ -265,20 +261,20 @@ class _HeadScan:
         self.rows_equal = tensor.shape[0] > 1
 
     def look(self, rows: memoryview) -> None:
-        """Takes the bytes of further whole rows."""
+        """Check the bytes of further whole rows."""
         import numpy as np
 
         values = np.frombuffer(rows, dtype=self._unsigned).reshape(-1, self._columns)
         if self._first is None:
             self._first = values[0].tobytes()
         if self.all_zero:
-            self.all_zero = not bool((values << 1).any())  # the sign shifted out: -0.0 is zero too
+            self.all_zero = not bool((values << 1).any())  # shift the sign out: -0.0 is zero too
         if self.rows_equal:
             self.rows_equal = bool((values == np.frombuffer(self._first, dtype=self._unsigned)).all())
 
 
 class _Flusher:
-    """Starts write-back of what was written every WRITEBACK_BYTES, without waiting for it where the system can."""
+    """Starts write-back after every WRITEBACK_BYTES, without waiting for it if the system supports that."""
 
     def __init__(self, targets: list[int]) -> None:
         self._written = dict.fromkeys(targets, 0)
@@ -295,7 +291,7 @@ class _Flusher:
 
 
 def _writeback_function() -> Callable[[int], object] | None:
-    """sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE): starts write-back and returns; Linux and glibc only."""
+    """Return sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE), which starts write-back; None without Linux and glibc."""
     import ctypes
 
     try:

@@ -1,8 +1,8 @@
-"""Intake: the only way from a workspace to the graders.
+"""Take submissions from a workspace into the ledger and the graders' queue: manifests, `ResultWriter` (answers), `Intake`.
 
-A manifest in submissions/ is opened by directory descriptor, validated, its checkpoint linted, copied while hashed,
-installed under artifacts/, entered in the ledger and queued, in this order: a kill at any step is repaired by doing the
-step again. The agent's answer lies in results/<manifest id>.json.
+Intake opens a manifest in submissions/ by directory descriptor, validates it, lints the checkpoint, copies it while
+hashing, installs it under artifacts/, writes it into the ledger and queues it, in this order. Each step can be repeated, so
+a kill at any step is repaired. The answer is written to results/<manifest id>.json.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from autorl_hpc.supervise.ledger_writer import LedgerWriter
 from autorl_hpc.supervise.lint import Linted, lint_folder
 from autorl_hpc.supervise.workspace import Workspace
 
-# Manifests as files of the workspace: listed, told apart, read and validated by descriptor.
+# --- manifests as files of the workspace: list, identify, read and validate them by descriptor
 
 MAX_MANIFEST_BYTES = 64 * 1024
-"""A manifest is a path and a note."""
+"""A manifest holds only a path and a note."""
 
 
 class RetryLater(Exception):
-    """The file system failed; the manifest stays where it is."""
+    """The file system failed, so the manifest is left for a later poll."""
 
 
 def manifest_names(folder: int) -> list[str]:
@@ -56,7 +56,7 @@ def manifest_names(folder: int) -> list[str]:
 
 
 def identity(folder: int, name: str) -> tuple[str, int, int] | None:
-    """What tells one file from another that is renamed over it; None if it is gone.
+    """Return what distinguishes a file from another one that is renamed over it; None if it is gone.
 
     Raises:
         OSError: the file system failed.
@@ -71,11 +71,11 @@ def identity(folder: int, name: str) -> tuple[str, int, int] | None:
 
 
 def read_manifest(folder: int, name: str, manifest_id: str) -> Manifest:
-    """Reads and validates a manifest by descriptor.
+    """Read and validate a manifest by descriptor.
 
     Raises:
-        Refused: it is no regular file, too large, no JSON, or not a manifest; the field is named.
-        TryAgain: the file system failed.
+        Refused: it is no regular file, too large, not JSON, or no valid manifest; the message names the field.
+        RetryLater: the file system failed.
     """
     advice = 'write {"model_path": "output/v1"} to a temporary name and rename it, or use ./submit'
     try:
@@ -112,10 +112,10 @@ def read_manifest(folder: int, name: str, manifest_id: str) -> Manifest:
 
 
 def parse_manifest(data: bytes, advice: str) -> Manifest:
-    """A manifest from its bytes.
+    """Parse a manifest.
 
     Raises:
-        Refused: it is empty, no JSON, or a field is wrong.
+        Refused: it is empty, not JSON, or a field is wrong.
     """
     if not data.strip():
         raise Refused("manifest_empty", "the manifest is empty", advice, Fault.AGENT)
@@ -129,9 +129,8 @@ def parse_manifest(data: bytes, advice: str) -> Manifest:
         raise Refused("manifest_invalid", f"manifest: {error.what}"[:500], advice, Fault.AGENT) from None
 
 
-# What the agent is told: results/<manifest id>.json, and the same object over the bridge. The reference's fields
-# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions)
-# stand beside ours.
+# --- answers to the agent: results/<manifest id>.json, and the same object over the bridge, with the reference's fields
+# (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions) and ours
 
 FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState.FAILED)
 
@@ -151,7 +150,7 @@ class ResultWriter:
     def refuse(
         self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float, view: RunView
     ) -> None:
-        """Tells a refusal that has no ledger entry of its own."""
+        """Answer a refusal that has no ledger entry."""
         body = Submission(
             submission_id=1,
             manifest_id=manifest_id,
@@ -167,7 +166,7 @@ class ResultWriter:
             self._tell(manifest_id, {**self._common(body, view, None), "submission_id": None})
 
     def update(self, view: RunView) -> None:
-        """Tells everything that the view says and that has not been told yet."""
+        """Write all answers that are new in the view."""
         with self._changed:
             self._write_again()
             self._bases = {engine: base for engine, base in self._bases.items() if base is not None}
@@ -175,14 +174,14 @@ class ResultWriter:
                 self.tell(submission, view)
 
     def tell(self, submission: Submission, view: RunView) -> None:
-        """Tells one submission's answer, if it has not been told."""
+        """Write one submission's answer if it is new or has changed."""
         with self._changed:
             told = self._told.get(submission.manifest_id)
             if told is None or self._knows_more(told, submission, view.score_of(submission)):
                 self._tell(submission.manifest_id, self._answer(submission, view))
 
     def _knows_more(self, told: dict[str, Any], submission: Submission, score: Score | None) -> bool:
-        """Whether more is known than was told: another state, or the base model's score, which another grader may find later."""
+        """Return whether the answer has changed: a new state, or the base model's score, which another grader may add later."""
         if told["status"] not in FINAL_STATES:
             return bool(told["status"] != _status(submission, score))
         if score is None or score.evaluation.score is None or told["baseline_score"] is not None:
@@ -190,7 +189,8 @@ class ResultWriter:
         return self._baseline(score.evaluation.engine_hash) is not None
 
     def wait(self, manifest_id: str, *, scored: bool, timeout_s: float) -> dict[str, Any] | None:
-        """The answer to a manifest, once it is accepted or refused (or, with `scored`, has a score); None in time."""
+        """Return the answer to a manifest, once it is accepted or refused (with `scored`: has a score); None after the
+        timeout."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -209,15 +209,15 @@ class ResultWriter:
             self._unwritten[manifest_id] = None
 
     def _write_again(self) -> None:
-        """Writes what could not be written before (a full disk, a link in the place of results/), until one fails."""
+        """Write the answers that could not be written before (a full disk, a link in place of results/), until one fails."""
         for manifest_id in list(self._unwritten):
             if not self.workspace.write("results", f"{manifest_id}.json", self._told[manifest_id]):
-                self._unwritten[manifest_id] = self._unwritten.pop(manifest_id)  # the next look begins with another
+                self._unwritten[manifest_id] = self._unwritten.pop(manifest_id)  # next call begins with another one
                 return
             del self._unwritten[manifest_id]
 
     def _left(self, view: RunView) -> int | None:
-        """Checkpoints of new content that would still be accepted; None without a limit."""
+        """Return how many checkpoints of new content would still be accepted; None if there is no limit."""
         most = self.record.science.budget.max_submissions
         return None if most is None else max(0, most - len(view.contents()))
 
@@ -273,13 +273,13 @@ class ResultWriter:
         return answer
 
     def _items(self) -> dict[str, int]:
-        """How many items of its split a score is of."""
+        """Return how many items a score is computed on, and the size of the split."""
         science = self.record.science
         split = Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
         return {"asked": science.asked(split), "of": science.splits[split].n}
 
     def _baseline(self, engine_hash: str | None) -> float | None:
-        """Found once, it stays; looked for at most once in an `update`."""
+        """Return the base model's score; None if it is not there yet. `update` looks it up at most once per call."""
         if engine_hash is None:
             return None
         if engine_hash not in self._bases:
@@ -301,17 +301,17 @@ def _status(submission: Submission, score: Score | None) -> SubmissionState:
 log = logging.getLogger("autorl_hpc.supervisor")
 
 MAX_RECORDED_REFUSALS = 1000
-"""Refusals beyond this get an answer, but no ledger entry each: the ledger must not be the agent's to fill."""
+"""Further refusals get an answer but no ledger entry, so that an agent can't fill the ledger."""
 
 MAX_RECORDED_COPIES = 1000
-"""The same of submissions whose content was submitted before."""
+"""The same limit for submissions whose content was submitted before."""
 
 RETRY_CLUSTER_S = 5.0
 POLL_S = 2.0
-"""A poll hands back after this long, so that its caller sees when the run has ended."""
+"""A poll returns after this long, so that its caller notices the end of the run."""
 
 END_POLL_S = 600.0
-"""What lies in submissions/ at the end is taken in for this long at most: the rest must not keep the run from its seal."""
+"""The last poll takes at most this long; the remaining manifests are refused, so that the run can be sealed."""
 
 
 @dataclass
@@ -326,7 +326,7 @@ class Intake:
     chain: LedgerWriter
     answers: ResultWriter
     ask_revision: Callable[[int], Callable[[], str | None]] = lambda submission_id: lambda: None
-    """Asks for the state of the agent's code now; what it returns gives the commit, None if it is not recorded."""
+    """Asks the recorder to commit the agent's code; the returned function gives the commit, or None if it was not recorded."""
 
     def __post_init__(self) -> None:
         self.refused_unrecorded = 0
@@ -334,11 +334,11 @@ class Intake:
         self._taken: set[str] = set()  # manifest ids that this attempt has answered
         self._in_ledger: dict[str, Submission] = {}
         self._unqueued: set[int] = set()  # accepted, but the queue could not be written
-        self._asked: dict[str, Callable[[], str | None]] = {}  # by manifest id, since it was first seen
+        self._asked: dict[str, Callable[[], str | None]] = {}  # by manifest id, from the time it was first seen
         self._again_at = 0.0
 
     def recover(self) -> None:
-        """Repairs what a killed attempt left: unfinished copies, and queue entries that the ledger calls for."""
+        """Repair what a killed attempt left: remove unfinished copies, and queue what the ledger says is unscored."""
         left = artifacts.remove_unfinished(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
         if left:
             log.warning("%d unfinished copies of an earlier attempt were removed", len(left))
@@ -346,16 +346,16 @@ class Intake:
             self._queue(submission.submission_id)
 
     def poll(self, *, patient: bool = True, stop: Callable[[], bool] = lambda: False) -> int:
-        """Takes in what is there; the number of manifests handled.
+        """Take in the manifests that are there. Return the number handled.
 
         Args:
-            patient: leave a manifest for later when the file system fails, and return after `POLL_S`; else refuse it with
-                the cluster's fault, and take all.
-            stop: asked between two manifests; True ends the poll.
+            patient: if the file system fails, leave the manifest for later, and return after `POLL_S`. Otherwise refuse it
+                with the cluster's fault, and take all manifests.
+            stop: called between two manifests; True ends the poll.
 
         Raises:
             Superseded: a newer attempt has begun, or the run is sealed.
-            OSError: without patience: the ledger or the queue can't be written.
+            OSError: not patient, and the ledger or the queue can't be written.
         """
         if patient and time.monotonic() < self._again_at:
             return 0
@@ -386,7 +386,7 @@ class Intake:
         return handled
 
     def left(self) -> bool:
-        """Whether manifests lie in submissions/ that have not been taken in."""
+        """Return whether submissions/ holds manifests that were not taken in."""
         folder = None
         try:
             folder = self.workspace.open_folder("submissions")
@@ -408,7 +408,7 @@ class Intake:
             manifest_id = "unnamed-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
         self._take(folder, name, manifest_id, f"{key[1]}:{key[2]}", patient, late)
         try:
-            if identity(folder, name) == key:  # else another one was renamed over it: that is taken next
+            if identity(folder, name) == key:  # otherwise another file was renamed over it, which is taken next
                 os.unlink(name, dir_fd=folder)
         except OSError:
             self._handled.add(key)  # a folder, or a file that the agent protects
@@ -422,7 +422,7 @@ class Intake:
             self.answers.refuse(f"{manifest_id}~again", None, _duplicate(manifest_id), elapsed_s, view)
             self.refused_unrecorded += 1
             return
-        if known is not None:  # an attempt was killed between the ledger and the answer
+        if known is not None:  # an attempt was killed between ledger entry and answer
             self._queue_if_due(known, view)
             self.answers.tell(known, view)
             self._taken.add(manifest_id)
@@ -442,7 +442,7 @@ class Intake:
                 raise
             submission = self._refusal(view, manifest_id, manifest, _cluster(error), elapsed_s)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            # A defect of ours that a checkpoint found: it must not stand in the way of the next manifest.
+            # Our own defect, caused by this checkpoint; it must not block the next manifest.
             log.exception("intake of %s failed", manifest_id)
             submission = self._refusal(view, manifest_id, manifest, _defect(error), elapsed_s)
         revision = self._asked[manifest_id]
@@ -502,11 +502,11 @@ class Intake:
         )
 
     def _copy(self, linted: Linted) -> Copied:
-        """The copy, installed. From here on the checkpoint's files are open: what fails is the file system."""
+        """Copy and install the checkpoint. Its files are already open, so any OSError from here on is the file system's."""
         try:
             return again(lambda: self._copy_once(linted))
         except OSError as error:
-            raise RetryLater(f"the accepted copy can't be written: {error.strerror}") from error  # no path of ours
+            raise RetryLater(f"the accepted copy can't be written: {error.strerror}") from error  # without our path
 
     def _copy_once(self, linted: Linted) -> Copied:
         target = artifacts.new_folder(self.experiment.artifacts, self.record.run_id, self.chain.attempt)
@@ -522,7 +522,7 @@ class Intake:
         return copied
 
     def _refuse_surplus(self, content_hash: str) -> None:
-        """Refuses a content that is new beyond the budget's number, or old beyond what the ledger keeps."""
+        """Refuse new content beyond the budget's number of submissions, and repeated content beyond MAX_RECORDED_COPIES."""
         view = self.chain.look()
         contents, most = view.contents(), self.record.science.budget.max_submissions
         if most is not None and content_hash not in contents and len(contents) >= most:
@@ -549,7 +549,7 @@ class Intake:
         )
 
     def _known(self, view: RunView, manifest_id: str) -> Submission | None:
-        """The ledger's submission of that manifest id. Submissions are only ever added, so only new ones are looked at."""
+        """Return the ledger's submission with that manifest id, or None. Reads only entries added since the last call."""
         for submission in islice(view.submissions.values(), len(self._in_ledger), None):
             self._in_ledger[submission.manifest_id] = submission
         return self._in_ledger.get(manifest_id)
@@ -583,12 +583,12 @@ class Intake:
 
 
 def _answered_by(content_hash: str, view: RunView) -> int | None:
-    """The earlier submission whose score answers for this content."""
+    """Return the earlier submission whose score also holds for this content; None if there is none."""
     return next((s.submission_id for s in view.accepted() if _answers(s, content_hash, view)), None)
 
 
 def _answers(earlier: Submission, content_hash: str, view: RunView) -> bool:
-    """Whether the score of an earlier submission answers for this content: not if the infrastructure owes it one."""
+    """Return whether an earlier submission's score holds for this content: not after a failure of the infrastructure."""
     if earlier.content_hash != content_hash or earlier.same_as is not None:
         return False
     score = view.score_of(earlier)
@@ -628,7 +628,7 @@ def _defect(error: Exception) -> Refused:
 
 
 def _describe(target: Path, copied: Copied) -> None:
-    """The artifact's manifest, written last: a folder without it is no artifact."""
+    """Write the artifact's manifest. It comes last, because a folder without it doesn't count as an artifact."""
     value = {
         "schema_version": 1,
         "content_hash": copied.content_hash,

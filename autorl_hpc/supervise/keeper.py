@@ -1,15 +1,12 @@
-"""The keeper: the small process between supervisor and agent. Standard library only.
+"""Run the keeper, a small process between supervisor and agent. Standard library only.
 
-It starts the agent, adopts every orphan of it (child subreaper), and ends them all: when the agent's first process ends,
-when the supervisor says so, or when the supervisor is gone, which shows as the end of its standard input. It leaves the
-exact time that the agent ran in a file, so that the next supervisor charges it should this one not live to write it; and
-should it be killed itself, as all processes of a job are at once, what it noted there last.
+The keeper starts the agent, adopts its orphans (child subreaper), and ends them all when the agent's first process ends,
+when the supervisor asks for it, or when standard input ends because the supervisor is gone. It writes the agent's time to a
+file, which counts even if supervisor or keeper is killed. It ignores TERM and similar signals: schedulers send them to all
+processes of a job, and agents run `pkill python`, but only the supervisor decides when the agent ends.
 
-It takes no notice of TERM and its like: a scheduler sends them to all processes of a job, and an agent that runs
-`pkill python` too; what ends the agent is the supervisor's to say.
-
-Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>` lines;
-JSON lines out: when the agent has started (pid) and when everything has ended (exit_code, left, ran_s).
+Protocol: one JSON line in (argv, env, cwd, log, mark, elapsed_file, elapsed_s, suspension_s, prompt), then `stop <grace_s>`
+lines; JSON lines out when the agent starts (begun, subreaper) and when everything has ended (exit_code, left, ran_s).
 """
 
 from __future__ import annotations
@@ -28,17 +25,15 @@ from autorl_hpc.files.processes import become_subreaper, end_all
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
 NOTE_S = 1.0
-"""How much of the agent's time is lost where everything is killed at once."""
+"""How much of the agent's time is lost if all processes are killed at once."""
 
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 class Stopwatch:
-    """Seconds that the agent ran. A gap between two looks of more than `suspension_s` was a suspension.
-
-    Every NOTE_S it writes them over one another into an open file, which costs a file server next to nothing; whoever reads
-    takes the larger of this and the supervisor's clock.
-    """
+    """Measures the seconds that the agent ran. A gap between two looks of more than `suspension_s` counts as a suspension.
+    Every NOTE_S it overwrites its value in an open file, which is cheap for a file server. Readers take the larger of this
+    value and the supervisor's clock."""
 
     def __init__(self, suspension_s: float, note: str, before_s: float) -> None:
         self.suspension_s = suspension_s
@@ -51,7 +46,7 @@ class Stopwatch:
             self._file = None
 
     def look(self) -> None:
-        """Adds the time since the last look."""
+        """Add the time since the last look."""
         now = time.monotonic()
         if now - self._last <= self.suspension_s:
             self.ran_s += now - self._last
@@ -59,21 +54,21 @@ class Stopwatch:
         if self._file is not None and now - self._noted >= NOTE_S:
             self._noted = now
             try:
-                # Always as long: a shorter text over a longer one would leave its end behind.
+                # Fixed width: a shorter text over a longer one would leave the longer one's end.
                 os.pwrite(self._file, f'{{"elapsed_s": {self.before_s + self.ran_s:15.3f}}}'.encode(), 0)
             except OSError:
                 pass
 
 
 def main() -> int:
-    """Runs one agent to its end."""
-    for number in DEAF_TO:  # a handler and not SIG_IGN, which the agent would inherit
+    """Run one agent to its end. Return the keeper's exit code."""
+    for number in DEAF_TO:  # a handler, because the agent would inherit SIG_IGN
         signal.signal(number, lambda *_: None)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        job = json.loads(stdin.readline())  # unbuffered: a `stop` that follows must stay where select sees it
+        job = json.loads(stdin.readline())  # unbuffered: select must see a `stop` that follows
     adopted = become_subreaper()
     watch = Stopwatch(job["suspension_s"], job["elapsed_file"], job["elapsed_s"])
-    # Said before the agent can kill its keeper: a keeper that is gone after this was ended by the agent.
+    # Sent before the agent runs: if the keeper dies after this message, the agent killed it.
     print(json.dumps({"begun": True, "subreaper": adopted}), flush=True)
     try:
         agent = _start(job)
@@ -114,7 +109,7 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _stdin(prompt: str | None) -> BinaryIO:
-    """What the agent reads: a file without a name, so that a prompt of any length is there at once and then ends."""
+    """Return the agent's standard input: a nameless file, so that a prompt of any length is there at once and then ends."""
     if prompt is None:
         return open(os.devnull, "rb")
     file = os.fdopen(os.memfd_create("prompt"), "w+b")
@@ -124,7 +119,7 @@ def _stdin(prompt: str | None) -> BinaryIO:
 
 
 def _wait(agent: subprocess.Popen[bytes], watch: Stopwatch) -> tuple[float, bool]:
-    """Waits for the agent's end, a stop, or the supervisor's death; (grace for the rest, supervisor is gone)."""
+    """Wait for the agent's end, a stop, or the supervisor's death. Return (grace in seconds, whether the supervisor is gone)."""
     stdin = sys.stdin.fileno()
     while True:
         watch.look()
@@ -148,7 +143,7 @@ def _leave_elapsed(path: str, elapsed_s: float) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        pass  # the clock file, at most ten seconds older, still stands
+        pass  # the clock file, at most ten seconds older, still counts
 
 
 if __name__ == "__main__":

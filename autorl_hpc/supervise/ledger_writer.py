@@ -1,7 +1,8 @@
-"""The supervisor's hand on the ledger: every entry is written only while this attempt is the newest one.
+"""Write the ledger as one attempt: `LedgerWriter` (entries), `Stops` (signals, cancel, a newer attempt), `Seals` (the run's
+end).
 
-Slurm may run two attempts of one job at once, and a node that was thought dead may come back. The newest
-`attempt_started` entry wins: an older attempt meets it at its next entry or look, and steps back.
+Slurm may run two attempts of one job at once, and a node that seemed dead may come back. The newest `attempt_started` entry
+wins: an older attempt notices it at its next entry or look, and stops.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from autorl_hpc.supervise.budget import HOUR_S, BudgetUsed, read_clock, read_use
 
 
 class Superseded(Exception):
-    """A newer attempt of the same run has begun: this one must end without a word."""
+    """A newer attempt of the same run has begun, so this one must stop without writing anything."""
 
 
 def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
@@ -42,14 +43,14 @@ def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
 
 
 def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
-    """Whether a newer attempt has begun, or a submission or an agent's start comes after the seal. `seen` is the view of
-    the first `taken`."""
+    """Return whether a newer attempt has begun, or a submission or an agent's start would follow the seal. `seen` is the view
+    of the first `taken` entries."""
     view = seen if len(entries) == taken else RunView.of(entries)
     return view.attempt > attempt or (kind in (EntryKind.SUBMISSION, EntryKind.SANDBOX) and view.sealed is not None)
 
 
 class LedgerWriter:
-    """The ledger of one run for one attempt. Thread-safe."""
+    """Writes one run's ledger for one attempt. Thread-safe."""
 
     def __init__(self, run: RunDir) -> None:
         self.ledger = Ledger(run)
@@ -59,7 +60,7 @@ class LedgerWriter:
         self._lock = threading.RLock()
 
     def look(self) -> RunView:
-        """The run's view, new entries included. It doesn't change any more: other threads may go through it.
+        """Read new entries and return the run's view. The view is never changed later, so other threads may iterate over it.
 
         Raises:
             Superseded: a newer attempt has begun.
@@ -71,7 +72,7 @@ class LedgerWriter:
             return self.view
 
     def begin(self, elapsed_s: float, workspace: str) -> int:
-        """Starts an attempt and returns its number."""
+        """Start an attempt and return its number."""
         with self._lock:
             while True:
                 number = self.look().attempt + 1
@@ -84,13 +85,13 @@ class LedgerWriter:
                     return number
 
     def write(self, kind: EntryKind, body: Strict) -> None:
-        """Commits an entry of this attempt.
+        """Commit an entry of this attempt.
 
         Raises:
-            Superseded: a newer attempt has begun, or the run is sealed and this is a submission.
+            Superseded: a newer attempt has begun, or the run is sealed and this is a submission or an agent's start.
         """
         with self._lock:
-            # Against the whole chain: another thread's look may have met the newer attempt before this one.
+            # Checks the whole ledger, because another thread may have read the newer attempt's entry before this one.
             superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
             written = self.ledger.append(kind, body, role="supervisor", unless=superseded)
             if written is None:
@@ -106,7 +107,7 @@ class LedgerWriter:
             self.view, self._taken = view, len(entries)
 
 
-# What asks an attempt to stop: a signal to this job, a newer attempt, the user's `cancel`.
+# --- what stops an attempt: a signal to this job, a newer attempt, the user's `cancel`
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -115,16 +116,16 @@ T = TypeVar("T")
 LOOP_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 SIGNAL_LAG_S = 5.0
-"""A scheduler signals all processes of a job at once: an agent that died of it may be seen before our own signal."""
+"""A scheduler signals all processes of a job at once, so an agent killed by it may be seen before our own signal."""
 
 END_PATIENCE_S = 600.0
-"""How long the end of an agent is tried to be written while the file system fails: it can't be done over."""
+"""How long writes at an agent's end are retried while the file system fails; the agent's work can't be repeated."""
 
 END_RETRY_S = 2.0
 
 
 class Stops:
-    """Whether one attempt has to stop, and why."""
+    """Tells whether one attempt has to stop, and why."""
 
     def __init__(self, experiment: ExperimentDir, run_id: str) -> None:
         self.experiment = experiment
@@ -133,21 +134,21 @@ class Stops:
         self.superseded = threading.Event()
 
     def listen(self) -> None:
-        """Takes the scheduler's signals from now on."""
+        """Handle the scheduler's signals from now on."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     @property
     def asked(self) -> bool:
-        """Whether a signal or a newer attempt asks this one to step back."""
+        """Return whether a signal or a newer attempt asks this one to stop."""
         return self.signal is not None or self.superseded.is_set()
 
     def cancelled(self) -> bool:
-        """Whether the user cancelled the run."""
+        """Return whether the user cancelled the run."""
         return is_cancelled(self.experiment, self.run_id)
 
     def ended_agent(self, exit_code: int | None) -> bool:
-        """Whether an agent's death by a signal is part of what stops this whole job."""
+        """Return whether an agent was killed by the signal that stops the whole job. Waits SIGNAL_LAG_S for our own signal."""
         if exit_code is None or not (exit_code < 0 or 128 < exit_code <= 128 + signal.NSIG):
             return False
         deadline = time.monotonic() + SIGNAL_LAG_S
@@ -156,7 +157,11 @@ class Stops:
         return self.signal is not None
 
     def patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
-        """Does `write` again while the file system fails, for as long as no signal asks to stop. No budget passes here."""
+        """Retry `write` while the file system fails, until a signal or END_PATIENCE_S. The budget's clock is not running.
+
+        Raises:
+            OSError: `may_pass` rejects the error, or the time is over.
+        """
         deadline = time.monotonic() + END_PATIENCE_S
         while True:
             try:
@@ -172,11 +177,11 @@ class Stops:
 
 
 def is_cancelled(experiment: ExperimentDir, run_id: str) -> bool:
-    """Whether the user cancelled a run."""
+    """Return whether the user cancelled a run."""
     return bool({"all", run_id} & set(reading.list_names(experiment.cancel)))
 
 
-# The end of a run's part: what it used of its budget, its seal, and what is queued for the graders then.
+# --- the seal: what the run used of its budget, and what is queued for the graders afterwards
 
 
 class Seals:
@@ -190,7 +195,7 @@ class Seals:
         self.marks = hashlib.sha256(str(self.run.path.resolve()).encode()).hexdigest()[:32] + "-"
 
     def used_so_far(self, view: RunView) -> BudgetUsed:
-        """What all earlier attempts used, from whoever knew last."""
+        """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files."""
         clock = read_clock(self.run.clock)
         elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
         if clock is not None:
@@ -201,16 +206,16 @@ class Seals:
                 elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
         if clock is None:
             return BudgetUsed(elapsed_s)
-        unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote it: a later one would have written it anew
+        unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote the clock, as later ones rewrite it
         gpu_s = clock.gpu_s + clock.gpus * unseen_s
         return BudgetUsed(elapsed_s, clock.given_back_s, clock.suspended_s, gpu_s, clock.progress)
 
     def driver_use(self) -> DriverUse | None:
-        """What the agent had of its driver; None: it has none."""
+        """Return the agent's use of its driver; None if it has no driver."""
         return None if self.record.science.driver == NO_DRIVER else read_use(self.run.driver_log)
 
     def had_begun(self, attempt: int) -> bool:
-        """Whether the agent ran in an attempt before this one: its keeper then left, or at least opened, a file."""
+        """Return whether the agent ran in an attempt before this one: its keeper creates a file at the start."""
         names = set(reading.list_names(self.run.path))
         return any(self.elapsed_file(number).name in names for number in range(1, attempt))
 
@@ -218,10 +223,10 @@ class Seals:
         return self.run.path / f"elapsed-{attempt}.json"
 
     def write(self, body: Sealed) -> None:
-        """Commits the seal unless one stands, or a newer attempt has begun.
+        """Commit the seal unless the run is sealed or a newer attempt has begun.
 
         Raises:
-            Superseded: so it is.
+            Superseded: the run is sealed with another entry, or a newer attempt has begun.
         """
 
         def taken(entries: Sequence[Linked]) -> bool:
@@ -234,6 +239,7 @@ class Seals:
         self.chain.look()
 
     def without_agent(self, ended_by: EndedBy, fault: Fault | None, reason: str) -> int:
+        """Seal a run whose agent is not running; its last processes are ended first. Return the exit code of the job."""
         end_all(os.getpid(), self.marks)
         view = self.chain.look()
         used = self.used_so_far(view)
@@ -262,7 +268,7 @@ class Seals:
         return 0
 
     def queue_closing(self) -> None:
-        """Queues what a sealed run still needs: its scores, should a kill have come between ledger and queue; its end."""
+        """Queue what a sealed run still needs: submissions that a kill kept out of the queue, and its closing."""
         view = self.chain.look()
         if view.closed is not None:
             return

@@ -1,8 +1,8 @@
-"""The lint of a checkpoint folder: everything that can be refused before a byte of weights is copied.
+"""Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied.
 
-Works on an open directory: names are looked up relative to it, no link is followed, no FIFO can block, and the files
-that are linted are the files that are copied, since their descriptors stay open. Each refusal says which file and
-field, and what to do. What transformers makes of each case is in docs/checkpoints.md.
+The lint works on an open directory: names are looked up relative to it, no link is followed, no FIFO can block, and the
+descriptors stay open for the copy, so the linted files are the copied ones. Each refusal names file and field, and what to
+do. docs/checkpoints.md says how transformers treats each case.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors$")
 
 @dataclass
 class Linted:
-    """A folder that passed: open weight files, tensors to copy, and what was left aside.
+    """A folder that passed: open weight files, tensors to copy, and ignored files.
 
     Attributes:
-        files: descriptors of the files that are copied; with an adapter, the staged base model's.
-        adapter: what is added to them on the way.
+        files: descriptors of the files to copy; for an adapter, the staged base model's.
+        adapter: the adapter that is added during the copy.
     """
 
     files: dict[str, int]
     tensors: list[TensorSpec]
     ignored: list[str] = field(default_factory=list)
-    extra_head: bool = False  # a tied base, yet the file holds a head: it must equal the embedding
+    extra_head: bool = False  # a tied base, but the file holds a head: it must equal the embedding
     size_bytes: int = 0
     adapter: Adapter | None = None
 
 
 def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
-    """Checks the folder behind `folder_fd` against the base model. Opened files are closed by `stack`.
+    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files.
 
     Raises:
         Refused: with a code, the file and field, and advice.
-        OSError: the file system failed: nobody's fault but the cluster's.
+        OSError: the file system failed, which is the cluster's fault.
     """
     folder = SubmittedFolder.survey(folder_fd, base, stack)
     _refuse_code(folder)
@@ -66,7 +66,7 @@ def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
 
 def _lint_adapter_folder(folder: SubmittedFolder, base: BaseModel) -> Linted:
     adapter = lint_adapter(folder, base)
-    if "config.json" in folder.sizes:  # peft writes none; a trainer may
+    if "config.json" in folder.sizes:  # written by some trainers, not by peft
         compare_config(folder.read_json("config.json"), base.config)
     files, tensors = base.open_weights(folder.stack)
     extra_head = base.tied and HEAD_NAME in {tensor.name for tensor in tensors}
@@ -101,7 +101,7 @@ def _refuse_code(folder: SubmittedFolder) -> None:
 
 
 def _names_code(value: Any) -> str | None:
-    """The field, at any depth, that makes a loader run code of the folder: auto_map, trust_remote_code, a .py file."""
+    """Return the field, at any depth, that makes a loader run code of the folder: auto_map, trust_remote_code, a .py file."""
     waiting = [value]
     while waiting:
         here = waiting.pop()
@@ -116,7 +116,7 @@ def _names_code(value: Any) -> str | None:
 
 
 def _weight_names(folder: SubmittedFolder) -> dict[str, str]:
-    """Tensor name to file from the index; empty for a single file."""
+    """Return the index as tensor name to file; empty for a single file."""
     sizes = folder.sizes
     if "config.json" not in sizes:
         raise Refused("no_config", "config.json is missing", "save with `model.save_pretrained(DIR)`")

@@ -1,10 +1,8 @@
-"""Held-out texts as hashes of their runs of words, and the search for them in other text.
+"""Index held-out texts as hashed n-grams of words, search them in other text, and undo encodings (`readings`).
 
-The measure is the field's: runs of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020,
-appendix C). Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
-
-A chunk of text costs a split into words, one dictionary look-up a word, and a few passes of numpy; no Python loop runs
-over its n-grams.
+As in the field: n-grams of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020, appendix C).
+Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference. A chunk of text costs a
+split into words, one dictionary look-up per word, and a few passes of numpy.
 """
 
 from __future__ import annotations
@@ -27,24 +25,24 @@ if TYPE_CHECKING:
     Patterns = NDArray[np.int64]
 
 WINDOW = 13
-"""Words in a row that are no accident."""
+"""Words in a row that don't match by accident."""
 
 LEAST_WORDS = 8
-"""A text of fewer words says nothing where it turns up: `put a clean cup on shelf`."""
+"""A match of a shorter text means nothing, for example `put a clean cup on shelf`."""
 
 OTHER_LEAST_WORDS = 2 * WINDOW
 OTHER_SHARE = 0.5
-"""Answers, and other texts of a row, count if half of their runs stand in one file. A single run of an answer is often
-common property (the loop that tests for a prime), and a sum of few words comes about anew."""
+"""Answers and other texts of an item count if half of their n-grams are in one file. A single n-gram of an answer is often
+common (the loop that tests for a prime), and a sum of few words comes up by chance."""
 
 LEAST_TELLING = 3
-"""Words of a run that are more than a number or a letter: `1 2 3 4 5 6 7 8 9 a b c d` stands in many a program."""
+"""Words of an n-gram that are more than a number or a letter: many programs contain `1 2 3 4 5 6 7 8 9 a b c d`."""
 
 MAX_WINDOWS_PER_TEXT = 1000
-"""Of longer texts (a game's file), the first so many."""
+"""Only the first this many n-grams of a longer text (a game's file) are used."""
 
 MAX_WINDOWS = 5_000_000
-"""40 bytes each while the index is built."""
+"""Each takes 40 bytes while the index is built."""
 
 CACHED_BYTES = 64
 _SPACE = ord(" ")
@@ -52,18 +50,18 @@ _FOLD = bytes(c if c >= 128 or chr(c).isalnum() else _SPACE for c in range(256))
 _CODED = re.compile(rb"\\\\*(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2}))")
 _ESCAPE = re.compile(rb"\\\\*[nrtbfvNRTBFV]?")
 _WIDE = re.compile(rb"[ -~]?[\x80-\xff]+")
-"""Signs beyond ASCII, with the letter before them that an accent may belong to."""
+"""Characters beyond ASCII, with the letter before them that an accent may belong to."""
 
 _ENTITY = re.compile(rb"&(?:quot|apos|amp|lt|gt|nbsp|#[0-9]{2,5}|#[xX][0-9a-fA-F]{2,4});")
 DENSE = 8
-"""Where one byte in so many is beyond ASCII (weights, texts in other scripts), the whole is folded at once: per piece it would
-take microseconds a byte. Both ways give the same words."""
+"""If more than one byte in this many is beyond ASCII (weights, other scripts), the whole text is folded at once, because
+folding it piece by piece would take microseconds per byte. Both ways give the same words."""
 
 _ASCII = bytes(range(128))
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]+")
 _NOT_A_WORD = re.compile(r"[^\x00-\x7f\w]+")
 _SOLO = re.compile("([\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
-"""Scripts without spaces: each sign is a word."""
+"""Scripts without spaces: each character is a word."""
 
 _FACTOR = 0x9E3779B97F4A7C15
 _SEED = 13
@@ -72,11 +70,10 @@ How = Literal["ngram", "exact"]
 
 
 def words(text: bytes) -> list[bytes]:
-    """The words of a text in UTF-8: letters and digits, folded (NFKC, lower case); all else is between words.
-
-    Backslash escapes are undone the same way whether they stood in the text (LaTeX) or came with a file format, however
-    often it was quoted: `\\n` and `\\\\n` part two words, a backslash before anything else is dropped, `\\uXXXX` is its sign.
-    """
+    r"""Return the words of a UTF-8 text: letters and digits, folded (NFKC, lower case); everything else separates words.
+    Backslash escapes are undone the same way whether they belong to the text (LaTeX) or to a file format, however often it
+    was quoted: `\n` and `\\n` separate two words, a backslash before anything else is dropped, `\uXXXX` becomes its
+    character."""
     if b"\\" in text:
         if _CODED.search(text):
             text = _decode_surrogates(_CODED.sub(_sign, text))
@@ -99,9 +96,8 @@ def _fold_known(piece: bytes) -> bytes:
 
 
 def _fold(piece: bytes) -> bytes:
-    """A piece of text beyond ASCII with only letters and digits left in it."""
     wide = unicodedata.normalize("NFKC", _INVISIBLE.sub("", piece.decode("utf-8", "replace"))).lower()
-    wide = wide.replace("\u03c2", "\u03c3")  # final sigma: the one lower case that depends on where a text is cut
+    wide = wide.replace("\u03c2", "\u03c3")  # final sigma: the only lower case that depends on where a text is cut
     return _SOLO.sub(r" \1 ", _NOT_A_WORD.sub(" ", wide)).encode("utf-8", "replace")
 
 
@@ -110,7 +106,7 @@ def _sign(match: re.Match[bytes]) -> bytes:
 
 
 def _decode_surrogates(text: bytes) -> bytes:
-    """Signs beyond U+FFFF are written as two escapes."""
+    """Join surrogate pairs: characters beyond U+FFFF are written as two escapes."""
     if b"\xed" not in text:
         return text
     wide = text.decode("utf-8", "surrogatepass") if _whole(text) else text.decode("utf-8", "replace")
@@ -131,18 +127,18 @@ def _entity(match: re.Match[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Text:
-    """One text of a held-out item; `item` is the item's place in the caller's list."""
+    """One text of a held-out item; `item` is the item's index in the caller's list."""
 
     item: int
     text: str
-    asked: bool  # it is the question, of which every run counts
+    asked: bool  # True for the question, of which every n-gram counts
 
 
 class NgramIndex:
-    """The runs of words that are looked for.
+    """Index of the n-grams of the held-out texts.
 
     Attributes:
-        short: items none of whose texts is long enough.
+        short: number of items none of whose texts is long enough.
     """
 
     def __init__(self, texts: Iterable[Text], items: int) -> None:
@@ -155,7 +151,7 @@ class NgramIndex:
             if len(found) >= (LEAST_WORDS if text.asked else OTHER_LEAST_WORDS):
                 kept.append((text, [self._vocabulary.setdefault(w, len(self._vocabulary) + 1) for w in found]))
         values = np.random.default_rng(_SEED).integers(1, 2**64, len(self._vocabulary) + 1, dtype=np.uint64)
-        values[0] = 0  # every word that no held-out text has
+        values[0] = 0  # for every word that no held-out text has
         self._values = values
         self._text_item = np.array([text.item for text, _ in kept], dtype=np.int64)
         self._text_asked = np.array([text.asked for text, _ in kept], dtype=bool)
@@ -185,7 +181,7 @@ class NgramIndex:
         self.short = items - len(self.looked_for())
 
     def _arrange(self) -> None:
-        """Puts what is alive into the order that searching needs."""
+        """Build the arrays for searching from the n-grams that were not removed."""
         import numpy as np
 
         bits = min(24, max(16, len(self._hashes).bit_length() + 4))
@@ -198,7 +194,7 @@ class NgramIndex:
         self._runs_of = np.bincount(self._living_owner, minlength=len(self._text_item))
 
     def search(self, text: bytes) -> Patterns:
-        """The runs that stand in a chunk of text, as sorted numbers for `found` and `forget`."""
+        """Return the indexed n-grams in a chunk of text, as sorted numbers for `found` and `forget`."""
         import numpy as np
 
         tokens = words(text)
@@ -219,16 +215,16 @@ class NgramIndex:
         return np.unique(np.concatenate(hits)) if hits else np.zeros(0, dtype=np.int64)
 
     def forget(self, runs: Patterns | Sequence[int]) -> None:
-        """Leaves out runs that the agent was given."""
+        """Remove n-grams that the suite gave to the agent."""
         self._alive[list(runs)] = False
         self._arrange()
 
     def looked_for(self) -> list[int]:
-        """The items that have a run to look for, in order."""
+        """Return the items that have n-grams in the index, in order."""
         return sorted(set(self._text_item[self._runs_of > 0].tolist()))
 
     def found(self, patterns: Patterns) -> dict[int, How]:
-        """The items that the runs of one file show; `exact`: all runs of one of the item's texts were there."""
+        """Return the items that the n-grams of one file show; `exact` if all n-grams of one of the item's texts were found."""
         import numpy as np
 
         if not len(patterns):
@@ -248,14 +244,14 @@ def _telling(word: bytes) -> bool:
 
 
 def _salt(length: int) -> Any:
-    """Keeps a text of 8 words from being found by the hash of a run of 13."""
+    """Keep a text of 8 words from matching the hash of an n-gram of 13."""
     import numpy as np
 
     return np.uint64((length * _FACTOR) % 2**64)
 
 
 def _extend(state: Any, values: Any, done: int, length: int) -> Any:
-    """Polynomial hashes of runs of `length` words from those of `done` words. Wraps around at 2**64."""
+    """Extend polynomial hashes of `done` words to `length` words. Wraps around at 2**64."""
     import numpy as np
 
     factor = np.uint64(_FACTOR)
@@ -265,21 +261,19 @@ def _extend(state: Any, values: Any, done: int, length: int) -> Any:
 
 
 def _runs(values: Any, length: int) -> Any:
-    """Hashes of all runs of `length` words."""
     import numpy as np
 
     return _extend(np.zeros(len(values), dtype=np.uint64), values, 0, length) ^ _salt(length)
 
 
-# Other ways to read a chunk of what an agent wrote: as wide characters, percent-encoded, quoted-printable, with numbered lines.
-#
-# Each is an addition: the chunk is always read as it stands too, so that nothing can be hidden by looking like one of them.
+# --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines.
+# They are read in addition to the plain chunk, so nothing can be hidden by imitating one of them.
 
 LEAST_NULS: Final = 13
-"""Fewer are no run of thirteen words in wide characters."""
+"""Fewer NULs can't hold thirteen words in wide characters."""
 
 WIDE_SHARE: Final = 0.5
-"""Of the places where a script of one byte would leave a NUL, those that hold one: signs beyond it are rare in most texts."""
+"""Share of the positions where single-byte text would have a NUL that must hold one; other characters are rare in most texts."""
 
 LEAST_SIGNS: Final = 3
 LEAST_LINES: Final = 8
@@ -291,10 +285,7 @@ _NUMBER: Final = re.compile(rb"^[ \t\[(\"'#]*[0-9]+[ \t:.,;)\]|>\"'-]+", re.MULT
 
 
 def readings(chunk: bytes) -> Iterator[bytes]:
-    """The chunk, and what else it may be read as.
-
-    Wide characters are read wherever they stand in it if they are of Latin letters: those are what is left without the NULs.
-    """
+    """Yield the chunk and its other readings. Wide Latin characters are found at any position, by removing the NULs."""
     yield chunk
     if chunk.count(0) >= LEAST_NULS:
         code = wide_code(chunk)
@@ -320,7 +311,7 @@ def _many(signs: re.Pattern[bytes], chunk: bytes, mark: bytes, least: int) -> bo
 
 
 def wide_code(chunk: bytes) -> str | None:
-    """UTF-16 or UTF-32 without a mark, by where the NULs stand; None for neither."""
+    """Return UTF-16 or UTF-32 without a byte order mark, by the positions of the NULs; None for neither."""
     places = max(1, len(chunk) // 4)
     first, second, third, fourth = (chunk[at::4].count(0) >= WIDE_SHARE * places for at in range(4))
     if third and fourth and not first:

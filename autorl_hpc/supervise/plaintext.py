@@ -1,8 +1,7 @@
-"""The text in a file that an agent wrote: whatever it is, in bounded time and memory.
+"""Read the text of files that an agent wrote (`chunks`), in bounded time and memory, and list the files of a folder.
 
-The file comes as an open descriptor. Plain text in any folding, text that stands in binary files (Arrow, databases) and text
-compressed once, as the standard library undoes it, are read; weights are told by samples and left aside. Chunks overlap, so that no
-run of words is cut.
+Plain text, text inside binary files (Arrow, databases) and text compressed once, as the standard library undoes it, are
+read; weights are recognised by samples and skipped. Chunks overlap, so that no n-gram is cut.
 """
 
 from __future__ import annotations
@@ -24,61 +23,61 @@ from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
 
 CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 4096
-"""More than 13 words take, escaped twice."""
+"""Longer than 13 words that are escaped twice."""
 
 WHOLE_BYTES = 1 << 20
-"""Smaller files are read whatever is in them."""
+"""Smaller files are always read."""
 
 SAMPLES, SAMPLE_BYTES = 32, 4096
 TEXT_SAMPLES = 2
-"""So many of the samples must be text: a file of weights begins with a header that is."""
+"""At least this many samples must be text, because a file of weights begins with a text header."""
 
 MAX_BAD_SHARE = 0.15
 MAX_FILE_BYTES = 512 << 20
 MAX_INFLATED_BYTES = 256 << 20
-"""Of one compressed file: what a bomb can cost is seconds."""
+"""Limit for one compressed file, so that a decompression bomb costs only seconds."""
 
 MAX_MEMBERS = 10_000
 MAX_DIRECTORY_BYTES = 16 << 20
-"""Of a zip: the standard library reads the directory at once, and takes ten times its size for it."""
+"""Limit for a zip: the standard library reads the directory at once and takes ten times its size in memory."""
 
 XZ_MEMORY_BYTES = 256 << 20
 PIECE_BYTES = 32
-"""A run of 13 words is longer than that: one piece of it is nothing but text. Of compressed bytes 32 in a row never look like text."""
+"""Shorter than a run of 13 words, so one of its pieces is all text; 32 compressed bytes in a row never look like text."""
 
 OPAQUE_BYTES = 4096
 MIN_PRINTABLE = 0.55
-"""Random bytes have 0.38: compressed or encrypted data, weights. A pickle of texts has more."""
+"""Random bytes have 0.38 (compressed or encrypted data, weights). A pickle of texts has more."""
 
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
 _ASCII = bytes(range(128))
 
 
 class Limit(Exception):
-    """A look has used up its time or its bytes, or is asked to end."""
+    """A search has used up its time or its bytes, or was asked to end."""
 
 
 class TooMuch(Exception):
-    """One file holds more than is read of a file; the rest is skipped."""
+    """A file holds more than is read of one file; the rest is skipped."""
 
 
 @dataclass
 class ReadingBudget:
-    """What one look may still use."""
+    """What one search may still use."""
 
     deadline: float
     bytes_left: int
     stopped: Callable[[], bool] = lambda: False
 
     def tick(self) -> None:
-        """Raises Limit if the time is over."""
+        """Check the time. Raises Limit if it is over or the search is asked to end."""
         if self.stopped():
             raise Limit("asked to end")
         if monotonic() > self.deadline:
             raise Limit("time")
 
     def take(self, count: int) -> None:
-        """Counts bytes of text. Raises Limit."""
+        """Subtract bytes of text. Raises Limit if too many were read."""
         self.tick()
         self.bytes_left -= count
         if self.bytes_left < 0:
@@ -86,11 +85,11 @@ class ReadingBudget:
 
 
 def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
-    """The text of an open regular file, none for a file of weights.
+    """Yield the text of an open regular file; nothing for a file of weights.
 
     Raises:
-        Limit: the look is over.
-        TooMuch: the file's rest is left out.
+        Limit: the search is over.
+        TooMuch: the rest of the file is skipped.
         OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read.
     """
     size = min(os.fstat(fd).st_size, MAX_FILE_BYTES + 1)
@@ -113,13 +112,13 @@ def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
         for chunk in _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES)):
             if code is not None:
                 yield chunk.decode(code, "replace").encode("utf-8", "replace")
-            yield chunk  # a mark may stand before anything
+            yield chunk  # a mark may be there by chance
     if _has_zip_end(fd):
         yield from _overlapping(_bounded(_zip(fd), meter, MAX_INFLATED_BYTES))
 
 
 def _between(fd: int, size: int, meter: ReadingBudget) -> Iterator[bytes]:
-    """A small archive as it stands, if there is text in it that is not compressed: before, between or after its parts."""
+    """Yield a small archive unchanged if it holds uncompressed text before, between or after its members."""
     if size <= WHOLE_BYTES:
         data = os.pread(fd, size, 0)
         pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2))
@@ -128,7 +127,7 @@ def _between(fd: int, size: int, meter: ReadingBudget) -> Iterator[bytes]:
 
 
 def opaque_bytes(chunk: bytes) -> int:
-    """How many of these bytes are no text that can be read: compressed, encrypted, weights. In steps of OPAQUE_BYTES."""
+    """Return how many of these bytes are not readable text (compressed, encrypted, weights), in steps of OPAQUE_BYTES."""
     found = 0
     for at in range(0, len(chunk), OPAQUE_BYTES):
         piece = chunk[at : at + OPAQUE_BYTES]
@@ -158,7 +157,7 @@ def _bounded(parts: Iterator[bytes], meter: ReadingBudget, limit: int) -> Iterat
 
 
 def _plain(fd: int, size: int) -> Iterator[bytes]:
-    """The bytes that the file had when it was opened; holes are passed over, so that a sparse giant costs nothing."""
+    """Yield the bytes that the file had when it was opened. Holes are skipped, so that a huge sparse file costs nothing."""
     stat = os.fstat(fd)
     sparse = stat.st_blocks * 512 < stat.st_size
     at = 0
@@ -167,7 +166,7 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
             try:
                 at = os.lseek(fd, at, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == 6:  # ENXIO: nothing but a hole follows
+                if error.errno == 6:  # ENXIO: only a hole follows
                     return
                 sparse = False
         data = os.pread(fd, min(CHUNK_BYTES, size - at), at)
@@ -179,12 +178,12 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
 
 def _is_text(fd: int, size: int) -> bool:
     step = max(1, (size - SAMPLE_BYTES) // (SAMPLES - 1))
-    samples = (os.pread(fd, SAMPLE_BYTES, n * step).replace(b"\0", b"") for n in range(SAMPLES))  # wide characters
+    samples = (os.pread(fd, SAMPLE_BYTES, n * step).replace(b"\0", b"") for n in range(SAMPLES))  # UTF-16 too
     return sum(map(looks_like_text, samples)) >= TEXT_SAMPLES
 
 
 def looks_like_text(sample: bytes) -> bool:
-    """Whether nearly all of it is text in UTF-8."""
+    """Return whether nearly all of it is UTF-8 text."""
     other = sample.translate(None, _TEXT)
     high = other.translate(None, _ASCII)
     bad = len(other) - len(high)
@@ -194,14 +193,13 @@ def looks_like_text(sample: bytes) -> bool:
 
 
 def _file(fd: int) -> IO[bytes]:
-    """A file object with a place of its own."""
     file = os.fdopen(os.dup(fd), "rb")
     file.seek(0)
     return file
 
 
 def _is_zlib(fd: int) -> bool:
-    """Whether it begins with a stream of zlib: two bytes by RFC 1950, and what follows can be inflated."""
+    """Return whether it begins with a zlib stream: two bytes by RFC 1950, and what follows can be inflated."""
     data = os.pread(fd, SAMPLE_BYTES, 0)
     if len(data) < 8 or data[0] & 0x8F != 8 or (data[0] << 8 | data[1]) % 31:
         return False
@@ -212,7 +210,7 @@ def _is_zlib(fd: int) -> bool:
 
 
 class _Zlib:
-    """A decompressor of zlib and gzip that is used as those of bz2 and lzma are."""
+    """A zlib and gzip decompressor with the interface of those of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(47)
@@ -234,7 +232,7 @@ class _Zlib:
 
 
 def _inflated(new: Callable[[], Any]) -> Callable[[int], Iterator[bytes]]:
-    """Reads streams of one kind, one after the other."""
+    """Return a reader of consecutive streams of one format."""
 
     def read(fd: int) -> Iterator[bytes]:
         with _file(fd) as file:
@@ -277,7 +275,7 @@ def _zip(fd: int) -> Iterator[bytes]:
 
 
 def _zip_tail(fd: int) -> bytes:
-    """The part in which a zip's end record lies, and is looked for whatever stands before the archive."""
+    """Return the last bytes of a file, where a zip's end record is, whatever comes before the archive."""
     return os.pread(fd, 65557, max(0, os.fstat(fd).st_size - 65557))
 
 
@@ -303,7 +301,7 @@ _FORMATS: list[tuple[bytes, Callable[[int], Iterator[bytes]]]] = [
     (b"BZh", _inflated(bz2.BZ2Decompressor)),
     (b"PK\3\4", _zip),
 ]
-"""What the standard library reads. All else is read as it stands."""
+"""What the standard library reads. Other files are read unchanged."""
 
 _MARKS = [
     (b"\xff\xfe\0\0", "utf-32-le"),
@@ -311,17 +309,17 @@ _MARKS = [
     (b"\xff\xfe", "utf-16-le"),
     (b"\xfe\xff", "utf-16-be"),
 ]
-"""Byte order marks, the longer first."""
+"""Byte order marks, longer ones first."""
 
 
-# The regular files of a folder that belongs to an agent, by descriptor. No link is followed, nothing else is opened.
+# --- regular files of an agent's folder, by descriptor. No link is followed, and nothing else is opened.
 
 MAX_FILES = 100_000
 MAX_FOLDERS = 50_000
 MAX_DEPTH = 64
 TICK_ENTRIES = 256
 MAX_NAME_BYTES = 32 << 20
-"""Of names and links' targets in one walk."""
+"""Limit for the names and link targets of one walk."""
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size, ctime: only root can give a changed file its old ctime."""
@@ -341,10 +339,10 @@ class FoundFile:
 
 @dataclass
 class Listing:
-    """What a walk met; `whole` is False if it was cut short, or a folder could not be read.
+    """What a walk found; `whole` is False if it was cut short or a folder could not be read.
 
     Attributes:
-        names: of folders and whatever lies in them, and what links say: an agent can write there too.
+        names: names of all entries, and link targets, because an agent can hide text there too.
     """
 
     files: list[FoundFile]
@@ -353,7 +351,7 @@ class Listing:
     _name_bytes: int = 0
 
     def add_name(self, name: bytes) -> None:
-        """Keeps a name."""
+        """Store a name, within MAX_NAME_BYTES."""
         self._name_bytes += len(name) + 1
         if self._name_bytes > MAX_NAME_BYTES:
             self.whole = False
@@ -362,15 +360,15 @@ class Listing:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What tells one content from another."""
+    """Return what distinguishes one content from another."""
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def list_files(root_fd: int, meter: ReadingBudget) -> Listing:
-    """The regular files below an open folder, those near the top first; what lies on another device is left out.
+    """List the regular files below an open folder, those near the top first; other devices are skipped.
 
     Raises:
-        Limit: the look is over.
+        Limit: the search is over.
     """
     listing, device = Listing([]), os.fstat(root_fd).st_dev
     folders: deque[tuple[str, ...]] = deque([()])
@@ -393,14 +391,14 @@ def list_files(root_fd: int, meter: ReadingBudget) -> Listing:
                     try:
                         status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
                     except FileNotFoundError:
-                        continue  # removed under our eyes: that must not hide its neighbours
+                        continue  # removed meanwhile; its neighbours must still be read
                     here = (*parts, entry.name)
                     listing.add_name(os.fsencode(entry.name))
                     if stat.S_ISLNK(status.st_mode):
                         try:
                             listing.add_name(os.fsencode(os.readlink(entry.name, dir_fd=fd)))
                         except OSError:
-                            pass  # no link any more
+                            pass  # no longer a link
                     if status.st_dev != device:
                         continue
                     if stat.S_ISDIR(status.st_mode):

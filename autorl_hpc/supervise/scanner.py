@@ -1,11 +1,11 @@
-"""The scanner: a process of the supervisor's that looks for held-out items in a workspace.
+"""Search a workspace for held-out items, in a process that the supervisor starts for each search.
 
-A process of its own for each look, since what it reads is an agent's: a file that hangs or kills its reader costs a look and nothing
-else. It looks at the lowest priority while the agent works, and ends with its supervisor.
+It is a separate process because it reads an agent's files: one that hangs or kills its reader costs only this search. It
+runs at the lowest priority while the agent works, and ends with its supervisor.
 
-Two JSON lines in: the job (experiment, run, workspace, seconds, avoid, beside: whether an agent is at work), and the state that the
-look before has left, `{}` at first. JSON lines out: `at`, the file that is read next; the state; and `done`, a Contamination
-without its submission. SIGUSR1 ends a look early.
+Two JSON lines in: the job (experiment, run, workspace, seconds, avoid, beside: whether an agent is working), and the state
+of the search before, `{}` at first. JSON lines out: `at`, the file that is read next; the state; and `done`, a
+Contamination without its submission. SIGUSR1 ends a search early.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 NICE = 19
 MEMORY_BYTES = 6 << 30
-"""Of address space: what a decompressor or a table reader may want before it is refused."""
+"""Limit of address space: a decompressor or table reader that wants more fails."""
 
 LOOK_BYTES = 4 << 30
-"""Of text in one look, inflated."""
+"""Limit of decompressed text in one search."""
 
 GIVEN_BYTES = 64 << 30
 MAX_FILE_LINES = 20
@@ -72,12 +72,12 @@ FIRST_SUFFIXES = (
 """Read first, so that a limit cuts off the least likely files."""
 
 NAMES = "./"
-"""What the names of files and folders are told under: no file's path ends so."""
+"""Name under which matches in file and folder names are reported; no file's path ends like this."""
 
 
 @dataclass
 class Heldout:
-    """The held-out items of a run, and what is looked for of them."""
+    """The held-out items of a run, and their index."""
 
     index: NgramIndex
     splits: list[Split]
@@ -85,7 +85,7 @@ class Heldout:
 
     @classmethod
     def load(cls, root: Root, record: RunRecord) -> Heldout:
-        """Raises AutorlError: the vault can't be read, or was changed."""
+        """Load the held-out items. Raises AutorlError: the vault can't be read, or was changed."""
         splits: list[Split] = []
         items: list[Item] = []
         for name, pin in sorted(record.science.splits.items()):
@@ -96,7 +96,7 @@ class Heldout:
         return cls(NgramIndex(texts, len(items)), splits, [item.id for item in items])
 
     def count(self, items: Iterator[int] | list[int]) -> dict[Split, int]:
-        """How many of these items are of each split."""
+        """Count these items by split."""
         counts = dict.fromkeys(self.splits, 0)
         for item in items:
             counts[self.splits[item]] += 1
@@ -111,9 +111,8 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
 
 
 def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
-    """What the suite lays into a workspace, in chunks: the same text there says nothing.
-
-    The agent's own folder is not among it: an agent may come with what it should not know.
+    """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own folder
+    is not among them, because an agent may bring held-out items with it.
 
     Raises:
         Limit, OSError: not all of it could be read.
@@ -141,7 +140,7 @@ def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator
 
 @dataclass(frozen=True)
 class FileContent:
-    """What is known of a file's content."""
+    """What was found in a file's content."""
 
     found: dict[int, How]
     skipped_bytes: int
@@ -149,18 +148,18 @@ class FileContent:
     reason: str | None
 
     def told(self) -> list[Any]:
-        """As the next look is told."""
+        """Return it as JSON values, for the next search."""
         return [list(self.found.items()), self.skipped_bytes, self.scanned, self.reason]
 
     @classmethod
     def of(cls, told: list[Any]) -> FileContent:
-        """From that."""
+        """Build it from `told`."""
         return cls(dict(told[0]), *told[1:])
 
 
 @dataclass
 class ScanProgress:
-    """What one look has met so far."""
+    """What one search has found so far."""
 
     files: dict[str, dict[int, How]] = field(default_factory=dict)
     files_scanned: int = 0
@@ -172,7 +171,7 @@ class ScanProgress:
 
 
 class Scanner:
-    """Looks at one workspace."""
+    """Searches one workspace."""
 
     def __init__(self, heldout: Heldout, given: int, workspace: Path, log: Path) -> None:
         self.heldout = heldout
@@ -185,17 +184,17 @@ class Scanner:
         self.reads: Callable[[Identity], None] = lambda _: None
 
     def state(self) -> dict[str, Any]:
-        """What the next look need not find out again: the given runs of words, and what is known of files. No text is in it."""
+        """Return what the next search can reuse: the n-grams given by the suite, and the results per file. It holds no text."""
         return {"given": self.given_runs, "known": [[list(i), read.told()] for i, read in self.known.items()]}
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """Takes up the state of an earlier look of the same run."""
+        """Continue from the state of an earlier search of the same run."""
         self.given_runs = state["given"]
         self.heldout.index.forget(self.given_runs)
         self.known = {tuple(identity): FileContent.of(told) for identity, told in state["known"]}
 
     def look(self, meter: ReadingBudget) -> Contamination:
-        """One look. Everything that goes wrong in it is said in the answer."""
+        """Search once. Every failure is reported in the result."""
         started, look = time.monotonic(), ScanProgress()
         try:
             self._log(look, meter)
@@ -235,7 +234,7 @@ class Scanner:
             os.close(root)
 
     def _search_names(self, names: list[bytes], meter: ReadingBudget) -> list[Patterns]:
-        """A name is a text of its own, and names in order are one: a file for each word."""
+        """Search names one by one and in numeric order, because a text may be split over file names, one word each."""
         found: list[Patterns] = []
         text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
         for at in range(0, len(text), CHUNK_BYTES):
@@ -255,7 +254,7 @@ class Scanner:
         try:
             fd = open_regular(root, file.parts) if file.identity not in self.avoid else None
         except FileNotFoundError:
-            return  # removed since
+            return  # removed meanwhile
         except OSError:
             fd = None
         if fd is None:
@@ -264,7 +263,6 @@ class Scanner:
             self._file(look, meter, fd, name)
 
     def _file(self, look: ScanProgress, meter: ReadingBudget, fd: int, name: str) -> None:
-        """Reads one open file and closes it."""
         patterns: list[Patterns] = []
         taken, opaque, reason = 0, 0, None
         try:
@@ -275,7 +273,7 @@ class Scanner:
                     taken += len(chunk)
                     unread = opaque_bytes(chunk)
                     opaque += unread
-                    # In bytes that are no text, few words that stand there as they are may still be found.
+                    # Other readings are skipped if no part is text; n-grams in plain form are still found.
                     ways = readings(chunk) if unread < len(chunk) else (chunk,)
                     patterns += map(self.heldout.index.search, ways)
             except Limit:
@@ -284,7 +282,7 @@ class Scanner:
                 raise
             except TooMuch as much:
                 reason = f"files of which a part was read: {much}"
-            except Exception as error:  # whatever a decompressor says of what an agent made
+            except Exception as error:  # decompressors raise many exceptions on an agent's files
                 reason = f"files of which a part was read: {type(error).__name__}"
             skipped = opaque + (max(0, before[2] - taken) if reason or not taken else 0)
             read = FileContent(self._found(patterns), min(skipped, before[2]), taken > opaque, reason)
@@ -344,18 +342,18 @@ class Scanner:
 
 
 def _order(file: FoundFile) -> tuple[bool, int]:
-    """For a list that is taken from its end: likely files first, small ones before large ones."""
+    """Sort key for a list that is taken from its end: likely files first, small ones before large ones."""
     return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.size
 
 
 def _as_numbered(name: bytes) -> tuple[int, bytes]:
-    """For names that begin with a number: in the order of the numbers."""
+    """Sort key that orders names by a leading number."""
     digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
     return int(digits or b"0"), name
 
 
 def make_scanner(job: Mapping[str, Any], state: Mapping[str, Any], meter: ReadingBudget) -> Scanner:
-    """The scanner of a run, its index built; it goes on from the state of the look before.
+    """Return the scanner of a run with its index built, continued from the state of the search before.
 
     Raises:
         AutorlError, OSError, Limit: the held-out items or the training data can't be read.
@@ -390,12 +388,12 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> int:
-    """Looks once."""
+    """Search once. Return 0."""
     deny_inspection()  # it holds what the agent must not read
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a scheduler signals all of a job: it is the supervisor's to decide
+        signal.signal(number, signal.SIG_IGN)  # a scheduler signals all processes of a job, but the supervisor decides
     stop = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

@@ -1,7 +1,7 @@
-"""The agent job: `python -m autorl_hpc job agent EXPERIMENT RUN_ID`. Idempotent and restartable.
+"""Run the agent job: `python -m autorl_hpc job agent EXPERIMENT RUN_ID`.
 
-Read `run_agent_job` top to bottom: it is the life of a run up to its sealing. What is watched meanwhile is in watching.py,
-how an attempt ends in ending.py.
+`run_agent_job` shows the life of a run up to its seal; it can be restarted at any time. attempt.py holds what happens while
+the agent works. Also here: the agent's version, the job's number of GPUs, and `seal_orphans` for runs whose jobs are gone.
 """
 
 from __future__ import annotations
@@ -56,24 +56,23 @@ from autorl_hpc.supervise.workspace import (
 )
 from autorl_hpc.tasks.loader import Task
 
-# Which version of its program an agent runs: asked at the start of an attempt, in the agent's sandbox, before the budget's clock.
-#
-# For the record alone. A program that says nothing, or too late, is no error: the run goes on, and its version is null.
+# --- the version of the agent's program, asked in its sandbox at the start of an attempt, before the budget's clock starts.
+# It is for the record only: if a program answers nothing or too late, the version is null and the run goes on.
 
 EVENT = "agent_version"
 
 LIMIT_S = 60.0
-"""openhands takes 9 s of CPU to say its version; programs of hundreds of megabytes are read from a file server here, not later."""
+"""openhands needs 9 s of CPU for it, and large programs are read from a file server here for the first time."""
 
 LOOK_S = 0.05
 MOST_BYTES = 4096
-"""Far less than a pipe holds, so that nobody need read while the program runs."""
+"""Far less than a pipe holds, so that the program never blocks while it runs."""
 
 ASK = f"""set -o pipefail
 home=$(mktemp -d) || exit 1
 trap 'rm -rf "$home"' EXIT
 HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""
-"""With an empty home: what an agent left in its own in an earlier attempt is not asked."""
+"""With an empty home, so that files of an earlier attempt have no effect."""
 
 
 def note_version(
@@ -85,17 +84,17 @@ def note_version(
     mark: str,
     stop: Callable[[], bool],
 ) -> None:
-    """Writes what the agent's program says of its version into the run's events; nothing for an agent without a program.
+    """Write the version of the agent's program into the run's events; nothing for an agent without a program.
 
     Args:
-        argv: a command as it runs in the sandbox.
-        env: of the agent, with its mark, without secrets.
-        stop: whether the attempt is to end.
+        argv: returns a command as it runs in the sandbox.
+        env: the agent's environment, with its mark, without secrets.
+        stop: returns whether the attempt is to end.
     """
     program = agent.file.program
     if not program:
         return
-    # What the agent can write must not be imported: PYTHONPATH leads into its workspace.
+    # PYTHONPATH leads into the workspace, and what the agent can write must not be imported.
     bare = {name: value for name, value in env.items() if name != "PYTHONPATH" and name not in agent.file.secrets}
     said = _ask(argv(["bash", "-c", ASK, "version", *program]), bare, mark, stop)
     found = VERSION.search(said)
@@ -104,7 +103,7 @@ def note_version(
 
 
 def _ask(command: Sequence[str], env: Mapping[str, str], mark: str, stop: Callable[[], bool]) -> str:
-    """What it says, if it ends well and in time; nothing of it is left behind."""
+    """Return the program's output if it ends well and in time, else an empty text. Ends all its processes."""
     become_subreaper()
     try:
         process = subprocess.Popen(
@@ -139,10 +138,10 @@ def _ask(command: Sequence[str], env: Mapping[str, str], mark: str, stop: Callab
             return ""
 
 
-# How many GPUs this job has: what GPU-hours count, used or not.
+# --- the GPUs of this job, which GPU-hours count whether used or not
 
 NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""A step's before its job's: with `placement: step` the grader has one of the job's GPUs."""
+"""A step's variables come first: with `placement: step` the grader has one of the job's GPUs."""
 NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 _SPAN = re.compile(r"(\d+)-(\d+)")
 _DEVICE = re.compile(r"nvidia\d+")
@@ -154,7 +153,7 @@ def _count(part: str) -> int:
 
 
 def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
-    """GPUs by the first variable that is set; else what the node shows, where no scheduler says anything."""
+    """Return the number of GPUs by the first variable that is set; without a scheduler, by the node's devices."""
     for name in NAMED_BY:
         if name in outer:
             return sum(_count(part.strip()) for part in set(outer[name].split(",")))
@@ -168,7 +167,7 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 
 class Supervisor:
-    """One attempt at one run."""
+    """Runs one attempt at one run."""
 
     def __init__(self, experiment: ExperimentDir, run_id: str) -> None:
         self.experiment = experiment
@@ -185,16 +184,16 @@ class Supervisor:
 
     @property
     def workspace_path(self) -> Path:
-        """Where the workspace lies: outside the experiment's folder, where the first attempt laid it."""
+        """Return the workspace's path: outside the experiment's folder, where the first attempt created it."""
         earlier = self.chain.view.attempts
-        if earlier:  # whatever scratch a later launch names: the agent's work is there
+        if earlier:  # the agent's work is there, even if a later launch names another scratch
             return Path(earlier[0].workspace)
         scratch = self.experiment_record.scratch
         folder = Path(scratch) if scratch else self.root.path / "scratch"
         return folder / self.experiment.path.name / self.run.run_id
 
     def work(self) -> int:
-        """Runs the attempt; 0 when the run is sealed, EXIT_RESUME when another attempt must go on."""
+        """Run the attempt. Return 0 if the run is sealed, EXIT_RESUME if another attempt must continue."""
         view = self.chain.look()
         if view.sealed is not None:
             self.seals.queue_closing()
@@ -202,7 +201,7 @@ class Supervisor:
         if self.stops.cancelled():
             when = "before it started" if view.attempt == 0 else f"after attempt {view.attempt} had ended"
             return self.seals.without_agent(EndedBy.CANCELLED, None, f"cancelled {when}")
-        # A preemption is no crash: it may come as often as the scheduler likes, and the budget bounds the run.
+        # A preemption doesn't count as a crash: it may happen any number of times, and the budget limits the run.
         crashes = view.attempt - sum(e.reason.startswith(BY_SIGNAL) for e in view.ended)
         if crashes >= self.experiment_record.spec.attempts:
             last = (
@@ -211,7 +210,7 @@ class Supervisor:
             reason = f"{crashes} attempts ended without a seal; the last one: {last}"
             return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
         self.stops.listen()
-        # First the entry, then the killing: an older supervisor whose agent we end must know that it was not the end.
+        # The entry comes before the kill, so that an older supervisor sees that its agent did not end by itself.
         attempt = self.chain.begin(self.seals.used_so_far(view).elapsed_s, str(self.workspace_path))
         left_over = end_all(os.getpid(), self.marks)
         if left_over:
@@ -229,7 +228,7 @@ class Supervisor:
             return self.ending.interrupt(clock, what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
-        if self.chain.look().sealed is not None:  # while this attempt began: the older one can't queue what comes next
+        if self.chain.look().sealed is not None:  # an older attempt sealed it, but can't queue what comes next
             self.seals.queue_closing()
             raise Superseded
         task, agent = self._load_parts()
@@ -272,7 +271,7 @@ class Supervisor:
         intake: Intake,
         meta: dict[str, Any],
     ) -> WorkEnd:
-        """The agent in its sandbox, with bridge and gateway, to its end in this attempt."""
+        """Run the agent in its sandbox, with bridge and gateway, to its end in this attempt."""
         record, spec, path = self.record, self.experiment_record.spec, self.workspace_path
         venv, image = environment_venv(self.root, record), environment_image(self.root, record)
         with contextlib.ExitStack() as stack:
@@ -283,7 +282,7 @@ class Supervisor:
             bridge = Bridge(workspace, intake.answers, lambda: meta, limits.told, sandbox.socket)
             stack.callback(bridge.stop)
             bridge.start()
-            # Of this attempt: an older supervisor that cleans up must not end the newer one's agent.
+            # Marked per attempt: an older supervisor that cleans up must not end the newer one's agent.
             mark = f"{self.marks}{clock.attempt}."
             file = agent.file
             env = agent_environment(
@@ -338,7 +337,7 @@ class Supervisor:
             return starts.work()
 
     def _driver_answers(self) -> bool:
-        """Waits for a driver that is served here, before the clock starts; False if this attempt is to end meanwhile."""
+        """Wait for a driver that runs on this cluster, before the clock starts. Return False if the attempt is to end."""
         name = self.record.science.driver
         spec = self.experiment_record.spec.driver(name)
         if spec is None or spec.kind != "vllm":
@@ -349,7 +348,7 @@ class Supervisor:
     def _open_gateway(
         self, sandbox: Confinement, clock: BudgetClock, stack: contextlib.ExitStack
     ) -> GatewayProcess | None:
-        """The way to the driver; None: the run has none, or its agent may not reach it."""
+        """Start the gateway to the driver. Return None if the run has no driver, or its agent may not reach it."""
         name = self.record.science.driver
         spec = self.experiment_record.spec.driver(name)
         if spec is None or self.record.science.network is Network.NONE:
@@ -380,20 +379,17 @@ class Supervisor:
 
 
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
-    """The payload of an agent job."""
+    """Run an agent job. Return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     return Supervisor(experiment, run_id).work()
 
 
-# Seals runs whose jobs are gone for good, in the place of the supervisor that can't do it any more.
+# --- seals for runs whose jobs are gone for good, in place of their supervisor
 
 
 def seal_orphans(experiment: ExperimentDir, text: str) -> int:
-    """Seals each run of a JSON list of `run_id, ended_by, fault, reason`; how many could not be sealed.
-
-    What the agent had dropped before its job ended is taken in first.
-    """
+    """Seal each run of a JSON list of `run_id, ended_by, fault, reason`, after a last intake. Return how many failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     rows: list[dict[str, Any]] = json.loads(text)
@@ -409,7 +405,7 @@ def seal_orphans(experiment: ExperimentDir, text: str) -> int:
 
 
 def seal_orphan(experiment: ExperimentDir, run_id: str, ended_by: EndedBy, fault: Fault | None, reason: str) -> None:
-    """Seals one run. Should its supervisor live after all, it meets the seal and steps back."""
+    """Seal one run. If its supervisor is alive after all, it finds the seal and stops."""
     run = experiment.run(run_id)
     record, chain = read_run(run), LedgerWriter(run)
     seals = Seals(experiment, record, chain)
@@ -425,7 +421,7 @@ def seal_orphan(experiment: ExperimentDir, run_id: str, ended_by: EndedBy, fault
         except (AutorlError, OSError, Superseded) as error:
             log.warning("what %s had dropped last can't be taken in: %s", run_id, error)
     if ended_by is EndedBy.CRASHED and is_cancelled(experiment, run_id):
-        # `cancel` took its job away: a scheduler that has forgotten the job by now lost nothing.
+        # `cancel` removed its job, so the scheduler did not lose it.
         ended_by, fault, reason = EndedBy.CANCELLED, None, f"cancelled; {reason}"
     seals.without_agent(ended_by, fault, reason)
 

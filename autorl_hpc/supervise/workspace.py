@@ -1,5 +1,8 @@
-"""The agent's workspace. It belongs to the agent, so the supervisor touches it by directory descriptors alone and follows
-no link in it: whatever the agent puts in the place of `results/`, nothing outside the workspace is ever written."""
+"""Create and write the agent's workspace: `Workspace` (safe file access), `Prompts`, `lay` (folders and files), environment.
+
+The workspace belongs to the agent, so the supervisor uses directory descriptors and follows no link: whatever the agent
+puts in place of `results/`, nothing outside the workspace is ever written.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +39,21 @@ PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
 
 
 class Workspace:
-    """An open workspace, by descriptor."""
+    """An open workspace, accessed by descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, DIR_FLAGS)
 
     def close(self) -> None:
-        """Closes the descriptor."""
+        """Close the descriptor."""
         os.close(self._fd)
 
     def open_folder(self, name: str) -> int | None:
-        """A descriptor of a first-level folder, made again if the agent removed it; None if something else is there.
+        """Return a descriptor of a first-level folder, created if it is missing; None if something else has its name.
 
         Raises:
-            OSError: the file system failed: nothing is said about what is there.
+            OSError: the file system failed, so it is unknown what is there.
         """
 
         def look() -> int:
@@ -68,10 +71,10 @@ class Workspace:
             return None
 
     def open_model_folder(self, given: str) -> tuple[int, str]:
-        """Opens the folder that a manifest names, part by part, following no link; (descriptor, relative path).
+        """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path).
 
         Raises:
-            Refused: the path leaves the workspace, meets a link, or is no folder.
+            Refused: the path leaves the workspace, contains a link, or is no folder.
             OSError: the file system failed.
         """
         parts = self._relative_parts(given)
@@ -130,11 +133,11 @@ class Workspace:
         return parts
 
     def write_text(self, name: str, text: str) -> bool:
-        """Writes a text file whole or not at all into the workspace; False if it can't."""
+        """Write a text file whole or not at all into the workspace. Return False if it can't be written."""
         return self._write(None, name, text.encode("utf-8", "backslashreplace"))
 
     def write(self, folder: str | None, name: str, value: Any) -> bool:
-        """Writes a JSON file whole or not at all into a first-level folder (or the workspace); False if it can't."""
+        """Write a JSON file whole or not at all into a first-level folder (None: the workspace). Return False if that fails."""
         return self._write(folder, name, readable_json(value))
 
     def _write(self, folder: str | None, name: str, content: bytes) -> bool:
@@ -145,7 +148,7 @@ class Workspace:
             return False
         if fd is None:
             return False
-        # Not synced: an attempt that follows a lost node tells everything again.
+        # Not synced: after a lost node, the next attempt writes everything again.
         temporary = f".tmp-{secrets.token_hex(8)}"
         try:
             out = os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=fd)
@@ -174,12 +177,12 @@ def _is_link(root_fd: int, parts: list[str]) -> bool:
 
 
 def _told(here: str, given: str) -> str:
-    """The part of a path that failed, with the whole of it where that is another: in odd names a `/` is easily overlooked."""
+    """Format the part of a path that failed, with the whole path if it differs: in odd names a `/` is easily overlooked."""
     plain = given.rstrip("/").removeprefix("./")
     return here[:200] if here == plain else f"{given[:200]}: {here[:200]}"
 
 
-# What an LLM agent is told on its standard input: the task when it starts, and why it goes on when it is started again.
+# --- prompts: what an LLM agent reads on its standard input at its first start and at a restart
 
 PROMPT_NAME = "prompt.md"
 INTERRUPTED = "Your work was interrupted from outside, and every process that you had started was ended."
@@ -187,7 +190,7 @@ ENDED_EARLY = "You ended your work before your budget was used."
 
 
 class Prompts:
-    """The texts of one run. They are told to agents that ask for them (`prompt: true`)."""
+    """The prompts of one run, for agents with `prompt: true`."""
 
     def __init__(self, record: RunRecord, workspace: Path, limits: BudgetLimits, look: Callable[[], RunView]) -> None:
         self.record = record
@@ -196,7 +199,7 @@ class Prompts:
         self._look = look
 
     def first(self) -> str:
-        """prompt.md: the task, the mode, the budget, how to submit. The same in every attempt."""
+        """Return prompt.md: the task, the mode, the budget, how to submit. It is the same in every attempt."""
         science = self.record.science
         return _filled(
             "prompt.md",
@@ -211,11 +214,11 @@ class Prompts:
         )
 
     def again(self, why: str, *, goes_on: bool) -> str:
-        """What is told at a further start.
+        """Return the prompt for a restart.
 
         Args:
             why: INTERRUPTED or ENDED_EARLY.
-            goes_on: the agent's program continues its session; else it knows nothing any more and gets the task again.
+            goes_on: the agent's program continues its session; otherwise it remembers nothing and gets the task again.
         """
         view = self._look()
         best = view.best()
@@ -233,12 +236,12 @@ class Prompts:
 
 
 def mode_text(mode: str) -> str:
-    """What a mode allows, for instructions.md and prompts."""
+    """Return what a mode allows, for instructions.md and prompts."""
     return (share("templates") / "workspace" / f"mode-{mode}.md").read_text(encoding="utf-8").strip()
 
 
 def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
-    """The parts of the budget that limit a run, for people."""
+    """Return the limited parts of the budget, one line each, for people."""
     limits = {
         "wall_clock_s": budget.wall_clock_s,
         "gpu_hours": budget.gpu_hours,
@@ -252,14 +255,14 @@ def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
 
 
 def grace_text(budget: Budget) -> str:
-    """What happens when a part of the budget is used up."""
+    """Return what happens when a part of the budget is used up."""
     if budget.last_grace_s < 1:
         return ""
     return f"When a part of it is used up, {budget.last_grace_s:.0f} s are left for a last submission."
 
 
 def most_text(most: int | None) -> str:
-    """The limit of submissions."""
+    """Return the limit of submissions as a sentence."""
     if most is None:
         return "You may submit as often as you like."
     return f"At most {most} checkpoints of different content are accepted; an answer tells how many are left (`submissions_left`)."
@@ -271,7 +274,7 @@ def _filled(name: str, **values: str) -> str:
 
 
 def feedback_text(science: Science) -> str:
-    """What a feedback score is of."""
+    """Return which items a feedback score is computed on, as a sentence."""
     part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
     if part is None:
         return f"A score is of {science.asked(split)} items; `standard_error` beside it says how far chance may move it, in points."
@@ -282,28 +285,25 @@ def feedback_text(science: Science) -> str:
     )
 
 
-# Lays what an agent finds in its workspace: folders, tools, instructions, base model, training data, its own scripts.
+# --- layout: folders, tools, instructions, base model, training data, the agent's own scripts
 
 Placing = Literal["mounted", "linked", "copied"]
-"""How base model and training data come into the workspace: the sandbox places the store's own, read-only; as links into the
-store, which the sandbox makes read-only; as copies, where nothing else keeps the agent from writing into the store."""
+"""How base model and training data come into the workspace: mounted read-only by the sandbox; as links into the store, which
+the sandbox makes read-only; as copies, if nothing else keeps the agent from writing into the store."""
 
 FOLDERS = ("code", "models", "output", "submissions", "results")
 TOOLS = ("submit", "time", "scores")
-"""Names of one file, templates/workspace/submit, which looks at how it was called. `results` is taken by the folder."""
+"""Names of one program, templates/workspace/submit, which checks the name it was called by. `results` is the folder's name."""
 
 NOT_LAID = frozenset({MANIFEST_NAME})
 
 ROLLOUTS, ROLLOUTS_COPY = "autorl_hpc.rollouts", "autorl_rollouts"
-"""Agents play episodes with a copy of that room under a name of its own, which hides no installed `autorl_hpc`."""
+"""Agents play episodes with a copy of the rollouts package under another name, which doesn't hide an installed `autorl_hpc`."""
 
 
 def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
-    """Makes the workspace's own folders; what an earlier attempt's agent put in their place, or closed, is put right.
-
-    So are those where something will be mounted: a sandbox that is being made would follow a link there, out of the workspace,
-    with the supervisor's rights.
-    """
+    """Create the workspace's folders, and repair those that an earlier attempt's agent replaced or closed. This includes mount
+    points: a sandbox that starts would follow a link there, out of the workspace, with the supervisor's rights."""
     path.mkdir(parents=True, exist_ok=True)
     if (mode := stat.S_IMODE(path.stat().st_mode)) & OWNERS != OWNERS:
         path.chmod(mode | OWNERS)
@@ -320,7 +320,7 @@ def _lay_folder(top: Folder, where: str) -> None:
 
 
 def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
-    """What agents only read: (folder of the store, path in the workspace)."""
+    """Return what agents only read, as (folder of the store, path in the workspace)."""
     science = record.science
     return [(root.task_train(science.task), "data"), (root.model(science.base_model), f"models/{science.base_model}")]
 
@@ -334,12 +334,11 @@ def lay(
     placing: Placing = "copied",
     prompt: str | None = None,
 ) -> None:
-    """Makes the workspace, or completes one whose making was interrupted. Files that stand are left as they are.
-
-    An earlier attempt's agent may have been here: everything is written by descriptor, and no link is followed.
+    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may have
+    written here, so everything is written by descriptor and no link is followed.
 
     Args:
-        prompt: what the agent is told on its standard input; None: it takes none.
+        prompt: what the agent reads on its standard input; None if it takes none.
     """
     lay_folders(path, root, record)
     with Folder.open(path) as top:
@@ -382,7 +381,7 @@ def _place(top: Folder, source: Path, where: str, placing: Placing) -> None:
         with top.folder(name) as inner:
             _place(inner, source, rest, placing)
     elif placing == "mounted":
-        top.folder(name).close()  # a real folder: what is mounted must not land behind an agent's link
+        top.folder(name).close()  # a real folder: a mount must not follow an agent's link
     elif placing == "linked":
         top.lay_link(name, source)
     else:
@@ -390,7 +389,7 @@ def _place(top: Folder, source: Path, where: str, placing: Placing) -> None:
 
 
 def instructions(record: RunRecord, path: Path) -> str:
-    """instructions.md, from its template."""
+    """Return instructions.md, filled from its template."""
     science = record.science
     text = (share("templates") / "workspace" / "instructions.md").read_text(encoding="utf-8")
     return Template(text).safe_substitute(
@@ -407,7 +406,7 @@ def instructions(record: RunRecord, path: Path) -> str:
 
 
 def _asked(recipe: Recipe) -> str:
-    """How the model is asked, for instructions.md."""
+    """Return how the grader asks the model, for instructions.md."""
     limit = f"at most {recipe.sampling.max_new_tokens} new tokens; " + (
         "greedy" if recipe.sampling.temperature == 0 else f"temperature {recipe.sampling.temperature}"
     )
@@ -421,7 +420,7 @@ def _asked(recipe: Recipe) -> str:
 
 
 def run_meta(record: RunRecord) -> dict[str, Any]:
-    """What run_meta.json tells the agent. Information only: nothing in it is ever read back."""
+    """Return the content of run_meta.json, which is information for the agent and never read back."""
     science = record.science
     return {
         "task": science.task,
@@ -453,7 +452,7 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
     }
 
 
-# The agent's environment: the reference's variables, an allow-list, and nothing else.
+# --- environment variables of the agent: the reference's, an allow-list, and nothing else
 
 ALLOWED = (
     "PATH",
@@ -476,7 +475,7 @@ ALLOWED = (
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
 )
-"""What makes programs run on this host, and no more: no tokens, no SLURM_*, no PYTHONPATH."""
+"""What programs need to run on this host: no tokens, no SLURM_*, no PYTHONPATH."""
 
 
 def agent_environment(
@@ -491,12 +490,12 @@ def agent_environment(
     own: Mapping[str, str] | None = None,
     readable: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The variables of the agent's process; see docs/file-protocol.md.
+    """Return the variables of the agent's process; see docs/file-protocol.md.
 
     Args:
-        venv: of the run's environment; its programs come first, and those of the suite's own environment not at all.
-        secrets: further variables, which the agent's definition names.
-        own: variables that the agent's definition sets; ours go before them.
+        venv: of the run's environment; its programs come first, and those of the suite's own environment are left out.
+        secrets: further variables to pass on, which the agent's definition names.
+        own: variables that the agent's definition sets; ours override them.
         readable: folders that the experiment names; their programs come last.
     """
     science = record.science
@@ -530,7 +529,7 @@ def agent_environment(
         TOKENIZERS_PARALLELISM="false",
         PYTHONUNBUFFERED="1",
     )
-    if science.recipe.max_steps:  # an interactive task: its environment, and what plays it
+    if science.recipe.max_steps:  # interactive tasks come with their environment's code
         env["PYTHONPATH"] = str(workspace / "environment")
     env[MARK_VARIABLE] = mark
     return env
@@ -541,25 +540,24 @@ _TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; uns
 
 
 def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Takes the variables of an agent's definition out of `env`, but for those that ours stand above.
-
-    What makes the sandbox runs outside of it, and must not see them: LD_PRELOAD would load the agent's own code into it.
-    """
+    """Remove an agent definition's variables from `env` and return them, except those that ours override. They must not reach
+    the programs that build the sandbox from outside: LD_PRELOAD would load the agent's own code into them."""
     return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
 
 
 def carried(own: Mapping[str, str]) -> dict[str, str]:
-    """Variables under names that mean nothing to anybody, until `with_carried` gives them their own; argv would show them to all."""
+    """Return the variables under neutral names, until `with_carried` restores them; a command line would show them to
+    everybody."""
     return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
 
 
 def with_carried(command: Sequence[str]) -> list[str]:
-    """`command` with the variables that its environment carries, which nothing before it has."""
+    """Return `command` with the carried variables restored, so that only it sees them."""
     return ["bash", "-c", _TAKE_UP, "bash", *command]
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
-    """How the agent reaches its driver: by the gateway, with the run's own token in the place of a key.
+    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the key.
 
     Args:
         url: of the gateway, without a path.
@@ -584,10 +582,10 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
 
 
 def environment_venv(root: Root, record: RunRecord) -> Path | None:
-    """The venv that run.json names; None: the run has no environment of its own, or an image.
+    """Return the venv that run.json names; None if the run has no environment of its own, or an image.
 
     Raises:
-        AutorlError: it is not there, or its Python is not on this node.
+        AutorlError: it is missing, or its Python is not on this node.
     """
     if record.environment is None or record.environment.kind == "image":
         return None
@@ -605,10 +603,10 @@ def environment_venv(root: Root, record: RunRecord) -> Path | None:
 
 
 def environment_image(root: Root, record: RunRecord) -> Path | None:
-    """The image that run.json names; None: the run's environment is none.
+    """Return the image that run.json names; None if the run's environment is not an image.
 
     Raises:
-        AutorlError: it is not there.
+        AutorlError: it is missing.
     """
     if record.environment is None or record.environment.kind != "image":
         return None

@@ -1,1 +1,1 @@
-"""Traces that agents' programs write of themselves: one file a format, and what follows them. See docs/traces.md."""
+"""Traces that agents' programs write: one parser file per format, and the code that follows them. See docs/traces.md."""

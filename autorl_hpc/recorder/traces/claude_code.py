@@ -1,8 +1,8 @@
-"""Claude Code: `claude -p --output-format stream-json --verbose`. One JSON object a line.
+"""Parse traces of Claude Code: `claude -p --output-format stream-json --verbose`, one JSON object per line.
 
-A response comes in several `assistant` lines, one a content block, with one message id and the same usage, of which the
-output is not final; the `result` line has the totals of all models, subagents among them. In a resumed session some versions
-go on from the earlier totals, some begin anew: the sum of the calls tells which.
+A response comes in several `assistant` lines, one per content block, with the same message id and usage, whose output
+tokens are not final. The `result` line has the totals of all models, including subagents. In a resumed session some
+versions continue the earlier totals and some start again; the sum of the calls shows which.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from autorl_hpc.recorder.traces.parse import (
 FORMAT = "claude-code"
 _EXIT = re.compile(r"\s{0,8}Exit code (\d{1,3})\b")
 _SYNTHETIC = "<synthetic>"
-"""The model of lines that the program itself wrote, such as on an API error."""
+"""Model name of lines that the program itself wrote, for example on an API error."""
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is in this format."""
+    """Return whether a line is in this format."""
     kind = line.get("type")
     if "session_id" not in line:
         return False
@@ -43,7 +43,7 @@ def knows(line: Table) -> bool:
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line tells."""
+    """Parse a line."""
     session = name(line.get("session_id"))
     kind = line.get("type")
     if kind == "system":
@@ -96,7 +96,7 @@ def _assistant(line: Table, session: str | None) -> list[ParsedLine]:
 def _usage(
     usage: Table, session: str | None = None, model: str | None = None, call_id: str | None = None
 ) -> ParsedLine:
-    """Of one call. `input_tokens` is what no cache held: reads and writes of the cache come on top of it."""
+    """Parse the usage of one call. `input_tokens` excludes cached tokens; cache reads and writes are added."""
     cached = count(usage.get("cache_read_input_tokens"))
     return ParsedLine(
         "usage",

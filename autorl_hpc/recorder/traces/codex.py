@@ -1,7 +1,7 @@
-"""Codex: `codex exec --json`, and the older protocol of `{"id": ..., "msg": {"type": ...}}`. One JSON object a line.
+"""Parse traces of Codex: `codex exec --json`, and the older protocol `{"id": ..., "msg": {...}}`, one JSON object per line.
 
-`turn.completed` carries the thread's tokens so far, which a resumed thread goes on from, not the turn's. Items count anew in
-each process: their ids are unique between two `thread.started`.
+`turn.completed` carries the thread's tokens so far, which a resumed thread continues, not those of the turn. Item ids start
+again in each process, so they are unique only between two `thread.started`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _TOOLS = (
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is in this format."""
+    """Return whether a line is in this format."""
     if "msg" in line:
         return "id" in line and isinstance(line["msg"], dict) and isinstance(line["msg"].get("type"), str)
     return line.get("type") in _TYPES or (line.get("type") == "error" and set(line) == {"type", "message"})
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line tells."""
+    """Parse a line."""
     if isinstance(line.get("msg"), dict):
         return _message(line["msg"])
     kind = line.get("type")
@@ -66,7 +66,7 @@ def read(line: Table) -> list[ParsedLine]:
 
 
 def _usage(value: Any, *, is_total: bool, call_id: str | None = None) -> list[ParsedLine]:
-    """Input holds what was cached, output what was reasoned."""
+    """Parse token counts. Input includes cached tokens, output includes reasoning."""
     usage = table(value)
     told = ParsedLine(
         "usage",
@@ -116,7 +116,7 @@ def _command(item: Table) -> str | None:
 
 
 def _message(msg: Table) -> list[ParsedLine]:
-    """The older protocol."""
+    """Parse a message of the older protocol."""
     kind, call = msg.get("type"), name(msg.get("call_id"))
     if kind == "session_configured":
         return [ParsedLine("session", session=name(msg.get("session_id")), model=name(msg.get("model")))]
@@ -141,7 +141,7 @@ def _message(msg: Table) -> list[ParsedLine]:
 
 
 def _tokens(msg: Table) -> list[ParsedLine]:
-    """First versions gave one call's usage; later ones the total beside it, repeated whenever rate limits changed."""
+    """Parse token counts: of one call in early versions, later also the total, repeated whenever rate limits change."""
     info = table(msg.get("info"))
     if not info:
         return _usage(msg, is_total=False)

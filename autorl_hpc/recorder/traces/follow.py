@@ -1,4 +1,8 @@
-"""Follows what an agent's program tells of itself, in its output and in files, and writes it to logs/trace.jsonl."""
+"""Follow an agent's trace in its output and files, and write it to logs/trace.jsonl.
+
+Holds `LogLines` (JSON in a growing log), the search for trajectory files, the detection of formats, `Documents`
+(trajectories that are rewritten), `resumed` (where an earlier recorder stopped), `OutputTimes` and the watch `Traces`.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +28,20 @@ from autorl_hpc.recorder.watch import LineWriter, Moment
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceEvent
 
-# Follows a log that grows: its complete lines, those in JSON parsed, between whatever else a program prints.
+# --- a growing log: read its complete lines and parse those in JSON, among whatever else a program prints
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""A tool's result can hold a big output; to parse this much takes some 50 ms and, at worst, 100 MB. Longer lines are counted."""
+"""A tool's result can hold a big output; parsing this much takes 50 ms and at worst 100 MB. Longer lines are only counted."""
 
 MAX_BLOCK_BYTES = 4 * 1024 * 1024
-"""Of one object printed over many lines."""
+"""Limit for one object printed over many lines."""
 
 CHUNK_BYTES = 1024 * 1024
 MAX_STARTS = 3
-"""A prefix may hold braces too: so many of them are tried as the beginning of the object."""
+"""Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
 
 _MARKS = (b'"type"', b'"kind"', b'"msg"', b'"action"', b'"observation"')
-"""What every line of a trace has: others are not parsed."""
+"""Every line of a trace contains one of these; other lines are not parsed."""
 
 _ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -45,20 +49,20 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_C
 
 @dataclass(frozen=True)
 class Parsed:
-    """An object that stood in the log."""
+    """An object found in the log."""
 
     offset: int
     value: Any
 
 
 class LogLines:
-    """The log from `offset` on.
+    """Reads the log from `offset` on.
 
     Attributes:
-        done: everything before this byte was read and need not be read again.
-        ahead: so far it was read; between the two stands the beginning of a line or an object.
-        skipped: lines too long to be read, so far.
-        blocks: whether objects over many lines are looked for.
+        done: everything before this byte was read and is complete.
+        ahead: position read so far; between `done` and `ahead` is an incomplete line or object.
+        skipped: number of lines that were too long to read.
+        blocks: whether objects over many lines are searched.
     """
 
     def __init__(self, path: Path, offset: int = 0, *, blocks: bool = True) -> None:
@@ -74,7 +78,7 @@ class LogLines:
         self._block_at = 0
 
     def look(self, max_bytes: int, max_s: float) -> Iterator[Parsed]:
-        """What was added, as far as bytes and time allow; the rest waits for the next look. Raises OSError."""
+        """Yield what was added, within `max_bytes` and `max_s`; the next look reads the rest. Raises OSError."""
         try:
             fd = os.open(self.path, _OPEN_FLAGS)
         except FileNotFoundError:
@@ -91,19 +95,19 @@ class LogLines:
                 if not chunk:
                     return
                 yield from self._take(chunk, deadline)
-                if time.monotonic() >= deadline:  # not before: a look that takes nothing is one that found nothing
+                if time.monotonic() >= deadline:  # checked after reading, so that each look reads something
                     return
         finally:
             os.close(fd)
 
     def finish(self) -> Iterator[Parsed]:
-        """Nothing comes any more: what stands behind the last line's end is a line too."""
+        """Yield a last line without an end, because no more output comes."""
         if self._rest and not self._skipping:
             yield from self._line(bytes(self._rest), self.ahead - len(self._rest))
         self._begin_at(self.ahead, shrunk=False)
 
     def _begin_at(self, size: int, *, shrunk: bool = True) -> None:
-        """If the log became shorter, what is left of it was read before: only what comes now is new."""
+        """Continue at `size`: if the log became shorter, what is left was read before, and only new bytes are read."""
         self.shrunk += shrunk
         self.done = self.ahead = size
         self._rest.clear()
@@ -146,7 +150,7 @@ class LogLines:
         self._keep(data[last:])
 
     def _keep(self, data: bytes) -> None:
-        """The beginning of a line whose end has not come."""
+        """Store the beginning of an incomplete line."""
         if self._skipping:
             return
         self._rest += data
@@ -156,7 +160,7 @@ class LogLines:
 
     def _line(self, line: bytes, at: int) -> Iterator[Parsed]:
         if self._block is not None:
-            if not line.startswith(b"{"):  # within an object printed over many lines, everything else is indented
+            if not line.startswith(b"{"):  # inside an object printed over many lines, other lines are indented
                 yield from self._in_block(line)
                 return
             self._block = None
@@ -179,14 +183,14 @@ class LogLines:
 
 
 class _Ahead:
-    """Where the next of some patterns stands; what was found once is not looked for again."""
+    """Finds the next position of any of some patterns, and searches each part of the data once."""
 
     def __init__(self, data: bytes, *patterns: bytes) -> None:
         self.data = data
         self.found = dict.fromkeys(patterns, -1)
 
     def after(self, begin: int) -> int:
-        """The first place at or after `begin`; the data's length if there is none."""
+        """Return the first position at or after `begin`; the data's length if there is none."""
         for pattern in self.found:
             if self.found[pattern] < begin:
                 at = self.data.find(pattern, begin)
@@ -195,7 +199,7 @@ class _Ahead:
 
 
 def object_in(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line, behind a prefix and before a suffix, terminal colours left out."""
+    """Return the JSON object in a line, after a prefix and before a suffix, without terminal colours; None if there is none."""
     if b"\x1b" in line:
         line = _ANSI.sub(b"", line)
     text = line.decode("utf-8", "replace")
@@ -210,7 +214,7 @@ def object_in(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-# Where programs leave trajectories in a workspace. It belongs to the agent: no link is followed, the search is bounded.
+# --- search for trajectories in a workspace. It belongs to the agent, so no link is followed and the search is limited.
 
 MAX_ENTRIES = 5_000
 MAX_DEPTH = 3
@@ -218,11 +222,11 @@ MAX_FOUND = 64
 LEFT_OUT = frozenset(
     {"models", "data", "output", "results", "submissions", "environment", "node_modules", "__pycache__"}
 )
-"""Folders of the workspace, and of programs, in which no trajectory lies but much else."""
+"""Folders of the workspace and of programs that hold many files but no trajectories."""
 
 _HOME = ".home"
 _HIDDEN = ((_HOME, ".config", "mini-swe-agent"), (_HOME, ".openhands"), (".openhands",), (_HOME, "trajectories"))
-"""Hidden folders in which programs keep them by default; others that begin with a dot are not looked into."""
+"""Hidden folders where programs store trajectories by default; other hidden folders are not searched."""
 
 _NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json|trajectory[^/]{0,100}\.json|.{0,200}\.trajectory\.json")
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -232,7 +236,7 @@ Parts = tuple[str, ...]
 
 
 def trajectories(workspace: Path) -> list[Parts]:
-    """Regular files that are called like trajectories, sorted; the workspace first to a depth of 3, then the known places."""
+    """Return regular files named like trajectories, sorted: from the workspace to a depth of 3, then from the hidden folders."""
     found: set[Parts] = set()
     left = MAX_ENTRIES
     for start in ((), *_HIDDEN):
@@ -241,7 +245,7 @@ def trajectories(workspace: Path) -> list[Parts]:
 
 
 def _search(workspace: Path, start: Parts, found: set[Parts], left: int) -> int:
-    """Adds what lies below `start`; returns how many entries may still be looked at."""
+    """Search below `start`. Return how many entries may still be read."""
     waiting: deque[Parts] = deque([start])
     while waiting and left > 0:
         parts = waiting.popleft()
@@ -262,14 +266,14 @@ def _search(workspace: Path, start: Parts, found: set[Parts], left: int) -> int:
                     elif entry.is_file(follow_symlinks=False) and _NAMES.fullmatch(entry.name):
                         found.add(here)
         except OSError:
-            pass  # it changes under our eyes: the next search sees the rest
+            pass  # changed while it was read: the next search sees the rest
         finally:
             os.close(fd)
     return left
 
 
 def opened(workspace: Path, parts: Parts, flags: int = _FILE_FLAGS) -> int | None:
-    """A descriptor of a file or folder, opened part by part; None if it is not there, or a link is on the way."""
+    """Return a descriptor of a file or folder, opened part by part; None if it is missing, or a link is on the way."""
     try:
         fd = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -288,10 +292,8 @@ def opened(workspace: Path, parts: Parts, flags: int = _FILE_FLAGS) -> int | Non
 def read_whole(
     workspace: Path, parts: Parts, known: tuple[int, ...] | None, max_bytes: int
 ) -> tuple[tuple[int, ...], bytes | None] | None:
-    """What tells one state of a file from the next, and its content; no content if it is too large.
-
-    None if it is as `known`, or can't be read as a regular file.
-    """
+    """Return what distinguishes one state of a file from the next, and its content; None as content if it is too large. Return
+    None if the state equals `known`, or the file can't be read as a regular file."""
     fd = opened(workspace, parts)
     if fd is None:
         return None
@@ -312,11 +314,11 @@ def read_whole(
         os.close(fd)
 
 
-# Which format a line or a document is in.
+# --- detection of a line's or document's format
 
 
 class LineFormat(NamedTuple):
-    """One that tells by lines."""
+    """A format with one event per line."""
 
     name: str
     knows: Callable[[Table], bool]
@@ -327,13 +329,13 @@ LINE_FORMATS = tuple(
     LineFormat(each.FORMAT, each.knows, each.read)
     for each in (claude_code, opencode, gemini_cli, mini, codex, openhands)
 )
-"""In the order in which a line is tried: those that only their own fields show come first."""
+"""In the order in which they are tried: formats that are recognised only by their own fields come first."""
 
 FORMATS = tuple(each.name for each in LINE_FORMATS)
 
 
 def read_line(value: Any, only: str | None = None) -> tuple[str, list[ParsedLine]] | None:
-    """Format and content of a line that was parsed as JSON; None if no format, or not the one wanted, knows it."""
+    """Return the format and content of a line parsed as JSON; None if it is in no format, or not in the one wanted."""
     if not isinstance(value, dict):
         return None
     for each in LINE_FORMATS:
@@ -343,7 +345,7 @@ def read_line(value: Any, only: str | None = None) -> tuple[str, list[ParsedLine
 
 
 class TraceDocument(NamedTuple):
-    """A document's messages in order, and what it says of the whole."""
+    """A document's messages in order, and its totals."""
 
     format: str
     session: str | None
@@ -353,7 +355,7 @@ class TraceDocument(NamedTuple):
 
 
 def read_document(value: Any, only: str | None = None) -> TraceDocument | None:
-    """A trajectory, or a state file."""
+    """Parse a trajectory or a state file; None if it is neither."""
     if only in (None, mini.FORMAT) and mini.is_document(value):
         return TraceDocument(
             mini.FORMAT, mini.session(value), value["messages"], mini.read_message, mini.read_totals(value)
@@ -368,22 +370,22 @@ def read_document(value: Any, only: str | None = None) -> TraceDocument | None:
     return None
 
 
-# Follows trajectories: JSON documents that a program writes anew after each step, read again when they changed.
+# --- trajectories: JSON documents that a program rewrites after each step; read again when they changed
 
 MAX_DOCUMENT_BYTES = 24 * 1024 * 1024
-"""Two hundred steps make some 10 MB; to parse this much takes a second and, at worst, 600 MB."""
+"""Two hundred steps make about 10 MB; parsing this much takes a second and at worst 600 MB."""
 
 SEARCH_EVERY_S = 10.0
 SEARCH_SHARE = 0.0005
 LATEST_SEARCH_S = 120.0
-"""A search that took 20 ms, among thousands of files, comes again after 40 s; it is a share of a core."""
+"""SEARCH_SHARE is a share of a core: a search of 20 ms, among thousands of files, is repeated after 40 s."""
 
 COST_FACTOR = 50
-"""A document that took a second to read is read again after 50: its growth must not cost more than 2 % of a core."""
+"""A document that took a second to read is read again after 50 s, so that reading takes at most 2 % of a core."""
 
 
 class DocumentEvent(NamedTuple):
-    """One thing that a document tells."""
+    """One event found in a document."""
 
     source: str
     format: str
@@ -393,7 +395,7 @@ class DocumentEvent(NamedTuple):
 
 @dataclass
 class DocumentState:
-    """What is known of one document: messages that were told, of which session."""
+    """What was already read of one document."""
 
     session: str | None = None
     messages: int = 0
@@ -407,8 +409,8 @@ class Documents:
     """All trajectories of a workspace.
 
     Args:
-        only: the agent's format; one that writes no documents means that none are looked for.
-        known: by source, what a recorder before this one has told.
+        only: the agent's format; if it has no documents, none are searched.
+        known: by source, what an earlier recorder has written.
     """
 
     def __init__(self, workspace: Path, only: str | None, known: dict[str, DocumentState]) -> None:
@@ -420,7 +422,7 @@ class Documents:
         self._next_search = 0.0
 
     def look(self, *, last: bool = False) -> Iterator[DocumentEvent]:
-        """What was added. `last`: nothing is put off."""
+        """Yield what was added. With `last`, nothing is deferred."""
         if not self.wanted:
             return
         if last or time.monotonic() >= self._next_search:
@@ -450,7 +452,7 @@ class Documents:
         followed.not_before = ended + COST_FACTOR * (ended - began)
         followed.state = state
         if document is None:
-            return  # half-written, or none of ours: it is read again when it has changed
+            return  # half-written or in another format: read again when it changes
         if (document.session is not None and document.session != followed.session) or followed.messages > len(
             document.messages
         ):
@@ -468,7 +470,7 @@ class Documents:
 
 
 def source_of(parts: Parts) -> str:
-    """How a file is named in records: relative to the workspace, escaped."""
+    """Return a file's name in records: relative to the workspace, escaped."""
     return printable(masked("/".join(parts)))[:300]
 
 
@@ -480,16 +482,16 @@ def _made_up(data: bytes | None) -> str | None:
     return name(hashlib.sha256(data or b"").hexdigest()[:16])
 
 
-# What a recorder before this one has written: where to go on, so that nothing is counted twice.
+# --- resume: what an earlier recorder has written, so that nothing is counted twice
 
 
 @dataclass
 class Resumed:
-    """Where to go on.
+    """Where to continue.
 
     Attributes:
         offset: of the log, the line at which to begin.
-        told: so many events of that line are written already.
+        told: number of events of that line that are already written.
         last_s: budget used at the last event.
         documents: by source.
     """
@@ -501,7 +503,7 @@ class Resumed:
 
 
 def resumed(trace: Path, log_source: str) -> Resumed:
-    """Reads a trace.jsonl; a cut last line is taken away, or the next record would be written behind it."""
+    """Read a trace.jsonl. A cut last line is removed, because the next record would be appended to it."""
     found = Resumed()
     try:
         with open(trace, "r+b") as file:
@@ -539,13 +541,13 @@ def _add(found: Resumed, line: bytes, log_source: str) -> None:
         followed.messages = max(followed.messages, offset + 1)
 
 
-# When a byte of agent.log was written, from agent.times: for a reader that comes later.
+# --- times: when a byte of agent.log was written, from agent.times
 
 TIMES_CHUNK_BYTES = 256 * 1024
 
 
 class OutputTimes:
-    """Answers for offsets that only grow."""
+    """Answers for increasing offsets."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -556,11 +558,11 @@ class OutputTimes:
         self._ended = False
 
     def look_again(self) -> None:
-        """Stamps may have been added."""
+        """Read again at the next call, because stamps may have been added."""
         self._ended = False
 
     def of(self, offset: int) -> tuple[float, str] | None:
-        """elapsed_s and wall clock by which the byte at `offset` was there; None if no stamp tells yet."""
+        """Return (elapsed_s, wall clock) at which the byte at `offset` was written; None if no stamp covers it yet."""
         while True:
             while self._next < len(self._stamps):
                 upto, elapsed_s, at = self._stamps[self._next]
@@ -572,7 +574,7 @@ class OutputTimes:
                 return None
 
     def _more(self) -> bool:
-        """Reads on; False if nothing was added."""
+        """Read further stamps. Return False if nothing was added."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -600,26 +602,26 @@ def _stamp(line: bytes) -> tuple[int, float, str] | None:
 LOG = "agent.log"
 LOOK_BYTES = 64 * 1024 * 1024
 LOOK_S = 0.3
-"""Of one look: other watches wait. With the pause after it, plain output of 10 MB/s is kept up with."""
+"""Limit of one look, because other watches wait. With the pause after it, this keeps up with plain output of 10 MB/s."""
 
 CLOSE_S = 20.0
-"""After the agent's end, so long is read on; 10 GB behind would take a minute, and the run's end waits."""
+"""Limit for reading on after the agent's end: 10 GB behind would take a minute, and the end of the run waits."""
 
 POSITION_EVERY_BYTES = 128 * 1024 * 1024
-"""So much is read again at most when the recorder starts anew in output that holds no trace."""
+"""At most this much is read again if the recorder restarts in output without a trace."""
 
 MAX_WAITING = 50_000
-"""Events that could not be written are kept, so many of them: a full disk may have room again."""
+"""Limit of events that are held in memory if they can't be written; a full disk may have room again."""
 
 
 class Traces:
     """The watch over traces.
 
     Args:
-        trace_format: what the agent's definition says; None: every line is tried in each format.
+        trace_format: from the agent's definition; None tries every format on each line.
 
     Raises:
-        ValueError: no such format.
+        ValueError: unknown format.
     """
 
     name = "traces"
@@ -643,15 +645,15 @@ class Traces:
 
     @property
     def full(self) -> bool:
-        """Whether there was more than the record may hold: its figures are too low."""
+        """Return whether the record reached its limit, so that its figures are too low."""
         return self._lines.full
 
     def look(self, now: Moment) -> None:
-        """Reads what was added, within bounds."""
+        """Read what was added, within limits."""
         self._look(now, LOOK_BYTES, LOOK_S, last=False)
 
     def close(self, now: Moment) -> None:
-        """Reads to the end, for 20 s at most."""
+        """Read to the end, for CLOSE_S at most."""
         try:
             deadline = time.monotonic() + CLOSE_S
             while self._look(now, LOOK_BYTES, LOOK_S, last=False) and time.monotonic() < deadline:
@@ -661,7 +663,7 @@ class Traces:
             self._lines.close()
 
     def _look(self, now: Moment, max_bytes: int, max_s: float, *, last: bool) -> bool:
-        """Looks once; whether the log had something new. Nothing is written before all is taken in: a write may fail."""
+        """Look once. Return whether the log had something new. A write may fail, so everything is read first."""
         wall, before = _wall(now.at), self._log.ahead
         self._times.look_again()
         try:
@@ -681,19 +683,19 @@ class Traces:
         return self._log.ahead > before
 
     def _unwritten(self, offset: int, told: list[ParsedLine]) -> Iterable[ParsedLine]:
-        """A recorder before this one may have written the first events of the line at which this one begins."""
+        """Skip the events of the first line that an earlier recorder has written."""
         return told[self._drop[1] :] if offset == self._drop[0] else told
 
     def _event(
         self, now: Moment, wall: float | None, found: DocumentEvent, stamp: tuple[float, str] | None
     ) -> TraceEvent:
-        """When it was: by the stamp of the output, else by its own time, which can lie between this look and the last."""
+        """Build the record. Its time is the output's stamp, or else the event's own, if between the last look and this one."""
         elapsed_s, at = now.elapsed_s, now.at
         if stamp is not None and stamp[0] <= elapsed_s:
             elapsed_s, at = stamp
         elif found.told.wall is not None and wall is not None:
             elapsed_s = min(max(elapsed_s - (wall - found.told.wall), min(self._looked_s, elapsed_s)), elapsed_s)
-        # What is null in a line of ours is null where it is left out, too: most of the twenty fields of most events.
+        # Null fields are left out, because most of the twenty fields of most events are null.
         values = {name: value for name, value in vars(found.told).items() if value is not None and name != "wall"}
         return TraceEvent(
             elapsed_s=elapsed_s,
@@ -706,7 +708,7 @@ class Traces:
         )
 
     def _keep(self, event: TraceEvent) -> None:
-        """Parts of one message, which some programs print as it comes, are put together."""
+        """Store an event. Parts of one message, which some programs print as they come, are joined."""
         last = self._waiting[-1] if self._waiting else None
         if (
             last is not None
@@ -715,12 +717,12 @@ class Traces:
             and (last.source, last.session, last.elapsed_s) == (event.source, event.session, event.elapsed_s)
         ):
             chars = (last.chars or 0) + (event.chars or 0)
-            self._waiting[-1] = event.model_copy(update={"chars": chars})  # at the later line: it is told up to there
+            self._waiting[-1] = event.model_copy(update={"chars": chars})  # with the later line's offset
         elif len(self._waiting) < MAX_WAITING:
             self._waiting.append(event)
 
     def _note(self, now: Moment, *, last: bool) -> None:
-        """How far the log was read, where no event says it, and what was too long to be read."""
+        """Record how far the log was read if no event shows it, and how many lines were too long."""
         skipped, unnoted = self._log.skipped - self._skipped, self._log.done - self._noted
         if not skipped and unnoted < (1 if last else POSITION_EVERY_BYTES):
             return

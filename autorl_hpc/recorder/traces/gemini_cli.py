@@ -1,7 +1,7 @@
-"""Gemini CLI: `gemini -p ... --output-format stream-json` (a JSON object a line) or `json` (one object over many lines).
+"""Parse traces of Gemini CLI: `--output-format stream-json` (an object per line) or `json` (one object over many lines).
 
-Tokens come at the end alone, as the process's totals: a resumed session begins anew. The prompt's tokens hold the cached
-ones, those of candidates hold no thoughts. A shell command that returned another code than 0 is a success here.
+Tokens come only at the end, as the process's totals; a resumed session starts again. Prompt tokens include cached ones,
+candidate tokens exclude thoughts. A shell command with an exit code other than 0 counts as a success here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = "gemini-cli"
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is in this format."""
+    """Return whether a line is in this format."""
     kind = line.get("type")
     if kind is None:
         return is_document(line)
@@ -40,13 +40,13 @@ def knows(line: Table) -> bool:
 
 
 def is_document(value: Table) -> bool:
-    """Whether it is the one object of `--output-format json`."""
+    """Return whether it is the one object of `--output-format json`."""
     stats = table(value.get("stats"))
     return ("models" in stats and "tools" in stats) or ("session_id" in value and isinstance(value.get("error"), dict))
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line, or the one object, tells."""
+    """Parse a line, or the one object."""
     kind, at = line.get("type"), wall(line.get("timestamp"))
     if kind is None:
         return _document(line)
@@ -75,7 +75,7 @@ def _result(line: Table, at: float | None) -> list[ParsedLine]:
     stats = table(line.get("stats"))
     told_in, out, everything = (count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens"))
     if told_in is not None and everything is not None and everything - told_in >= (out or 0):
-        out = everything - told_in  # `output_tokens` leaves out what was thought
+        out = everything - told_in  # `output_tokens` excludes thoughts
     usage = ParsedLine(
         "usage",
         tokens_in=told_in,

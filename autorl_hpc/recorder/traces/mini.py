@@ -1,8 +1,8 @@
-"""mini-swe-agent: a trajectory, one JSON document (`*.traj.json`) that is written anew after each step; and the suite's own
-agent `mini`, which prints the messages of such a trajectory, each in a line: `{"type": "mini", "session": ..., "message": ...}`.
+"""Parse mini-swe-agent's trajectories (`*.traj.json`, rewritten after each step), and the lines of the suite's agent `mini`.
 
-Formats `mini-swe-agent-1.1` (actions and return codes in `extra`) and `mini-swe-agent-1` (a code block in the answer, the
-return code in the next message's text).
+`mini` prints a trajectory's messages one per line: `{"type": "mini", "session": ..., "message": ...}`. Format
+`mini-swe-agent-1.1` has actions and return codes in `extra`; `mini-swe-agent-1` a code block in the answer, the return code
+in the next message.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s{0,8}\n([^`]{1,4096})")
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is one of the suite's own agent."""
+    """Return whether a line was written by the suite's agent."""
     return line.get("type") == FORMAT and isinstance(line.get("session"), str)
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line tells: that a process began, a message, or a failure that was waited out."""
+    """Parse a line: a process's start, a message, or an error after which the agent waited."""
     own, at = name(line.get("session")), wall(line.get("at"))
     if isinstance(line.get("message"), dict):
         return [replace(told, session=own, wall=told.wall or at) for told in read_message(line["message"])]
@@ -46,14 +46,14 @@ def read(line: Table) -> list[ParsedLine]:
 
 
 def is_document(value: object) -> bool:
-    """Whether it is a trajectory."""
+    """Return whether it is a trajectory."""
     told = table(value)
     by_name = isinstance(told.get("trajectory_format"), str) and told["trajectory_format"].startswith("mini-swe-agent")
     return isinstance(told.get("messages"), list) and (by_name or "model_stats" in table(told.get("info")))
 
 
 def session(document: Table) -> str | None:
-    """What tells one session from the next one in the same file: its first answer."""
+    """Return what distinguishes a session from the next one in the same file: the id or time of its first answer."""
     for message in tables(document["messages"]):
         extra = table(message.get("extra"))
         first = name(table(extra.get("response")).get("id"))
@@ -64,7 +64,7 @@ def session(document: Table) -> str | None:
 
 
 def read_message(message: Table) -> list[ParsedLine]:
-    """What one message tells."""
+    """Parse one message."""
     extra = table(message.get("extra"))
     at = wall(extra.get("timestamp"))
     if message.get("role") == "exit":
@@ -97,7 +97,7 @@ def read_message(message: Table) -> list[ParsedLine]:
 
 
 def read_totals(document: Table) -> list[ParsedLine]:
-    """What the document says of the whole session: cost and calls, no tokens."""
+    """Return the document's totals of the session: cost and calls, no tokens."""
     stats = table(table(document.get("info")).get("model_stats"))
     told = ParsedLine(
         "usage",
@@ -110,7 +110,7 @@ def read_totals(document: Table) -> list[ParsedLine]:
 
 
 def _usage(extra: Table, at: float | None) -> list[ParsedLine]:
-    """Of one call: OpenAI's chat completions, or its responses."""
+    """Parse the usage of one call, of OpenAI's chat completions or responses API."""
     response = table(extra.get("response"))
     usage = table(response.get("usage"))
     details = table(usage.get("prompt_tokens_details")) or table(usage.get("input_tokens_details"))

@@ -1,6 +1,6 @@
-"""OpenCode: `opencode run --format json`. One JSON object a line; a tool call is told when it is over.
+"""Parse traces of OpenCode: `opencode run --format json`, one JSON object per line; a tool call is printed when it has ended.
 
-`tokens.input` is what no cache held, `tokens.output` leaves out reasoning. Sessions of subagents are not printed.
+`tokens.input` excludes cached tokens, `tokens.output` excludes reasoning. Sessions of subagents are not printed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _TYPES = (
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is in this format."""
+    """Return whether a line is in this format."""
     return "sessionID" in line and line.get("type") in _TYPES
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line tells."""
+    """Parse a line."""
     part, kind = table(line.get("part")), line.get("type")
     session, at = name(line.get("sessionID")), wall(line.get("timestamp"))
-    if kind == "step_start":  # there is no line of its own for a session's beginning
+    if kind == "step_start":  # no other line marks a session's start
         return [ParsedLine("session", session=session, wall=at)]
     if kind in ("text", "reasoning"):
         return [ParsedLine("message", session=session, chars=length(part.get("text")), wall=at)]
@@ -90,7 +90,7 @@ def _step(part: Table, session: str | None, at: float | None) -> list[ParsedLine
     out = total(count(tokens.get("output")), count(tokens.get("reasoning")))
     everything = count(tokens.get("total"))
     if everything is not None and told_in is not None and everything >= told_in:
-        out = everything - told_in  # versions differ in whether output holds reasoning
+        out = everything - told_in  # versions differ in whether output includes reasoning
     usage = ParsedLine(
         "usage",
         session=session,

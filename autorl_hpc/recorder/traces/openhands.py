@@ -1,7 +1,7 @@
-"""OpenHands: events of `openhands --headless --json` (SDK 1.x, by `kind`) and of earlier versions (by `action` and `observation`).
+"""Parse traces of OpenHands: `--headless --json` (SDK 1.x, by `kind`) and earlier versions (by `action` and `observation`).
 
-Events of 1.x tell no tokens: these stand in `base_state.json` of the conversation's folder. Earlier events carry, in
-`llm_metrics`, the session's totals so far, and a whole session is written to a trajectory, a list of such events.
+Events of 1.x carry no tokens; these are in `base_state.json` of the conversation's folder. Earlier events carry the
+session's totals so far in `llm_metrics`, and a whole session is written to a trajectory, a list of such events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RESULT = (*_RUN, "error", "user_rejected")
 
 
 def knows(line: Table) -> bool:
-    """Whether a line is in this format."""
+    """Return whether a line is in this format."""
     kind = line.get("kind")
     if isinstance(kind, str):
         return kind.endswith("Event") or kind == "UserRejectObservation"
@@ -49,12 +49,12 @@ def knows(line: Table) -> bool:
 
 
 def is_state(value: object) -> bool:
-    """Whether it is a base_state.json."""
+    """Return whether it is a base_state.json."""
     return isinstance(table(table(value).get("stats")).get("usage_to_metrics"), dict)
 
 
 def read(line: Table) -> list[ParsedLine]:
-    """What a line tells."""
+    """Parse a line."""
     found = _event(line) if isinstance(line.get("kind"), str) else _earlier(line)
     return (
         [*found, *_metrics([table(line["llm_metrics"])], None)] if isinstance(line.get("llm_metrics"), dict) else found
@@ -62,13 +62,13 @@ def read(line: Table) -> list[ParsedLine]:
 
 
 def read_state(state: Table) -> list[ParsedLine]:
-    """The totals that a base_state.json holds."""
+    """Return the totals of a base_state.json."""
     by_use = tables(list(table(table(state.get("stats")).get("usage_to_metrics")).values()))
     return _metrics(by_use, name(state.get("id")))
 
 
 def _metrics(by_use: list[Table], session: str | None) -> list[ParsedLine]:
-    """Totals over all models that a session uses. The prompt's tokens hold the cached ones."""
+    """Add up the totals of all models of a session. Prompt tokens include cached ones."""
     tokens = [table(each.get("accumulated_token_usage")) for each in by_use]
     costs = [cost for each in by_use if (cost := dollars(each.get("accumulated_cost"))) is not None]
     calls = [len(each["token_usages"]) for each in by_use if isinstance(each.get("token_usages"), list)]
@@ -88,7 +88,7 @@ def _metrics(by_use: list[Table], session: str | None) -> list[ParsedLine]:
 
 
 def _event(line: Table) -> list[ParsedLine]:
-    """SDK 1.x."""
+    """Parse an event of SDK 1.x."""
     kind, at = line.get("kind"), wall(line.get("timestamp"))
     call, tool = name(line.get("tool_call_id")), name(line.get("tool_name"))
     if kind == "ActionEvent":
@@ -117,7 +117,7 @@ def _event(line: Table) -> list[ParsedLine]:
 
 
 def _written(tool: str | None, action: Table) -> str | None:
-    """The editor's `command` is a word such as `create`: its path tells more."""
+    """Return what a tool call writes: the editor's `command` is only a word such as `create`, so its path is added."""
     path = action.get("path")
     return beginning(f"{action.get('command')} {path}") if isinstance(path, str) else command(tool, action)
 
@@ -146,7 +146,7 @@ def _chars(content: object) -> int:
 
 
 def _earlier(line: Table) -> list[ParsedLine]:
-    """Events by `action` and `observation`; the documented `--json` lines, whose fields lie flat, are read as such."""
+    """Parse an event by `action` and `observation`, and the documented `--json` lines, whose fields are not nested."""
     at, args = wall(line.get("timestamp")), table(line.get("args")) or line
     action, observation = line.get("action"), line.get("observation")
     if isinstance(action, str) and line.get("type") != "observation":

@@ -1,4 +1,4 @@
-"""What a line of a trace tells, and how values are taken from it: whoever wrote it may have written anything."""
+"""Hold the fields of a trace line (`ParsedLine`), and functions that read values from JSON whose content can't be trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceKind
 
 MAX_COUNT = 10**12
-"""No session uses a million million tokens or calls: such a number is an error or a forgery, and it would hide all others."""
+"""No session uses this many tokens or calls: a larger number is an error or a forgery, and would hide all others."""
 
 MAX_USD = 10.0**7
 MAX_DURATION_S = 10.0**7
@@ -23,15 +23,15 @@ MAX_NAME_CHARS = 200
 MAX_COMMAND_CHARS = 500
 MAX_TEXT_CHARS = 500
 LARGE_CHARS = 64 * 1024
-"""While so much is parsed the collector rests: it would walk over a million new lists again and again, for seconds."""
+"""The garbage collector is off while longer texts are parsed, because it would walk a million new lists again and again."""
 
 MASKED_CHARS = 4096
-"""So much is masked before the beginning is cut off: a secret that the cut goes through is masked all the same."""
+"""Secrets are masked in this much text before it is cut, so that a secret at the cut is masked too."""
 
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """The fields of a TraceEvent that the line itself gives. `wall` is its own time stamp, in seconds since 1970."""
+    """The fields of a TraceEvent that come from the line itself. `wall` is the line's own time in seconds since 1970."""
 
     kind: TraceKind
     model: str | None = None
@@ -55,7 +55,7 @@ class ParsedLine:
     wall: float | None = None
 
     def has_figures(self) -> bool:
-        """Whether a usage tells anything."""
+        """Return whether a usage has any value."""
         return not (self.tokens_in is self.tokens_out is self.tokens_cached is self.cost_usd is self.calls is None)
 
 
@@ -66,11 +66,11 @@ _DECODER = json.JSONDecoder(
     parse_int=lambda digits: int(digits) if len(digits) <= 20 else None,
     parse_float=lambda digits: float(digits) if len(digits) <= 400 else None,
 )
-"""NaN and infinities are no numbers, and what has more than 20 digits is none of ours (4,300 make Python refuse)."""
+"""NaN and infinities become null, and so do integers of more than 20 digits (Python refuses more than 4,300)."""
 
 
 def parsed(text: str, at: int = 0) -> Any:
-    """The JSON value that begins at `at`; what follows it is left out. None for what is none, and for one nested too deep."""
+    """Parse the JSON value that begins at `at`; what follows is ignored. Return None if it is not JSON, or nested too deeply."""
     collecting = len(text) > LARGE_CHARS and gc.isenabled()
     if collecting:
         gc.disable()
@@ -84,17 +84,17 @@ def parsed(text: str, at: int = 0) -> Any:
 
 
 def table(value: Any) -> Table:
-    """An object, or an empty one."""
+    """Return an object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def tables(value: Any) -> list[Table]:
-    """The objects in a list."""
+    """Return the objects in a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def count(value: Any) -> int | None:
-    """A number of tokens or calls: whole, not negative, believable. A string is no number, nor is `true`."""
+    """Return a plausible number of tokens or calls: whole, not negative, at most MAX_COUNT; None for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -103,36 +103,36 @@ def count(value: Any) -> int | None:
 
 
 def total(*values: int | None) -> int | None:
-    """The sum of those that are known; None if none is."""
+    """Return the sum of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return min(sum(known), MAX_COUNT) if known else None
 
 
 def real(value: Any, most: float) -> float | None:
-    """A number from 0 to `most`."""
+    """Return a number from 0 to `most`; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= most and math.isfinite(value) else None
 
 
 def dollars(value: Any) -> float | None:
-    """A cost."""
+    """Return a cost in dollars; None if it is not plausible."""
     return real(value, MAX_USD)
 
 
 def seconds(value: Any, per: float = 1.0) -> float | None:
-    """A duration, given in units of which `per` make a second."""
+    """Return a duration in seconds; the value's unit is 1/`per` s."""
     found = real(value, MAX_DURATION_S * per)
     return None if found is None else found / per
 
 
 def exit_code(value: Any) -> int | None:
-    """What a program returned, or minus its signal."""
+    """Return an exit code, or minus a signal's number; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and -256 <= value <= 2**32 else None
 
 
 def name(value: Any) -> str | None:
-    """An id or a name: a short text, or a number."""
+    """Return an id or a name: a short text, or a number; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18:
         return str(value)
     if not isinstance(value, str) or not value:
@@ -142,20 +142,20 @@ def name(value: Any) -> str | None:
 
 
 def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:
-    """The beginning of a text, without secrets, escaped."""
+    """Return the beginning of a text, without secrets, escaped; None if there is no text."""
     if not isinstance(value, str) or not value.strip():
         return None
-    shown = printable(masked(value.strip()[:MASKED_CHARS])[: limit + 1])  # a character is escaped by one at least
+    shown = printable(masked(value.strip()[:MASKED_CHARS])[: limit + 1])  # escaping never makes a text shorter
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def length(value: Any) -> int:
-    """Characters of a text."""
+    """Return the number of characters of a text; 0 for anything else."""
     return len(value) if isinstance(value, str) else 0
 
 
 def wall(value: Any) -> float | None:
-    """A time stamp in seconds since 1970: ISO 8601 (without a zone: this host's), seconds, or milliseconds."""
+    """Return a time stamp in seconds since 1970, from ISO 8601 (without a zone: this host's), seconds, or milliseconds."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
@@ -171,7 +171,7 @@ _WRITES = re.compile(r"write|edit|patch|replace|create|insert|notebook", re.IGNO
 
 
 def command(tool: str | None, given: Any) -> str | None:
-    """The beginning of what a tool call runs, or the file that it writes; None for a call that does neither."""
+    """Return the beginning of the command that a tool call runs, or the file that it writes; None if it does neither."""
     for key in _RUNS:
         value = table(given).get(key)
         if isinstance(value, list):

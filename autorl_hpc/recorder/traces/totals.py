@@ -1,7 +1,7 @@
-"""What an agent's trace adds up to: tokens, cost, calls, tools, and when its driver and its tools were at work.
+"""Add up an agent's trace: tokens, cost, calls, tools, and when its driver and its tools were working.
 
-Everything is told by the agent, nothing is proven. A format tells figures of single calls, or totals since the session's
-start, or both; they are joined as `_Session.total` says. Null means that no session told it; a cost of 0 tells nothing.
+All values are the agent's own claims. A format has the usage of single calls, or totals since the session's start, or both;
+see `_Session.total`. Null means that no session reported the value; a cost of 0 counts as not reported.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic import ValidationError
 
 from autorl_hpc.records.recorded import TraceEvent
 
-# Spans of time, pairs of seconds (from, to): joined, taken from one another, added up.
+# --- spans of time as pairs of seconds (from, to): join, subtract, add up
 
 Span = tuple[float, float]
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same moments as spans in order that don't touch; empty ones and turned ones are left out."""
+    """Return the same moments as sorted spans that don't touch; empty and reversed spans are dropped."""
     found: list[Span] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if found and begin <= found[-1][1]:
@@ -33,7 +33,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def without(spans: Sequence[Span], taken: Sequence[Span]) -> tuple[Span, ...]:
-    """The moments of `spans` that are not in `taken`; both joined."""
+    """Return the moments of `spans` that are not in `taken`; both must be joined."""
     found: list[Span] = []
     at = 0
     for begin, end in spans:
@@ -51,32 +51,32 @@ def without(spans: Sequence[Span], taken: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def seconds_of(spans: Iterable[Span]) -> float:
-    """Their lengths together."""
+    """Return the sum of the lengths in seconds."""
     return sum(end - begin for begin, end in spans)
 
 
 FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls")
 PRIMARY = ("tokens_in", "tokens_out", "cost_usd")
-"""By the first of these that a total tells it is seen whether it goes on from the one before."""
+"""The first of these in a total shows whether it continues the total before."""
 
 BEGIN_ANEW = frozenset({"gemini-cli"})
-"""Formats whose totals are those of one process, a resumed session's too, and which tell no calls to see it by."""
+"""Formats whose totals are those of one process, even in a resumed session, and that report no calls that would show it."""
 
 ROUNDING = 1e-6
-"""Relative. Costs are sums of fractions, added up in another order than the agent did."""
+"""Relative. Costs are sums of fractions, and the agent may have added them in another order."""
 
 MOST_MODELS = 100
-"""Names that are kept of one session."""
+"""Limit of model names per session."""
 
 _NONE_TOLD: dict[str, float] = {}
 
 DRIVER = frozenset({"usage", "message", "tool_call"})
-"""Kinds that only the driver's answer makes."""
+"""Kinds of events that only an answer of the driver causes."""
 
 
 @dataclass(frozen=True)
 class SessionTotals:
-    """One session of an agent's program."""
+    """Totals of one session of an agent's program."""
 
     format: str
     session: str | None
@@ -96,14 +96,14 @@ class SessionTotals:
 
 @dataclass(frozen=True)
 class TraceTotals:
-    """All sessions of a run together.
+    """Totals of all sessions of a run.
 
     Attributes:
         points: (elapsed_s, tokens in and out so far, cost so far), rising; see `tokens_at`.
         tool_spans: when at least one tool call was open, in seconds of budget.
-        driver_spans: when a session waited for its driver: from one of its events to the next one that the driver
-            made, less the time in which that session's tools ran.
-        skipped: lines of the log that were too long to be read.
+        driver_spans: when a session waited for its driver: from one of its events to the next one that the driver caused,
+            without the time in which that session's tools ran.
+        skipped: number of lines of the log that were too long to read.
     """
 
     sessions: tuple[SessionTotals, ...] = ()
@@ -123,23 +123,23 @@ class TraceTotals:
 
     @property
     def tool_s(self) -> float:
-        """Seconds in which at least one tool ran."""
+        """Return the seconds in which at least one tool ran."""
         return seconds_of(self.tool_spans)
 
     @property
     def driver_s(self) -> float:
-        """Seconds in which the driver was waited for."""
+        """Return the seconds in which the agent waited for its driver."""
         return seconds_of(self.driver_spans)
 
     def tokens_at(self, elapsed_s: float) -> int | None:
-        """Tokens in and out that were told until then; None where the trace tells no tokens at all."""
+        """Return the tokens in and out reported until then; None if the trace reports no tokens at all."""
         if self.tokens_in is None and self.tokens_out is None:
             return None
         at = bisect_right(self._times, elapsed_s)
         return self.points[at - 1][1] if at else 0
 
     def cost_at(self, elapsed_s: float) -> float | None:
-        """Dollars that were told until then."""
+        """Return the dollars reported until then; None if the trace reports no cost."""
         if self.cost_usd is None:
             return None
         at = bisect_right(self._times, elapsed_s)
@@ -151,10 +151,7 @@ class TraceTotals:
 
 
 def events_in(path: Path) -> Iterator[TraceEvent]:
-    """The events of a trace.jsonl in their order, one at a time: a full one holds 300,000.
-
-    None if it is not there. Damaged and cut lines are left out.
-    """
+    """Yield the events of a trace.jsonl in order, one at a time, because a full one holds 300,000. Damaged lines are skipped."""
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -168,15 +165,15 @@ def events_in(path: Path) -> Iterator[TraceEvent]:
 
 
 def read_events(path: Path) -> list[TraceEvent]:
-    """All of them at once: 2 kB each in memory."""
+    """Return all events as a list, which takes 2 kB of memory per event."""
     return list(events_in(path))
 
 
 def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
-    """The totals of a run's events, in the order in which they were recorded.
+    """Return the totals of a run's events, given in the order in which they were recorded.
 
     Args:
-        ended_s: budget used when the agent ended: a call that was never answered lasted until then.
+        ended_s: budget used when the agent ended; a call without an answer counts until then.
     """
     adding = _Adding()
     for event in events:
@@ -186,7 +183,7 @@ def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceT
 
 @dataclass
 class _Figure:
-    """One figure of one session: of counts that ended, of the present count's last total, of calls told since."""
+    """One figure of one session: the sum of earlier counts, the current count's last total, and the calls since then."""
 
     base: float = 0
     last: float = 0
@@ -206,7 +203,7 @@ class _Session:
     attempt: int
     last_s: float = 0.0
     reached_s: float | None = None
-    """Its last event, None when it isn't at work: before its first one, and after its end."""
+    """Time of its last event; None before the first one and after its end."""
 
     figures: dict[str, _Figure] = field(default_factory=lambda: {name: _Figure() for name in FIGURES})
     told: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -227,10 +224,8 @@ class _Session:
     """Tokens and dollars as of its last usage."""
 
     def add(self, event: TraceEvent, kind: str, now: float) -> None:
-        """`kind`, `now`: the event's, which are looked at often, and a record's fields are slow to get at."""
-        if (
-            event.attempt != self.attempt
-        ):  # what was open ended with the attempt, and elapsed_s knows no gap between two
+        """Add an event. `kind` and `now` are the event's; they are passed because reading a record's fields is slow."""
+        if event.attempt != self.attempt:  # an attempt's end ends its open calls, and elapsed_s has no gap after it
             self.close(now)
             self.attempt = event.attempt
         if kind == "session":
@@ -263,7 +258,7 @@ class _Session:
         self.earlier_failures, self.total_failures = self.earlier_failures + self.total_failures, 0
 
     def close(self, now: float) -> None:
-        """Nothing of it runs any more."""
+        """End all open calls."""
         self.tools += [(began, now) for began in self.open.values()]
         self.open.clear()
         self.reached_s = None
@@ -281,7 +276,7 @@ class _Session:
         values["calls"] = 1
         call_id = event.call_id
         before = self.told.get(call_id, _NONE_TOLD) if call_id is not None else _NONE_TOLD
-        for name, value in values.items():  # a repeated one tells the same, or what the call has come to meanwhile
+        for name, value in values.items():  # a repeated call has the same values or newer ones
             figure = self.figures[name]
             figure.since += max(0, value - before[name]) if name in before else value
             figure.known = True
@@ -289,12 +284,9 @@ class _Session:
             self.told[call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
 
     def total(self, values: dict[str, float]) -> None:
-        """A total since the session's start takes the place of the last one and of the calls told since.
-
-        A resumed session goes on from its total or begins anew, by format and version. One that is smaller than the last
-        total and the calls since together can't have gone on. One that is smaller than the calls alone is none (a crash
-        leaves zeros) and is left out.
-        """
+        """Replace the last total and the calls since then by a new total since the session's start. A resumed session
+        continues its total or starts again, depending on format and version. A total smaller than the last total plus the
+        calls since then can't continue it. One smaller than the calls alone is wrong (a crash leaves zeros) and is ignored."""
         primary = next((name for name in PRIMARY if name in values), None)
         if primary is None:
             return
@@ -329,14 +321,14 @@ class _Session:
         self.tools.append((began, now))
 
     def _key(self, event: TraceEvent) -> object:
-        """Codex's ids are unique within one process only, in which it counts from 0; a call without one is its own."""
+        """Return the key of a tool call. Codex's ids are unique only within one process; a call without an id gets its own."""
         call_id = event.call_id
         if call_id is None:
             return len(self.calls)
         return (self.process, call_id) if self.format == "codex" else call_id
 
     def whole(self, name: str) -> int | None:
-        """A figure that is a count."""
+        """Return a figure as a whole number; None if it was not reported."""
         figure = self.figures[name]
         return int(figure.value) if figure.known else None
 
@@ -351,7 +343,7 @@ class _Session:
             tokens_in=self.whole("tokens_in"),
             tokens_out=self.whole("tokens_out"),
             tokens_cached=self.whole("tokens_cached"),
-            cost_usd=cost.value or None,  # programs say 0 where they don't know a price
+            cost_usd=cost.value or None,  # programs report 0 if they don't know a price
             driver_calls=self.whole("calls"),
             tool_calls=max(len(self.calls), self.earlier_calls + self.total_calls),
             tool_failures=max(len(self.failed), self.earlier_failures + self.total_failures),
@@ -371,7 +363,7 @@ class _Adding:
         self.skipped = 0
         self.begun = 0
         self.named: dict[tuple[str, str, str | None], _Session] = {}
-        """By format, source and session as events name them, as long as no session begins."""
+        """By format, source and session as events name them; cleared when a session begins."""
 
     def add(self, event: TraceEvent) -> None:
         kind, now = event.kind, event.elapsed_s
@@ -382,7 +374,7 @@ class _Adding:
         if kind in DRIVER and (self.last_driver_s is None or now > self.last_driver_s):
             self.last_driver_s = max(now, 0.0)
         session.add(event, kind, now)
-        if kind != "usage":  # nothing else changes what was spent
+        if kind != "usage":  # other events don't change what was spent
             return
         before, after = session.spent, self._spent(session)
         if after != before:
@@ -397,7 +389,7 @@ class _Adding:
         return figures["tokens_in"].value + figures["tokens_out"].value, figures["cost_usd"].value
 
     def _session(self, event: TraceEvent, kind: str) -> _Session:
-        """The one that the event names, else the one that began last in its source."""
+        """Return the session that the event names, or else the one that began last in its source."""
         named = event.format, event.source, event.session
         if kind == "session":
             self.begun += 1
