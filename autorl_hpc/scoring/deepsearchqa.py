@@ -403,8 +403,8 @@ class DeepSearchQA:
         return outcomes
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return `figures`, and in percent: `judge_unread` (unreadable replies, counted as 0) and `items_differ` (the judge counted
-        other expected items than the commas give; a judge that omits missed items would find everything)."""
+        """Return `figures`, and in percent: `judge_unread` (unreadable replies, counted as 0) and `items_differ` (the judge
+        counted other expected items than the commas give; a judge that omits missed items would find everything)."""
         facts = [outcome.facts for outcome in outcomes]
         more = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in ("judge_unread", "items_differ")}
         return {**figures(facts), **more}
