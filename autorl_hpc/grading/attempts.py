@@ -96,7 +96,7 @@ def _hidden(path: Path, mark: str) -> Path:
 log = logging.getLogger("autorl_hpc.grader")
 
 DEATHS_BEFORE_BLAME = 3
-"""Graders that may die while they hold an entry before the artifact is blamed. Three, because nodes fail by themselves too."""
+"""Graders that die while they hold an entry before the artifact is blamed. Nodes fail too; the design requires at least two."""
 
 CHECK_ITEMS = 4
 """Items on which the base model is checked: enough to detect a broken engine, and about a second of work."""

@@ -31,7 +31,7 @@ from autorl_hpc.states import EntryKind, Protocol, Split
 # the grader dies before, the claim is taken over and the submission is scored again.
 
 ROOM = RATED_AT_ONCE - 1
-"""Submissions rated in the background, beside one in the grader's own thread."""
+"""Submissions rated in the background, in addition to one in the grader's own thread."""
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,8 @@ class Feedback:
         generation: int,
         waiting_s: float | None,
     ) -> None:
-        compares = (
-            self.baselines.get(record.science, answered.split) is not None
-        )  # otherwise the closing queues the fingerprint
+        # Without a baseline the closing queues the fingerprint.
+        compares = self.baselines.get(record.science, answered.split) is not None
 
         def finish() -> Evaluation:
             evaluation = self.attempts.finish(answered, items, waiting_s)

@@ -192,7 +192,7 @@ class Watcher(threading.Thread):
             return False
 
     def _matters(self, job: SeenJob) -> bool:
-        """Return whether the job is an agents' array of which a task ended badly."""
+        """Return whether the job is an agents' array with a task that ended badly."""
         return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
 
     def _orphans(self, jobs: SlurmJobs, board: JobTable) -> list[str]:

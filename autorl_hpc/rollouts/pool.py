@@ -252,7 +252,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Limit of one line from a worker; observations and prompts are cut well below."""
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
-"""Names of variables that a worker with access to a vault does not get. A copy of files/redact.py, which agents don't have."""
+"""Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]

@@ -52,9 +52,8 @@ def _landlock(job: dict[str, Any]) -> None:
     read = linux.READ | linux.EXECUTE
     for path in [*readable, *job["placed"]]:
         rules.append((path, read if os.path.isdir(path) else read & linux.OF_A_FILE))
-    rules.append(
-        ("/proc", read | linux.WRITE_FILE | linux.TRUNCATE)
-    )  # CUDA writes its threads' names there and fails to start without
+    # CUDA writes its threads' names there and fails to start without.
+    rules.append(("/proc", read | linux.WRITE_FILE | linux.TRUNCATE))
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()

@@ -118,7 +118,7 @@ class Level(Protocol):
         ...
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Return what it can't stop by design, beside what a trial finds."""
+        """Return what it can't stop by design, in addition to what a trial finds."""
         ...
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:

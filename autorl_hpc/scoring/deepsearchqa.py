@@ -165,10 +165,10 @@ def _objects(text: str) -> tuple[list[_Found], bool]:
 
 
 def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
-    """Check that the verdict stands alone; otherwise it may be a quoted one beside the real one.
+    """Check that the text holds nothing but the verdict; otherwise it may be a quoted one next to the real one.
 
     Raises:
-        Unreadable: something else is beside it.
+        Unreadable: it holds something else.
     """
     if unread:
         raise Unreadable("something else in it is cut off or broken")

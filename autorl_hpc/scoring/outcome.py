@@ -146,5 +146,5 @@ class ByItem:
         ]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return no figures beside the mean."""
+        """Return no further figures."""
         return {}

@@ -109,7 +109,7 @@ class OwnScorer:
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return no figures beside the mean."""
+        """Return no further figures."""
         return {}
 
     def longest_s(self, calls: int, context: Context) -> float:

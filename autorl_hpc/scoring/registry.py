@@ -169,7 +169,7 @@ JUDGED: Mapping[str, Option] = {
     "judge_prompt_sha256": TEXT,
 }
 PLAYED: Mapping[str, Option] = {"max_prompt_tokens": Option("whole number", above=0)}
-"""Options of any recipe with `max_steps`, beside those of its environment."""
+"""Options of any recipe with `max_steps`, in addition to its environment's."""
 
 KNOWN: Mapping[str, Mapping[str, Option]] = {
     OWN_SCORER: {

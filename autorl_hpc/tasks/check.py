@@ -23,7 +23,7 @@ PAGE = "docs/adding-a-task.md shows one"
 
 
 def check_task(task: Task) -> None:
-    """Check everything that a task folder needs beside a readable task.yaml.
+    """Check everything that a task folder needs in addition to a readable task.yaml.
 
     Raises:
         AutorlError: the first missing or wrong thing, with file and field.

@@ -287,7 +287,7 @@ class SmithFolder:
 
     @property
     def exposed(self) -> list[str]:
-        """Files that agents get beside the data.
+        """Files that agents get in addition to the data.
 
         Raises:
             AutorlError: see `exposed_names`.

@@ -65,10 +65,8 @@ class Worker:
         self._sleep_after_s = 0.0
         self._asleep = False
         self._holds: tuple[str, str] | None = None  # folder and content hash
-        self._greedy: tuple[dict[str, Any], dict[int, Any]] = (
-            {},
-            {},
-        )  # the current sampling, and its parameters by token limit
+        # The current sampling, and its parameters by token limit.
+        self._greedy: tuple[dict[str, Any], dict[int, Any]] = ({}, {})
         self._steps = 0
         self._last_sent = self._last_work = time.monotonic()
 

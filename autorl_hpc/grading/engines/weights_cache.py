@@ -54,7 +54,7 @@ READ_BYTES = 8 * 1024 * 1024
 """Bytes per read: large enough for shared file systems, and still in the processor's cache when hashed."""
 
 MAX_READERS = 8
-"""Reader threads. The hashing (1 to 2 GB/s a core) is what profits."""
+"""Reader threads. They share the hashing, which runs at 1 to 2 GB/s per core."""
 
 MEMORY_SHARE = 8
 """The default cache size is the usable memory divided by this."""
